@@ -269,7 +269,7 @@ class Processes(Protocol):
         """The live nodes, in order of id. Raises Unavailable."""
 
     async def names(self) -> list[str]:
-        """Every host process there is, whoever made it, in order."""
+        """All host processes, whichever controller made them, in order."""
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
         """Start a process (on that node or nowhere) and return its node's id when it is ready.
@@ -281,12 +281,12 @@ class Processes(Protocol):
         """What a process says of itself, as soon as it has started."""
 
     async def serve(self, name: str, slot: str, timeout: int) -> Unknown | None:
-        """Tell a process that waits which slot it serves. Raises Unavailable if it serves another one."""
+        """Tell a standby process which slot it serves. Raises Unavailable if it serves another one."""
 
     async def start(
         self, name: str, kind: str, actor: str, settings: dict[str, Any], timeout: int
     ) -> Address | Unknown:
-        """Start an actor in a process. Raises what its start raises."""
+        """Start an actor in a process. Raises the errors of its start."""
 
     async def stop(self, name: str, actor: str, timeout: int) -> Unknown | None:
         """End an actor of a process; fine if it is not there."""

@@ -45,6 +45,6 @@ class RepeatedEnds:
             del self._by_reason[next(iter(self._by_reason))]
 
     def alarm(self, now: int) -> str:
-        """What an operator is told, in one line; empty if no reason came up often enough."""
+        """The alarm for an operator, in one line; empty if no reason came often enough."""
         recent = [ends for ends in self._by_reason.values() if now - ends.last < WITHIN_MS and ends.count >= SAME_ENDS]
         return "; ".join(f"it has ended {ends.count} times for the same reason: {ends.text}" for ends in recent)

@@ -40,7 +40,7 @@ class ReplicationAuditor:
                 self._ports.log("replication_waits", error=str(error))
 
     async def turn(self) -> None:
-        """Tell those who do not know, ask those who are not done. Raises SluiceErrors of the metadata."""
+        """Tell topics about lost bookies, and ask those that are not done. Raises SluiceErrors of the metadata."""
         lost = self._lost()
         if lost != self._told:
             self._ports.log("bookies_lost", lost=list(lost))
@@ -70,5 +70,5 @@ class ReplicationAuditor:
             self._remaining[key] = (address, reply.remaining)
 
     def under_replicated(self) -> int:
-        """Fragments that lack copies, as the topics said last; a topic that has not answered counts as one."""
+        """Fragments that lack copies, by the last answers of the topics; one without an answer counts as one."""
         return sum(remaining for _, remaining in self._remaining.values())

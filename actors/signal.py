@@ -36,7 +36,7 @@ class Signal:
         self._set = False
 
     async def wait(self, ports: Ports, milliseconds: int | None = None) -> bool:
-        """True once set; False after so many milliseconds. None waits without end."""
+        """Wait until it is set (True) or for a time in ms (False); None waits without end."""
         if self._set:
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

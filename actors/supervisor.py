@@ -92,7 +92,7 @@ class Supervisor:
         return self._running.get(key_of(kind, settings))
 
     def forget(self, entry: Running) -> None:
-        """It should run no more: nobody starts it again. Its process is not ended by this."""
+        """It is not started again. This does not end its process."""
         if self._running.get(entry.name) is entry:
             del self._running[entry.name]
 
@@ -100,7 +100,7 @@ class Supervisor:
         self._running.setdefault(entry.name, entry)
 
     async def end(self, kind: str, settings: dict[str, Any]) -> None:
-        """It should run no more, and ends."""
+        """End it, and do not start it again."""
         entry = self.find(kind, settings)
         if entry is not None:
             self.forget(entry)
@@ -112,7 +112,7 @@ class Supervisor:
         return self.failures.lost(self.ports.clock.monotonic())
 
     def problem_of(self, entry: Running) -> str:
-        """What an operator is told of an actor, in one line; empty if nothing is wrong with it."""
+        """An actor's problem for an operator, in one line; empty if there is none."""
         again = entry.ends.alarm(self.ports.clock.monotonic())
         return "; ".join(filter(None, (entry.problem or entry.refuses, again)))
 
@@ -126,7 +126,7 @@ class Supervisor:
         return self._running[key]
 
     async def ensure(self, entry: Running) -> Address:
-        """The address of an actor, started if need be. Raises what its start raises."""
+        """The address of an actor, which is started if necessary. Raises the errors of its start."""
         while entry.starting is not None:
             await entry.starting.wait(self.ports)
         if not entry.address:

@@ -49,7 +49,7 @@ class TopicCatalog:
             raise Conflict(f"topic {topic} exists with other settings")
 
     async def check_can_be_made(self, topic: str) -> None:
-        """Raises NotFound if the topic's namespace does not exist, unless the topic is there already."""
+        """Raises NotFound if neither the topic's namespace nor the topic exists."""
         try:
             await self._namespaces.check_exists(namespace_of(topic)[0])
         except NotFound:
@@ -70,7 +70,7 @@ class TopicCatalog:
         return record.number, settings
 
     async def replace(self, topic: str, number: int, settings: TopicSettings) -> None:
-        """Settings in the place of those of this version. Raises Unavailable if it is no longer the newest."""
+        """Replace the settings of this version. Raises Unavailable if it is not the newest any more."""
         if not await self._meta.create(_TOPICS + topic, number + 1, msgspec.json.encode(settings)):
             raise Unavailable(f"topic {topic!r} was changed by somebody else; ask again")
 
@@ -102,7 +102,7 @@ def check_settings(settings: TopicSettings, bookies: int) -> None:
 
 
 def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> None:
-    """Raises Invalid where a topic cannot be given so many partitions."""
+    """Raises Invalid if a topic cannot have this number of partitions."""
     if not settings.has_partitions and wanted.partitions != 1:
         raise Invalid(f"topic {topic} is not a partitioned topic: it keeps its one partition")
     if wanted.partitions < settings.partitions:

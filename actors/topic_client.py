@@ -29,7 +29,7 @@ class TopicClient:
         self.topic, self.partition = topic, partition
 
     async def owner(self) -> Address:
-        """Where its owner is said to be. Raises NotFound, Unavailable."""
+        """The owner's address. Raises NotFound, Unavailable."""
         return await self._directory.topic(self.topic, self.partition)
 
     async def ask(self, request: Request[R], timeout: int = CALL_TIMEOUT, *, to: Address = "") -> R:
@@ -55,7 +55,7 @@ class TopicClient:
         *,
         refused: Callable[[SluiceError], bool] = lambda error: isinstance(error, (Unavailable, Fenced)),
     ) -> R:
-        """The answer, however long that takes. refused: told of each refusal; False ends it by raising that."""
+        """The answer, however long it takes. refused: called with each refusal; if it returns False, that is raised."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
             try:

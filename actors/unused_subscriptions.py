@@ -32,7 +32,7 @@ class UnusedSubscriptions:
         self._ports, self._supervisor, self._changes = ports, supervisor, changes
 
     async def owners_of_unused(self, topic: str, subscription: str) -> dict[int, Address]:
-        """The owners by partition, if all of them say that it is unused; else none. Raises SluiceErrors.
+        """The owners by partition if all report that the subscription is unused, else none. Raises SluiceErrors.
 
         None while it changes: the owner of what is being deleted must not be started anew.
         """

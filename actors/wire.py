@@ -43,7 +43,7 @@ class Blob:
 
 
 def owned(data: Buffer) -> memoryview:
-    """A copy for a receiver that keeps it: what came from another process may lie in memory that all of them share.
+    """A copy for a receiver that keeps it, because data of another process may lie in shared memory.
 
     Its room is small, and needed for what is on its way.
     """

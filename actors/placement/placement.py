@@ -178,7 +178,7 @@ class Placement:
                 self._machines[slot] = addresses[process.node]
 
     def begin(self, now: int) -> None:
-        """A controller has asked who is there: of a cluster that ran before, the brokers that are missing were lost."""
+        """A controller has taken inventory. In a cluster that ran before, missing brokers count as lost."""
         self._lost_at = now
         if self.serving:
             self._lost |= {f"{BROKER}{number}": None for number in range(self._brokers)}
@@ -202,16 +202,16 @@ class Placement:
         return True
 
     def tell_found(self) -> list[Placed]:
-        """What was found to run, in order of address; each is told once."""
+        """The actors that were found running, in order of address; each is returned once."""
         found, self._found = sorted(self._found, key=lambda placed: placed[1]), []
         return found
 
     def found(self) -> list[Placed]:
-        """What was found to run and was not told yet."""
+        """The actors that were found running and not returned yet."""
         return list(self._found)
 
     def tell(self, placed: Placed) -> None:
-        """Somebody is told of this one."""
+        """This one is returned to its caller."""
         self._found.remove(placed)
 
     def forget(self, process: HostProcess, now: int) -> list[str]:

@@ -134,7 +134,7 @@ class Placer:
         self._tend()
 
     async def _found_late(self, slot: str, key: str) -> Address | None:
-        """Where an actor of this key runs of which the controller was not told; waits for the processes of its slot."""
+        """Where an actor of this key runs that the controller does not know; waits for the processes of its slot."""
         for done in [done for name, done in self._meeting.items() if stem(name) == slot]:
             await done.wait(self._ports)
         for placed in self._placement.found():
@@ -192,7 +192,7 @@ class Placer:
             return self._placement.serving[slot]
 
     async def _get_process(self, slot: str, machine: str | None, *, moves: HostProcess | None = None) -> None:
-        """Give a slot a process: the waiting one, else what is left of the others, else a new one.
+        """Give a slot a process: a standby one, or a shared one, or a new one.
 
         moves: the process in which it lodges now; then none that runs something already. What several brokers' slots
         lost at the same time is replaced one after the other: the first one's process can take the others in, and is
@@ -289,7 +289,7 @@ class Placer:
     # -- processes that wait ---------------------------------------------------------------------------------------
 
     def _refill(self, after: int) -> None:
-        """Let a process that waits be made, if there are too few, after so many milliseconds at the latest."""
+        """Let a standby process be made if there are too few, after a time (ms) at the latest."""
         if not self._placement.standby.refill(self._now(), after, self._placement.wanted()):
             return
         if self._filling:
@@ -304,7 +304,7 @@ class Placer:
             self._refill(self._times.again)
 
     async def _fill(self) -> None:
-        """Make what is wanted, one after the other."""
+        """Make the standby processes, one after the other."""
         standby = self._placement.standby
         try:
             while (due := standby.due(self._placement.wanted())) is not None:

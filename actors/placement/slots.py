@@ -68,7 +68,7 @@ def is_broker(slot: str) -> bool:
 
 
 def slot_for(kind: str, settings: dict[str, Any], brokers: int) -> str:
-    """The slot of an actor; there are so many of brokers."""
+    """The slot of an actor. brokers: the number of broker slots."""
     if kind == "bookie":
         return str(settings["bookie"])
     if kind == "gateway":

@@ -27,7 +27,7 @@ class Standby:
         return self._due if len(self.waiting) < wanted else None
 
     def refill(self, now: int, after: int, wanted: int) -> bool:
-        """Let the next one be made after so many milliseconds at the latest; False if that changes nothing."""
+        """Let the next one be made after a time (ms) at the latest; False if that changes nothing."""
         if len(self.waiting) >= wanted or (self._due is not None and self._due <= now + after):
             return False
         self._due = now + after

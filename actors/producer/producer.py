@@ -125,7 +125,7 @@ def cut(batch: StoredBatch, rows: npt.NDArray[np.int64]) -> list[tuple[StoredBat
 
 
 def _halves(group: list[Outgoing]) -> list[list[Outgoing]]:
-    """What may be published in two runs, in order; nothing if that cannot be told apart."""
+    """The parts that may be published as two runs, in order; none if it cannot be divided."""
     if len(group) > 1:
         middle = len(group) // 2
         return [group[:middle], group[middle:]]
@@ -210,7 +210,7 @@ class PartitionProducer:
         self._ports.spawn(self._work(), f"publish-{self._config.partition}")
 
     def send(self, outgoing: Outgoing) -> None:
-        """Queue a batch; `outgoing.done` tells its outcome. Never blocks."""
+        """Queue a batch; `outgoing.done` gets its outcome. Never blocks."""
         if self.closed is not None:
             outgoing.done(outgoing.rows, 0, self.closed)
             return
@@ -223,7 +223,7 @@ class PartitionProducer:
         await self._idle.wait(self._ports)
 
     def close(self, reason: SluiceError | None = None) -> None:
-        """Fail what is queued; further sends fail at once."""
+        """Fail queued batches; further sends fail at once."""
         self.closed = self.closed or reason or Fenced("the producer is closed")
         while self._queue:
             outgoing = self._queue.popleft()
@@ -237,7 +237,7 @@ class PartitionProducer:
         return None if self._entrance.access == "shared" else self._entrance.topic_epoch
 
     async def leave(self) -> None:
-        """Say that the producer is gone; whoever does not hear it will ask."""
+        """Tell the owner that the producer leaves; an owner that does not hear it will ask."""
         if self._address:
             request = CloseProducer(producer=self._config.name, incarnation=self._config.incarnation)
             with contextlib.suppress(SluiceError):

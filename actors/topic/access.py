@@ -64,16 +64,16 @@ class Access:
 
     @property
     def durable(self) -> Exclusivity:
-        """What the record is to say."""
+        """The durable part, for the record."""
         return Exclusivity(self.epoch, self.holder)
 
     @property
     def present(self) -> list[Holder]:
-        """The producers that are there."""
+        """The open producers."""
         return list(self._present.values())
 
     def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
-        """What becomes of a producer that wants to write. asked: who is in the way has been asked just now.
+        """Decides about a producer that wants to write. asked: those that hold the topic were asked just now.
 
         Raises Conflict if the partition is somebody else's, ProducerFenced if it was this producer's and is not any
         more, or cannot be.
@@ -103,7 +103,7 @@ class Access:
         return Admit()
 
     def in_line(self, incarnation: str) -> bool:
-        """Whether a producer waits, and so was told that it does."""
+        """Whether a producer waits (and so was told to)."""
         return incarnation in self._line
 
     def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
@@ -150,7 +150,7 @@ class Access:
         return ended
 
     def leave(self, incarnation: str) -> bool:
-        """A producer is gone, or waits no more; whether it had been there."""
+        """A producer leaves or stops waiting. Returns whether it was open."""
         if incarnation in self._line:
             self._put_out.append(incarnation)  # what it asked may still be under way
         if self.holder is not None and self.holder.incarnation == incarnation:

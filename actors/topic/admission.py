@@ -74,16 +74,16 @@ class Admission:
         return msgspec.structs.replace(record, exclusivity=self._access.durable)
 
     def over(self) -> None:
-        """The partition takes no more messages: its producers leave. Who is not reached learns it by sending."""
+        """The partition takes no more messages, so its producers leave. Those not reached learn it when they send."""
         self._tell_all(self._access.present, "over")
 
     def leave(self, incarnation: str) -> None:
-        """A producer is gone, or waits no more."""
+        """A producer leaves or stops waiting."""
         if self._access.leave(incarnation):
             self._left.set()
 
     async def _look_after(self, holders: list[Holder]) -> None:
-        """Forget those who are not there any more."""
+        """Forget producers that are gone."""
         for home in sorted({holder.home for holder in holders}):
             mine = [holder for holder in holders if holder.home == home]
             there = await self._ask(home, mine)

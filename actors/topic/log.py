@@ -326,7 +326,7 @@ class PartitionLog:
         )
 
     def _closed(self, record: PartitionRecord) -> PartitionRecord:
-        """The record with the open ledger closed where its writer stands; an empty one is left out of the chain."""
+        """The record with the open ledger closed at its writer's end; an empty ledger is left out of the chain."""
         writer = self._writer
         if writer is None:
             return record
@@ -426,7 +426,7 @@ class PartitionLog:
         self.wake()
 
     def forget(self, ledgers: list[int]) -> None:
-        """Drop what is remembered of trimmed ledgers, and let readers see the new beginning."""
+        """Drop cached data of trimmed ledgers, and let readers see the new beginning."""
         self.tail.drop_ledgers(ledgers)
         for ledger in ledgers:
             self.tables.pop(ledger, None)

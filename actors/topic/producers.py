@@ -90,7 +90,7 @@ class KnownProducer:
     recent: deque[StoredRun] = field(default_factory=lambda: deque(maxlen=REMEMBERED_RUNS))
 
     def place(self, first: int, count: int) -> Published:
-        """Where stored sequences are; ledger 0 when that is no longer remembered."""
+        """The place of stored sequences; ledger 0 when it is forgotten."""
         for run in self.recent:
             if run.first <= first and first + count <= run.first + run.count:
                 entry = run.first_entry + first - run.first
@@ -126,7 +126,7 @@ class Producers:
         return producer
 
     def end(self, name: str, incarnation: str) -> None:
-        """This incarnation writes no more."""
+        """This incarnation has stopped writing."""
         producer = self._known.get(name)
         if producer is not None and producer.session and producer.incarnation == incarnation:
             producer.replaced.append(incarnation)
@@ -160,7 +160,7 @@ class Producers:
     def judge(
         producer: KnownProducer, first: int, count: int, follows: int | None = None
     ) -> StoreNow | Stored | Join | NotYet | Tail:
-        """What is to be done with sequences first .. first+count-1.
+        """Decides about sequences first .. first+count-1.
 
         follows: the producer will never send anything between it and `first` (again).
         """
@@ -188,7 +188,7 @@ class Producers:
         return pending
 
     def confirm(self, name: str, first: int, count: int, ledger: int, first_entry: int) -> Pending | None:
-        """The run is confirmed at its place; returns who waited for it."""
+        """The run is confirmed at its place; returns the publish that waited for it."""
         producer = self._known.setdefault(name, KnownProducer())
         producer.stored = max(producer.stored, first + count - 1)
         producer.pushed = max(producer.pushed, producer.stored)
@@ -208,7 +208,7 @@ class Producers:
             self._known[name] = producer
 
     def snapshot(self, now: int) -> dict[str, ProducerRecord]:
-        """What is confirmed, for the record; long silent producers are forgotten on the way."""
+        """The confirmed state for the record; producers that were silent for long are forgotten."""
         for name in [name for name, producer in self._known.items() if self._forgettable(producer, now)]:
             del self._known[name]
         return {

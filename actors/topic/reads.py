@@ -74,7 +74,7 @@ class LogReads:
         self._coming: dict[tuple[int, int], Signal] = {}
 
     def close(self) -> None:
-        """Forget what was read, and keep nothing any more."""
+        """Forget cached runs, and cache no more."""
         self._old.close()
 
     # -- where things are --------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class LogReads:
     # -- index columns -----------------------------------------------------------------------------------------------
 
     async def index(self, request: ReadIndex) -> IndexRead:
-        """What is there from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
+        """The index from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
         resume = max(request.start, self._log.record.trimmed_before)
         reply = IndexRead(runs=[], resume=resume, last_confirmed=self._log.last_confirmed)
         budget = _Budget(request.limit, request.max_bytes, MAX_ANSWER_BYTES)
@@ -237,7 +237,7 @@ class LogReads:
         return Blob(owned(data)) if blob.handle is None else Blob(handle=blob.handle, size=blob.size)
 
     async def rows(self, positions: Positions) -> RowIndex:
-        """Index columns of single messages; what was trimmed is left out.
+        """Index columns of single messages; trimmed ones are left out.
 
         Raises Unavailable for what is not known here. The consumer that asks holds it, so it is confirmed: this owner
         was replaced and does not know it, and must not say that there is nothing.
@@ -411,7 +411,7 @@ class LogReads:
         self.unreadable.fine(lost.ledger, lost.run)
 
     def forget(self, ledgers: list[int]) -> None:
-        """Drop what is remembered of trimmed ledgers."""
+        """Drop cached runs of trimmed ledgers."""
         self._old.drop_ledgers(ledgers)
         self.unreadable.forget(ledgers)
         for ledger in ledgers:

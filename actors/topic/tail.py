@@ -61,7 +61,7 @@ class CacheRoom:
         self._caches.remove(cache)
 
     def count(self, change: int) -> None:
-        """A cache holds so many bytes more; caches give way if these are too many."""
+        """A cache has grown by a number of bytes; caches give way if there are too many."""
         self.bytes += change
         while change > 0 and self.bytes > self._limit:
             largest = max(self._caches, key=lambda cache: cache.bytes)
@@ -98,7 +98,7 @@ class RunCache:
         self._count(run, 1)
 
     def give_way(self, count: int) -> None:
-        """Forget the oldest runs, of so many bytes at the least, or all."""
+        """Forget the oldest runs, of at least this number of bytes, or all."""
         until = self.bytes - count
         while self._runs and self.bytes > until:
             self._count(self._runs.popitem(last=False)[1], -1)

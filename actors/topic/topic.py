@@ -116,7 +116,7 @@ class Topic(Actor):
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the partition over; the log is recovered in the background. Raises Fenced if a newer owner is there."""
+        """Take the partition over; the log is recovered in the background. Raises Fenced if there is a newer owner."""
         await self._log.take()
         self.ports.spawn(self._recover(), "recover")
 
@@ -176,7 +176,7 @@ class Topic(Actor):
     # -- producers ---------------------------------------------------------------------------------------------------
 
     async def on_open_producer(self, request: OpenProducer) -> ProducerOpened:
-        """Register a producer; what it sent before is settled first, so that last_sequence is exact."""
+        """Register a producer; its earlier messages are settled first, so that last_sequence is exact."""
         await self._ready()
         if not request.resumes:
             self._termination.check()
@@ -198,7 +198,7 @@ class Topic(Actor):
         return ProducerOpened(session=session, last_sequence=stored, epoch=epoch, topic_epoch=exclusive)
 
     async def on_close_producer(self, request: CloseProducer) -> Done:
-        """A producer with a home is gone; whoever waits for it goes on."""
+        """A producer with a home leaves; producers that wait for it go on."""
         await self._ready()
         self._admission.leave(request.incarnation)
         return Done()

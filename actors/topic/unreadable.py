@@ -160,7 +160,7 @@ class GivingUp:
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: bookie {bookie} has it")
 
     async def _check_answers(self, ledger: LedgerRecord, bookie: str, error: SluiceError) -> None:
-        """Raises Unavailable if a bookie is away: it may come back with what is to be given up."""
+        """Raises Unavailable if a bookie is away, because it may come back with a copy."""
         if bookie in self._log.lost_bookies:
             return
         try:

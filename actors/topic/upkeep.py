@@ -162,7 +162,7 @@ class Upkeep:
                 self._leftovers.setdefault(bookie, []).append(ledger.id)
 
     async def _forget(self, timeout: int = DELETE_TIMEOUT) -> None:
-        """Tell the bookies of deleted ledgers; one that does not answer is asked again in the next round."""
+        """Tell the bookies about deleted ledgers; one that does not answer is told again in the next round."""
         for bookie in list(self._leftovers):
             ledgers = self._leftovers.pop(bookie, [])
             if not ledgers:

@@ -32,7 +32,7 @@ class LogExtent:
             self._ledgers, self.last = dict(ends.ledgers), ends.last
 
     def end_of(self, at: int) -> int:
-        """The last position in the ledger of this one; below it if this one does not exist, or is kept no more."""
+        """The last position in the ledger of this one; it is lower if this one does not exist or was trimmed."""
         ledger = ledger_of(at)
         if ledger not in self._ledgers:
             return -1

@@ -32,13 +32,13 @@ class MachinePorts(Protocol):
         """Listen there; 0 is any free port. Returns the number. Raises Unavailable if another program has the port."""
 
     def chosen(self, scheme: str) -> int:
-        """The number that an earlier gateway of this machine has told; 0 if there is none."""
+        """The port that an earlier gateway of this machine chose; 0 if there was none."""
 
     def tell(self, scheme: str, port: int) -> None:
         """Publish for the command line where clients connect; 0: nowhere, because another program has the port."""
 
     def close(self) -> None:
-        """Listen no more, and let others claim. Idempotent."""
+        """Stop listening, and let others claim the ports. Idempotent."""
 
 
 class PortHolder:

@@ -34,7 +34,7 @@ class Seeks:
         return target if known == reader else None
 
     def arrived(self, number: int, start: int | None) -> None:
-        """It is there again and goes on at `start`. A seek to somewhere else came later, and is kept."""
+        """The reader is back and goes on at `start`. A later seek to another place is kept."""
         if (known := self._targets.get(number)) is not None and known[1] == start:
             del self._targets[number]
 

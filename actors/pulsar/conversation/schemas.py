@@ -156,7 +156,7 @@ class Schemas:
         return [_meaning(await self._encoded_of(topic, version)) for version in wanted]
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
-        """The version of a schema that is there. Raises NotFound, Invalid, Unavailable."""
+        """The version of a registered schema. Raises NotFound, Invalid, Unavailable."""
         versions = await self._read(topic)
         place = _place_of(_listed(_encoded(schema)), versions)
         if place is None:

@@ -52,12 +52,12 @@ def full_name(topic: str, partition: int | None = None) -> str:
 
 
 def topics_in(space: str, topics: Mapping[str, TopicSettings]) -> dict[str, TopicSettings]:
-    """Those of a namespace, which stands like `public/default`."""
+    """The topics of a namespace, which is written like `public/default`."""
     return {name: settings for name, settings in topics.items() if namespace_of(name)[0] == space}
 
 
 def listed(topics: Mapping[str, TopicSettings], space: str) -> dict[str, TopicSettings]:
-    """Those of a namespace for who asks by HTTP. Raises NotFound if it has none and is not the first one."""
+    """The topics of a namespace for HTTP. Raises NotFound if it has none and is not the default one."""
     found = topics_in(space, topics)
     if not found and space != TENANT_NAMESPACE:
         raise NotFound(f"there is no namespace {space[:80]!r}: it is there when a topic is in it")

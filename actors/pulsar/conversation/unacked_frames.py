@@ -74,7 +74,7 @@ class UnackedFrames:
             self._recount()
 
     def _recount(self) -> None:
-        """Some positions were sent again: their tables have them no more."""
+        """Some positions were sent again, so their earlier tables do not have them any more."""
         tables, left = np.unique(np.array(list(self._numbers.values())) >> _BITS, return_counts=True)
         counted = dict(zip(tables.tolist(), left.tolist(), strict=True))
         self._tables = {number: table for number, table in self._tables.items() if number in counted}
@@ -90,7 +90,7 @@ class UnackedFrames:
         return Piece(table.part, int(table.firsts[row]), int(table.counts[row]), table.places.get(row))
 
     def pop(self, position: int) -> None:
-        """This piece, which is there, is at the client no more."""
+        """Remove a piece, which must be here: the client does not have it any more."""
         self._done(self._numbers.pop(position) >> _BITS, 1)
 
     def _done(self, number: int, many: int) -> None:

@@ -141,7 +141,7 @@ class WireConsumer:
         return not self.closed and await self._alive()
 
     def read_so_far(self) -> dict[str, Any]:
-        """How far a reader is, for people; empty for a consumer, of which the owner of its subscription tells."""
+        """A reader's position, for people; empty for a consumer, whose subscription's owner reports it."""
         if not isinstance(self._part, LogReader):
             return {}
         return {
@@ -159,7 +159,7 @@ class WireConsumer:
             await self._part.close()
 
     def flow(self, permits: int) -> None:
-        """The client has room for so many more messages; it gets no more than are reasonable at once."""
+        """The client has room for more messages; it never gets more than a reasonable number at once."""
         self.permits += permits
         self._grant()
         if self._whole is not None and self._whole.ready:
@@ -171,14 +171,14 @@ class WireConsumer:
         self._want(min(self.permits, MOST_GRANTED) - here)
 
     def _want(self, messages: int) -> None:
-        """Let so many be on their way."""
+        """Set how many messages may be on their way."""
         more = messages - self._granted
         if more > 0:
             self._granted += more
             self._part.grant(more)
 
     def subscribed(self) -> None:
-        """The client knows that it is subscribed: now it can be told whether it is the active consumer."""
+        """The client knows that it is subscribed, so it can learn whether it is the active consumer."""
         self._subscribed = True
         self._tell_active()
         if self._ended:
@@ -313,7 +313,7 @@ class WireConsumer:
     # -- back -----------------------------------------------------------------------------------------------------
 
     async def acknowledge(self, ids: list[Any], *, cumulative: bool) -> list[int]:
-        """The client is done with these. What it was sent is said at once; the rest is looked up first.
+        """The client acknowledges these ids. Those it was sent are passed on at once; others are looked up first.
 
         Returns the positions that may stand for more messages than is known here; of those the first is acknowledged.
         Raises Unavailable if one cannot be looked up now.
@@ -364,7 +364,7 @@ class WireConsumer:
         return unsure
 
     def _done(self, rows: Rows, *, cumulative: bool) -> None:
-        """The client is done with these positions (ascending), whoever was sent them."""
+        """The client acknowledges these positions (ascending), whichever consumer was sent them."""
         self._part.acknowledge_positions(rows)
         if cumulative and len(rows):
             self._acknowledge_up_to(int(rows[-1]))
@@ -474,7 +474,7 @@ class WireConsumer:
         self._lost(self)
 
     async def close(self) -> None:
-        """Leave; what is still held goes to the others in order."""
+        """Leave; messages that are still held go to the others in order."""
         if self.closed:
             return
         self.closed = True

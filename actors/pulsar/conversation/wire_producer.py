@@ -108,7 +108,7 @@ class WireProducer:
 
     @property
     def topic_epoch(self) -> int | None:
-        """What a client that has the topic to itself is told; None to others."""
+        """The topic epoch for a client with exclusive access; None for others."""
         return self._part.topic_epoch
 
     def send(self, sends: list[Send], size: int) -> None:
@@ -162,7 +162,7 @@ class WireProducer:
         self._refused, self.ready = True, False
 
     def _is_new(self, send: Send) -> bool:
-        """Whether a frame is to be stored. One that is stored has its receipt, behind those of what came earlier.
+        """Whether a frame must be stored. A stored one gets its receipt, behind those of earlier frames.
 
         Raises MalformedCommand.
         """
@@ -209,7 +209,7 @@ class WireProducer:
         self._part.send(Outgoing(batch, first, np.arange(count), done, only_end=self._deduplicate))
 
     def _published(self, run: Run, place: Published) -> None:
-        """Who reads the partition here need not ask for what was published here."""
+        """Readers of the partition at this gateway need not ask for runs that were published here."""
         if not place.duplicate and self._gateway.is_read(self.place.topic, self.place.partition):
             self._gateway.decoded.add(published_run(place.ledger, place.first_entry, run))
 
@@ -220,7 +220,7 @@ class WireProducer:
         return self._numbered(self._numbers.last, sends.table.num_rows)
 
     def _numbered(self, last: int, count: int) -> int:
-        """The sequence of the first of so many rows at the topic. last: with deduplication that of the last one."""
+        """The topic's sequence of the first of these rows. last: with deduplication, that of the last row."""
         if self._deduplicate:
             return last + 1 - count
         first, self._next = self._next, self._next + count
@@ -257,7 +257,7 @@ class WireProducer:
         return done
 
     def _done(self, size: int, error: SluiceError | None) -> None:
-        """Sends of so many bytes have their outcome."""
+        """Sends with this number of bytes have their outcome."""
         self._settled(size)
         self._answer()
         if isinstance(error, Fenced) and not self.closed:
@@ -325,7 +325,7 @@ class WireProducer:
         return not self.closed and await self._alive()
 
     def close(self) -> None:
-        """Send no more; what is on its way may still be stored."""
+        """Stop sending; messages on their way may still be stored."""
         if not self.closed:
             self.closed = True
             self._part.close()

@@ -61,12 +61,12 @@ class LogReader:
         self._ports.spawn(self._run(), f"read-{self._place.partition}")
 
     def grant(self, permits: int) -> None:
-        """So many more messages may be handed out."""
+        """Allow more messages to be handed out."""
         self._permits += permits
         self._signal.set()
 
     def lease_over(self) -> bool:
-        """Never: there is no lease."""
+        """A reader has no lease."""
         return False
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
@@ -75,7 +75,7 @@ class LogReader:
         self._tell_end()
 
     def _tell_end(self) -> None:
-        """The topic was terminated and everything in it was read and acknowledged: say so once."""
+        """Report once that the topic was terminated and that everything was read and acknowledged."""
         if self._over and not self._knows_end and not any(one.open.any() for one in self._handed):
             self._knows_end = True
             self._told(self._place.partition, Event(kind="end_of_topic"))
