@@ -63,6 +63,8 @@ class Outgoing:
     with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted them.
     single: its messages were sent one by one, so one that is refused says nothing about the others; `done` is then
     called for some of the rows at a time, in order.
+    divide: of what was sent in several pieces, the same in two, in order; one that may not be stored says nothing about
+    the others. None where it was sent as one.
     only_end: of its sequences the last one counts, and there are MAX_RUN_MESSAGES of its own up to that: what is queued
     before it and is so too may be stored under the sequences right before its own.
     """
@@ -74,6 +76,7 @@ class Outgoing:
     size: int | None = None
     only_end: bool = False
     single: bool = False
+    divide: Callable[[], list[Outgoing]] | None = None
 
     @property
     def bytes(self) -> int:
@@ -130,6 +133,8 @@ def _halves(group: list[Outgoing]) -> list[list[Outgoing]]:
         middle = len(group) // 2
         return [group[:middle], group[middle:]]
     whole = group[0]
+    if whole.divide is not None:
+        return [[half] for half in whole.divide()]
     count = len(whole.batch)
     if not whole.single or count < 2:
         return []

@@ -64,6 +64,21 @@ class Sends:
     def __len__(self) -> int:
         return len(self.sequence)
 
+    def halves(self) -> tuple[Sends, Sends]:
+        """The same in two, in order; of at least two frames."""
+        middle = len(self) // 2
+        rows, size = int(self.rows[:middle].sum()), self.size * middle // len(self)
+        return (
+            Sends(self.sequence[:middle], self.highest[:middle], self.rows[:middle], self.table.slice(0, rows), size),
+            Sends(
+                self.sequence[middle:],
+                self.highest[middle:],
+                self.rows[middle:],
+                self.table.slice(rows),
+                self.size - size,
+            ),
+        )
+
     def receipts(self, producer: int, partition: int) -> bytes:
         """The answers to all of them."""
         place: list[Field]

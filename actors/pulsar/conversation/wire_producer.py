@@ -33,8 +33,9 @@ from actors.pulsar.codec.send_decoder import Group, Send, decode_sends, refuse, 
 from actors.pulsar.codec.vectorized_decoder import Sends
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
-from actors.pulsar.conversation.sequence_spans import MOST_SEQUENCE, Numbers, last_complete, span_of
+from actors.pulsar.conversation.sequence_spans import MOST_SEQUENCE, Numbers, end_of, last_complete, span_of
 from actors.pulsar.conversation.topic_names import TopicPartition
+from storage.batch import StoredBatch
 from storage.errors import Conflict, Fenced, SluiceError
 from storage.frame import Run
 from storage.position import entry_of, ledger_of
@@ -125,12 +126,33 @@ class WireProducer:
             share = left if number == len(groups) else size // len(groups)
             left -= share
             first = self._numbered(group.sends[-1].span[1], len(group.batch))
-            done = self._outcome(group.sends, share)
-            rows = np.arange(len(group.batch))
-            self._part.send(Outgoing(group.batch, first, rows, done, only_end=self._has_only_end(group)))
+            self._part.send(self._outgoing(group, first, share))
         if not groups:
             self._settled(size)
         self._answer()
+
+    def _outgoing(self, group: Group, first: int, size: int) -> Outgoing:
+        """Frames that are published together. first: the sequence of their first row at the topic."""
+
+        def divide() -> list[Outgoing]:
+            sends, batch = group.sends, group.batch
+            middle = len(sends) // 2
+            rows, part = sum(send.rows for send in sends[:middle]), size * middle // len(sends)
+            ahead, behind = (
+                Group(sends[:middle], batch.slice(0, rows)),
+                Group(sends[middle:], batch.slice(rows, len(batch))),
+            )
+            first_ahead = sends[middle - 1].span[1] + 1 - rows if self._deduplicate else first
+            return [self._outgoing(ahead, first_ahead, part), self._outgoing(behind, first + rows, size - part)]
+
+        return Outgoing(
+            group.batch,
+            first,
+            np.arange(len(group.batch)),
+            self._outcome(group.sends, size),
+            only_end=self._has_only_end(group),
+            divide=divide if len(group.sends) > 1 else None,
+        )
 
     def _decoded(self, sends: list[Send]) -> list[Group]:
         now = self._gateway.ports.clock.now()
@@ -192,8 +214,12 @@ class WireProducer:
     def send_abreast(self, sends: Sends) -> None:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
-        first, count = self._first_of(sends), sends.table.num_rows
+        first = self._first_of(sends)
         batch = run_of(sends.table, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=first)
+        self._part.send(self._outgoing_abreast(sends, batch, first))
+
+    def _outgoing_abreast(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
+        """The same as `_outgoing`."""
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             sends.settled, sends.first = True, first
@@ -206,7 +232,26 @@ class WireProducer:
                 self._gateway.recent.keep(first, sends.rows, sends.bodies)
             self._done(sends.size, error)
 
-        self._part.send(Outgoing(batch, first, np.arange(count), done, only_end=self._deduplicate))
+        def divide() -> list[Outgoing]:
+            ahead, behind = sends.halves()
+            at, rows = self._waiting.index(sends), ahead.table.num_rows
+            self._waiting[at] = behind
+            self._waiting.insert(at, ahead)
+            last = max(int(ahead.sequence[-1]), int(ahead.highest[-1]))
+            first_ahead = end_of(last) + 1 - rows if self._deduplicate else first
+            return [
+                self._outgoing_abreast(ahead, batch.slice(0, rows), first_ahead),
+                self._outgoing_abreast(behind, batch.slice(rows, len(batch)), first + rows),
+            ]
+
+        return Outgoing(
+            batch,
+            first,
+            np.arange(len(batch)),
+            done,
+            only_end=self._deduplicate,
+            divide=divide if len(sends) > 1 else None,
+        )
 
     def _published(self, run: Run, place: Published) -> None:
         """Readers of the partition at this gateway need not ask for runs that were published here."""

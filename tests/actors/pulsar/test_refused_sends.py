@@ -108,28 +108,50 @@ def test_a_damaged_chunk_stops_those_behind_it() -> None:
     deduplicated(scenario)
 
 
-def test_what_the_topic_refuses_stops_what_is_behind_it() -> None:
-    """The topic says no when the runs behind that one are under way already."""
+def late(clients: Clients, number: int) -> bytes:
+    """A SEND of one message that the topic refuses: it is delayed by too much."""
+    due = clients.broker.ports.clock.now() + 60_000
+    return batch_frame(0, number, [(b"k", number)], now=1, due=due, by_key=False)
 
-    async def scenario(clients: Clients, wire: Wire) -> None:
-        late = batch_frame(0, 5, [(b"k", 5)], now=1, due=clients.broker.ports.clock.now() + 60_000, by_key=False)
-        for one in (frame(4), late, frame(6)):
+
+@pytest.mark.parametrize("gathered", [False, True], ids=["one by one", "in one read"])
+@pytest.mark.parametrize("first", [4, 40], ids=["few", "many"])
+def test_what_the_topic_refuses_stops_what_is_behind_it(first: int, gathered: bool) -> None:
+    """The topic says no when the runs behind that one are under way already. What is before it is stored."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        frames = [*map(frame, range(first)), late(clients, first), frame(first + 1)]
+        for one in [b"".join(frames)] if gathered else frames:
             wire.write(one)
             await clients.broker.quiet(1)
         await clients.broker.until(lambda: bool(clients.ended))
-        refused = [number for number, error in clients.answered["c0"] if error is not None]
-        assert 5 in refused
+        fine: list[tuple[int, int | None]] = [(number, None) for number in range(first)]
+        assert clients.answered["c0"] == [*fine, (first, ServerError.CHECKSUM)]
         await clients.producer(wire, "till", SHARED)
-        wire.write(frame(5) + frame(6))
-        await clients.broker.until(lambda: clients.answered["c0"][-1] == (6, None))
-        await stored(clients, *sorted({4, 5, 6} - ({4} & {*refused})))
+        wire.write(frame(first) + frame(first + 1))
+        await clients.broker.until(lambda: clients.answered["c0"][-1] == (first + 1, None))
+        await stored(clients, *range(first + 2))
 
-    async def play(clients: Clients) -> None:
+    with_gateways(scenario, topic=TOPIC | {"max_delay_ms": 1_000})
+
+
+@pytest.mark.parametrize("count", [5, 50], ids=["few", "many"])
+@pytest.mark.parametrize("refused", [{0}, {3}, {2, 4}])
+def test_what_the_topic_refuses_fails_alone(refused: set[int], count: int) -> None:
+    """Without deduplication. The frames were read at once, and are published together."""
+
+    async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])
         await clients.producer(wire, "till", SHARED)
-        await scenario(clients, wire)
+        wire.write(b"".join(late(clients, n) if n in refused else frame(n) for n in range(count)))
+        await clients.broker.until(lambda: len(clients.answered["c0"]) == count)
+        said = dict(clients.answered["c0"])
+        assert said == {number: ServerError.CHECKSUM if number in refused else None for number in range(count)}
+        await stored(clients, *(number for number in range(count) if number not in refused))
 
-    with_gateways(play, topic=TOPIC | {"max_delay_ms": 1_000})
+    with_gateways(scenario, topic={"max_delay_ms": 1_000})
 
 
 def test_a_mark_in_the_midst_of_chunks_is_not_complete() -> None:
