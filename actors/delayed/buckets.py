@@ -26,7 +26,7 @@ from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import tracked
 from storage.delayed.entries import NEVER, Entries, Mask, Times
 from storage.delayed.live import BucketState
-from storage.errors import Invalid, SluiceError
+from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.position import Positions
 
@@ -46,18 +46,15 @@ class BucketTracker(CoreTracker):
         self,
         ports: Ports,
         *,
-        topic: str,
-        partition: int,
-        subscription: str,
+        objects: BucketObjects,
+        manifest: ManifestStore,
         settings: SubscriptionSettings,
         changed: Callable[[], None],
-        owner_epoch: int,
-        manifest: ManifestStore,
         look_ahead_ms: int = LOOK_AHEAD_MS,
         under_readers: bool = False,
     ) -> None:
         super().__init__(settings.delayed_delivery_tick_time_millis)
-        self._objects = BucketObjects(ports, topic, partition, subscription)
+        self._objects = objects
         self._bucket_set = BucketSet(ports, self._core, self._objects, manifest, changed, look_ahead_ms)
         self._sealer = Sealer(
             self._bucket_set,
@@ -69,8 +66,6 @@ class BucketTracker(CoreTracker):
         self._loader = Loader(
             self._bucket_set, lambda lost: self._maintenance.kick() if lost else self._maintenance.arm()
         )
-        if manifest.epoch != owner_epoch:
-            raise Invalid(f"the manifest was opened for epoch {manifest.epoch}, the owner has epoch {owner_epoch}")
         self._maintenance = BucketMaintenance(
             self._bucket_set,
             self._sealer,

@@ -14,6 +14,7 @@ from typing import Any
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import ManifestStore, manifest_key
+from actors.delayed.objects import BucketObjects
 from actors.delayed.retry import REFUSALS
 from actors.delayed.shared import NAME, SharedIndex
 from actors.ports import Ports
@@ -96,12 +97,9 @@ class IndexOwner:
     def _make(self, epoch: int) -> BucketTracker:
         return BucketTracker(
             self._ports,
-            topic=self._topic,
-            partition=self._partition,
-            subscription=NAME,
+            objects=BucketObjects(self._ports, self._topic, self._partition, NAME),
+            manifest=ManifestStore(self._ports, self._key, epoch),
             settings=self._index.settings,
             changed=self._index.changed,
-            owner_epoch=epoch,
-            manifest=ManifestStore(self._ports, self._key, epoch),
             under_readers=True,
         )

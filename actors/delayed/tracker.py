@@ -19,6 +19,7 @@ from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
 from actors.delayed.leftovers import Leftovers
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
+from actors.delayed.objects import BucketObjects
 from actors.delayed.retry import REFUSALS
 from actors.delayed.shared import SharedIndex, SharedView
 from actors.messages import SubscriptionSettings
@@ -145,13 +146,10 @@ async def make_tracker(
     def make() -> BucketTracker:
         return BucketTracker(
             ports,
-            topic=topic,
-            partition=partition,
-            subscription=subscription,
+            objects=BucketObjects(ports, topic, partition, subscription),
+            manifest=ManifestStore(ports, key, owner_epoch),
             settings=settings,
             changed=changed,
-            owner_epoch=owner_epoch,
-            manifest=ManifestStore(ports, key, owner_epoch),
             look_ahead_ms=look_ahead_ms,
         )
 

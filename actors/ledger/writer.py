@@ -43,12 +43,20 @@ class Append:
     senders: int = 0
 
 
-class LedgerWriter:
-    """Appends to an open ledger.
-
-    save_fragment makes a new fragment durable in the metadata (raises Fenced if it cannot); confirmed is called with
-    runs in order; stored is called once a run needs no more bytes in hand; lost when a newer owner has the ledger.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterCallbacks:
+    """save_fragment makes a new fragment durable in the metadata (raises Fenced if it cannot); on_confirmed is called
+    with runs in order; on_stored once a run needs no more bytes in hand; on_lost when a newer owner has the ledger.
     """
+
+    save_fragment: Callable[[int, Fragment], Awaitable[None]]
+    on_confirmed: Callable[[list[Append]], None]
+    on_stored: Callable[[Append], None]
+    on_lost: Callable[[str], None]
+
+
+class LedgerWriter:
+    """Appends to an open ledger."""
 
     def __init__(
         self,
@@ -56,20 +64,13 @@ class LedgerWriter:
         bookies: Bookies,
         ledger: LedgerRecord,
         epoch: int,
-        *,
-        save_fragment: Callable[[int, Fragment], Awaitable[None]],
-        confirmed: Callable[[list[Append]], None],
-        stored: Callable[[Append], None],
-        lost: Callable[[str], None],
+        callbacks: WriterCallbacks,
     ) -> None:
         self._ports = ports
         self._bookies = bookies
         self.ledger_id = ledger.id
         self._epoch = epoch
-        self._save_fragment = save_fragment
-        self._confirmed = confirmed
-        self._stored = stored
-        self._lost = lost
+        self._callbacks = callbacks
         self.state = WriteState(ledger.quorum, ledger.fragments[-1].bookies)
         self._appends: dict[int, Append] = {}
         self._failed: list[str] = []
@@ -188,13 +189,13 @@ class LedgerWriter:
         """Let the bytes go when the run is confirmed and no copy is still being made."""
         run = append.pending.run
         if append.senders == 0 and run <= self.state.confirmed_run and self._appends.pop(run, None) is not None:
-            self._stored(append)
+            self._callbacks.on_stored(append)
 
     def _tell(self, confirmed: list[PendingRun]) -> None:
         if not confirmed:
             return
         appends = [self._appends[pending.run] for pending in confirmed]
-        self._confirmed(appends)
+        self._callbacks.on_confirmed(appends)
         for append in appends:
             self._settle(append)
         if not len(self.state):
@@ -226,7 +227,7 @@ class LedgerWriter:
                 fragment = self.state.begin_change(failed, healthy)
                 if fragment is None:
                     return
-                await self._save_fragment(self.ledger_id, fragment)
+                await self._callbacks.save_fragment(self.ledger_id, fragment)
                 if self._over():
                     return
                 self._ports.log("ensemble_change", ledger=self.ledger_id, run=fragment.first_run, to=fragment.bookies)
@@ -248,4 +249,4 @@ class LedgerWriter:
     def _stop(self, reason: str) -> None:
         if not self.closed:
             self.close()
-            self._lost(reason)
+            self._callbacks.on_lost(reason)

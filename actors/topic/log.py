@@ -28,7 +28,7 @@ from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
 from actors.ledger.record import Fragment, GivenUp, LedgerRecord, LedgerState, PartitionRecord
 from actors.ledger.recovery_op import recover_ledger
 from actors.ledger.run_offsets import RunOffsets
-from actors.ledger.writer import Append, LedgerWriter
+from actors.ledger.writer import Append, LedgerWriter, WriterCallbacks
 from actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from actors.ports import Ports
 from actors.signal import Signal
@@ -68,8 +68,7 @@ class PartitionLog:
         self,
         ports: Ports,
         bookies: Bookies,
-        topic: str,
-        partition: int,
+        metadata: PartitionMetadata,
         settings: TopicSettings,
         producers: Producers,
         lost: Callable[[str], None],
@@ -91,7 +90,7 @@ class PartitionLog:
         self._waiters: list[Signal] = []
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
-        self.metadata = PartitionMetadata(ports, topic, partition, lost)
+        self.metadata = metadata
         self.tail = RunCache(TAIL_BYTES, room)
         self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
@@ -304,9 +303,17 @@ class PartitionLog:
         self.open_bytes = 0
         self.tables[opened.id] = RunOffsets()
         self._writer = LedgerWriter(
-            self._ports, self.bookies, opened, self.epoch, save_fragment=self._save_fragment,
-            confirmed=self._confirmed, stored=self._stored, lost=self._lost,
-        )  # fmt: skip
+            self._ports,
+            self.bookies,
+            opened,
+            self.epoch,
+            WriterCallbacks(
+                save_fragment=self._save_fragment,
+                on_confirmed=self._confirmed,
+                on_stored=self._stored,
+                on_lost=self._lost,
+            ),
+        )
 
     def _check(self) -> None:
         if self.stopped:

@@ -23,6 +23,7 @@ from actors.cutting import cut_read
 from actors.delayed.owner import IndexOwner
 from actors.delayed.shared import SharedIndex
 from actors.ledger.bookies import Bookies
+from actors.ledger.partition_metadata import PartitionMetadata
 from actors.messages import (
     AcceptLoss,
     BacklogSize,
@@ -102,7 +103,8 @@ class Topic(Actor):
         self.settings = settings
         self._producers = Producers()
         known = Bookies(ports, bookies)
-        self._log = PartitionLog(ports, known, topic, partition, settings, self._producers, self._halt, room)
+        metadata = PartitionMetadata(ports, topic, partition, self._halt)
+        self._log = PartitionLog(ports, known, metadata, settings, self._producers, self._halt, room)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log, room)
         self._termination = Termination(ports, self._log)

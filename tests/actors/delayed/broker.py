@@ -14,6 +14,7 @@ import numpy as np
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import ManifestStore, manifest_key
+from actors.delayed.objects import BucketObjects
 from actors.messages import SubscriptionSettings
 from storage.delayed.core import tracked
 from storage.errors import Fenced
@@ -82,13 +83,10 @@ class Broker:
         ports = self.life.ports
         self.tracker = BucketTracker(
             ports,
-            topic=TOPIC,
-            partition=PARTITION,
-            subscription=SUBSCRIPTION,
+            objects=BucketObjects(ports, TOPIC, PARTITION, SUBSCRIPTION),
+            manifest=ManifestStore(ports, KEY, epoch),
             settings=settings,
             changed=self._changed,
-            owner_epoch=epoch,
-            manifest=ManifestStore(ports, KEY, epoch),
             look_ahead_ms=look_ahead_ms,
         )
         self._read = -1

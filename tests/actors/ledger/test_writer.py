@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.ledger.record import Fragment, LedgerRecord, LedgerState
-from actors.ledger.writer import Append, LedgerWriter
+from actors.ledger.writer import Append, LedgerWriter, WriterCallbacks
 from actors.messages import AddRun, DeleteLedgers
 from actors.wire import Blob, Request
 from storage.errors import Fenced, InvariantViolation
@@ -27,9 +27,14 @@ class Writing:
         self.lost: list[str] = []
         self.save_error: Fenced | None = None
         self.writer = LedgerWriter(
-            lab.ports, lab.bookies, ledger, 1, save_fragment=self.save, confirmed=self.note, stored=self.done,
-            lost=self.lost.append,
-        )  # fmt: skip
+            lab.ports,
+            lab.bookies,
+            ledger,
+            1,
+            WriterCallbacks(
+                save_fragment=self.save, on_confirmed=self.note, on_stored=self.done, on_lost=self.lost.append
+            ),
+        )
 
     async def save(self, ledger_id: int, fragment: Fragment) -> None:
         """The metadata."""
