@@ -9,6 +9,7 @@ from tests.hygiene.source import FUNCTIONS, PACKAGES, ROOT, Module, modules, tra
 
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 50
+MOST_CONSTRUCTOR_PARAMETERS = 7
 ONE_SUBJECT: dict[str, str] = {
     "actors/dispatcher/takeover.py:take_over": "its order says what must be durable before what, and is seen whole",
 }
@@ -38,6 +39,33 @@ def test_no_function_is_too_long() -> None:
         and f"{module.path}:{node.name}" not in ONE_SUBJECT
     ]
     assert long == []
+
+
+def constructors(module: Module) -> list[tuple[str, int]]:
+    """Each class of a file that has a constructor of its own, with how many parameters that takes besides `self`."""
+    return [
+        (
+            kind.name,
+            len([*taken.posonlyargs, *taken.args, *taken.kwonlyargs, *filter(None, (taken.vararg, taken.kwarg))]) - 1,
+        )
+        for kind in ast.walk(module.tree)
+        if isinstance(kind, ast.ClassDef)
+        for function in kind.body
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__"
+        for taken in (function.args,)
+    ]
+
+
+def test_no_constructor_takes_too_much() -> None:
+    """What belongs together is one object: a config, a context, the callbacks."""
+    found = [(one.path, name, count) for one in modules(*PACKAGES) for name, count in constructors(one)]
+    assert len(found) > 100
+    assert [one for one in found if one[2] > MOST_CONSTRUCTOR_PARAMETERS] == []
+
+
+def test_parameters_of_every_kind_are_counted() -> None:
+    text = "class A:\n    def __init__(self, a, /, b, *c, d=1, **e): ...\nclass B:\n    def other(self, a): ...\n"
+    assert constructors(Module("x.py", text, ast.parse(text))) == [("A", 5)]
 
 
 def test_no_drawer_for_everything() -> None:

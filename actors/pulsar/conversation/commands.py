@@ -149,17 +149,7 @@ class CommandHandlers:
         )
         self._check_free(asked.producer_id)
         made = WireProducer(
-            self._g,
-            place,
-            asked.producer_id,
-            name,
-            write=self._c.write,
-            fenced=self._c.fenced,
-            settled=self._c.settled,
-            alive=self._c.answers,
-            fails_by=self._c.fails_by,
-            deduplicate=deduplicate,
-            entrance=entrance,
+            self._g, self._c, place, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
         )
         self._c.add_producer(made, asked, entrance.access)
         try:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -49,33 +50,42 @@ def stored_name(name: str) -> str:
     return f"pulsar.{name}" if plain else f"pulsar.{hashlib.sha256(name.encode()).hexdigest()}"
 
 
-class WireProducer:
-    """One producer of one connection.
-
-    write: sends bytes to the client. fenced: told when another one has taken its place. settled: told with the number
-    of bytes of each group of sends that has its outcome. alive: whether the client shows a sign of life soon. fails_by:
-    Pulsar's code that makes this client fail a message.
+class ProducerSession(Protocol):
+    """The connection of a producer, as the producer sees it. fails_by: Pulsar's code that makes this client fail a
+    message.
     """
+
+    fails_by: int
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client."""
+
+    def settled(self, size: int) -> None:
+        """Sends of so many bytes have their outcome."""
+
+    def fenced(self, producer: WireProducer) -> None:
+        """Another one has taken its place."""
+
+    async def answers(self) -> bool:
+        """Whether the client shows a sign of life soon."""
+
+
+class WireProducer:
+    """One producer of one connection."""
 
     def __init__(
         self,
         gateway: Gateway,
+        session: ProducerSession,
         place: TopicPartition,
         number: int,
         name: str,
         *,
-        write: Callable[[bytes], None],
-        fenced: Callable[[WireProducer], None],
-        settled: Callable[[int], None],
-        alive: Callable[[], Awaitable[bool]],
-        fails_by: int = ServerError.NOT_ALLOWED,
-        deduplicate: bool = False,
         entrance: Entrance,
+        deduplicate: bool = False,
     ) -> None:
-        self._gateway = gateway
+        self._gateway, self._session = gateway, session
         self.place, self.number, self.name = place, number, name
-        self._write, self._fenced, self._settled, self._alive = write, fenced, settled, alive
-        self._fails_by = fails_by
         self._waiting: deque[Send | Sends] = deque()
         self.incarnation = gateway.fresh("gateway")
         self._part = PartitionProducer(
@@ -115,7 +125,7 @@ class WireProducer:
     def send(self, sends: list[Send], size: int) -> None:
         """Frames of one read. size: their bytes."""
         if self._refused:
-            self._settled(size)
+            self._session.settled(size)
             return
         taken, groups = self._without_duplicates(sends) if self._deduplicate else (sends, self._decoded(sends))
         self._waiting.extend(taken)
@@ -128,7 +138,7 @@ class WireProducer:
             first = self._numbered(group.sends[-1].span[1], len(group.batch))
             self._part.send(self._outgoing(group, first, share))
         if not groups:
-            self._settled(size)
+            self._session.settled(size)
         self._answer()
 
     def _outgoing(self, group: Group, first: int, size: int) -> Outgoing:
@@ -224,7 +234,7 @@ class WireProducer:
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             sends.settled, sends.first = True, first
             if self._is_dropped(sends, error):
-                self._settled(sends.size)
+                self._session.settled(sends.size)
                 return
             if error is not None:
                 sends.error = (code_of(error), str(error))
@@ -288,7 +298,7 @@ class WireProducer:
     def _outcome(self, sends: list[Send], size: int) -> Callable[[np.ndarray, int, SluiceError | None], None]:
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             if self._is_dropped(sends[-1], error):
-                self._settled(size)
+                self._session.settled(size)
                 return
             for send in sends:
                 send.settled = True
@@ -303,10 +313,10 @@ class WireProducer:
 
     def _done(self, size: int, error: SluiceError | None) -> None:
         """Sends with this number of bytes have their outcome."""
-        self._settled(size)
+        self._session.settled(size)
         self._answer()
         if isinstance(error, Fenced) and not self.closed:
-            self._fenced(self)
+            self._session.fenced(self)
 
     def _answer(self) -> None:
         """Receipts, and refusals, of all sends whose turn it is."""
@@ -315,9 +325,9 @@ class WireProducer:
             sends = self._waiting.popleft()
             frames.append(self._receipt(sends) if isinstance(sends, Send) else self._receipts(sends))
         if frames and not self.closed:
-            self._write(b"".join(frames))
+            self._session.write(b"".join(frames))
         if self._refused and not self._waiting and not self.closed:
-            self._fenced(self)
+            self._session.fenced(self)
 
     def _receipts(self, sends: Sends) -> bytes:
         if sends.error is None:
@@ -327,7 +337,7 @@ class WireProducer:
     def _refusal(self, sequence: int, error: tuple[int, str]) -> bytes:
         code, text = error
         if code == ServerError.NOT_ALLOWED:
-            code = self._fails_by
+            code = self._session.fails_by
         refusal = {"producer_id": self.number, "sequence_id": sequence, "error": code, "message": text}
         return encode(command("send_error", **refusal))
 
@@ -353,7 +363,7 @@ class WireProducer:
 
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
-        self._fenced(self)
+        self._session.fenced(self)
 
     async def come_again(self) -> None:
         """Take nothing more, and send the client away when all that was taken has its outcome.
@@ -364,10 +374,10 @@ class WireProducer:
             self.ready = False
             await self.flush()
             if not self.closed:
-                self._fenced(self)
+                self._session.fenced(self)
 
     async def answers(self) -> bool:
-        return not self.closed and await self._alive()
+        return not self.closed and await self._session.answers()
 
     def close(self) -> None:
         """Stop sending; messages on their way may still be stored."""
