@@ -59,19 +59,19 @@ class CommandHandlers:
     """The requests of one connection that need a question to another actor: one method for each command."""
 
     def __init__(self, session: ClientSession) -> None:
-        self._c = session
-        self._g = session.gateway
+        self._session = session
+        self._gateway = session.gateway
 
     def refused(self, name: str, request: int, error: SluiceError) -> bool:
         """Answer where the protocol has an answer of its own for refusals; False where ERROR is the one."""
         code, text = code_of(error), str(error)[:MOST_TEXT]
         if name == "partition_metadata":
             answer = {"request_id": request, "response": FAILED, "error": code, "message": text}
-            self._c.say("partition_metadata_answer", **answer)
+            self._session.say("partition_metadata_answer", **answer)
         elif name == "lookup":
-            self._c.say("lookup_answer", request_id=request, response=LOOKUP_FAILED, error=code, message=text)
+            self._session.say("lookup_answer", request_id=request, response=LOOKUP_FAILED, error=code, message=text)
         elif name in ("get_schema", "put_schema", "consumer_stats"):
-            self._c.say(f"{name}_answer", request_id=request, error=code, message=text)
+            self._session.say(f"{name}_answer", request_id=request, error=code, message=text)
         else:
             return False
         return True
@@ -81,14 +81,14 @@ class CommandHandlers:
     async def connect(self, asked: Any) -> None:
         """CONNECT: who is this?"""
         identity: ClientIdentity | None = None
-        if self._c.certified and asked.auth_method_name == BY_CERTIFICATE:
-            identity = Certified(self._c.certified)
-        elif self._g.authenticate is not None:
+        if self._session.certified and asked.auth_method_name == BY_CERTIFICATE:
+            identity = Certified(self._session.certified)
+        elif self._gateway.authenticate is not None:
             try:
-                identity = await self._g.authenticate(asked.auth_method_name, asked.auth_data)
+                identity = await self._gateway.authenticate(asked.auth_method_name, asked.auth_data)
             except Invalid as error:
                 raise CommandRefused(ServerError.AUTHENTICATION, str(error)) from None
-        self._c.greet(asked, identity)
+        self._session.greet(asked, identity)
 
     async def partition_metadata(self, asked: Any) -> None:
         """How many partitions a topic has; it is made if it is new."""
@@ -96,80 +96,80 @@ class CommandHandlers:
         topic, partition = split_name(asked.topic)
         if partition is None:
             making = self._making(asked.allow_creation)
-            settings = await settings_of(self._g.directory, topic, create=making, now=True)
+            settings = await settings_of(self._gateway.directory, topic, create=making, now=True)
             count = settings.partitions if settings.has_partitions else 0
         else:
-            await find_place(self._g.directory, asked.topic, create=None)
-        self._c.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
+            await find_place(self._gateway.directory, asked.topic, create=None)
+        self._session.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
         """Which broker serves a topic: this one, whichever it is. It listens under no other name."""
         if asked.listener:
             raise CommandRefused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
-        await settings_of(self._g.directory, topic, create=self._making(partition is None))
-        urls = {"url": self._g.url, "url_tls": self._g.url_tls}
+        await settings_of(self._gateway.directory, topic, create=self._making(partition is None))
+        urls = {"url": self._gateway.url, "url_tls": self._gateway.url_tls}
         known = {name: url for name, url in urls.items() if url}
-        self._c.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
+        self._session.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
 
     def _making(self, wanted: bool = True) -> Namespaces | None:
         """Where a topic that is not there is made, if it is."""
-        return self._g.namespaces if wanted else None
+        return self._gateway.namespaces if wanted else None
 
     async def topics_of(self, asked: Any) -> None:
         """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
         names: list[str] = []
-        known = await self._g.directory.ask_controller(ListTopics())
+        known = await self._gateway.directory.ask_controller(ListTopics())
         if asked.mode != NON_PERSISTENT:
             names = full_names(topics_in(asked.namespace, known.topics))
-        self._c.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
+        self._session.say("topics_of_answer", request_id=asked.request_id, topics=names, filtered=False, changed=True)
 
     # -- producers ------------------------------------------------------------------------------------------------
 
     async def producer(self, asked: Any) -> None:
         """PRODUCER: one more on a partition."""
-        known = self._c.producers.get(asked.producer_id)
+        known = self._session.producers.get(asked.producer_id)
         if known is not None and known.ready:
             await self._produce(asked, known)
             return
         self._check_free(asked.producer_id)
-        self._c.check_room("producers")
-        place = await find_place(self._g.directory, asked.topic, create=self._making())
-        await self._g.backlogs.check(place.topic, place.partition)
-        name = asked.producer_name or self._g.fresh("sluice")
-        deduplicate = (await self._g.directory.settings(place.topic)).deduplication_enabled
+        self._session.check_room("producers")
+        place = await find_place(self._gateway.directory, asked.topic, create=self._making())
+        await self._gateway.backlogs.check(place.topic, place.partition)
+        name = asked.producer_name or self._gateway.fresh("sluice")
+        deduplicate = (await self._gateway.directory.settings(place.topic)).deduplication_enabled
         _check_access(asked)
         waiting = {"request_id": asked.request_id, "producer_name": name, "producer_ready": False}
         entrance = Entrance(
-            self._g.ports.me,
+            self._gateway.ports.me,
             ACCESS_MODES[asked.access_mode],
             asked.topic_epoch if asked.HasField("topic_epoch") else None,
             again=bool(asked.epoch) and not asked.user_provided_name,
-            waits=partial(self._c.waits, **waiting),
+            waits=partial(self._session.waits, **waiting),
         )
         self._check_free(asked.producer_id)
         made = WireProducer(
-            self._g, self._c, place, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
+            self._gateway, self._session, place, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
         )
-        self._c.add_producer(made, asked, entrance.access)
+        self._session.add_producer(made, asked, entrance.access)
         try:
             await made.open()
-            if self._c.closed:
+            if self._session.closed:
                 made.close()
                 return
             if asked.initial_subscription:
                 first = check_name("subscription", quoted(asked.initial_subscription))
                 settings = SubscriptionSettings(type="shared", initial_position="earliest")
-                await self._g.directory.dispatcher(place.topic, place.partition, first, settings)
+                await self._gateway.directory.dispatcher(place.topic, place.partition, first, settings)
             await self._produce(asked, made)
         except SluiceError:
             made.close()
-            self._c.remove_producer(made)
+            self._session.remove_producer(made)
             raise
 
     def _check_free(self, number: int) -> None:
         """Raises CommandRefused for the id of a producer that this connection has: none takes another's place."""
-        if number in self._c.producers:
+        if number in self._session.producers:
             raise _opening("producer")
 
     async def _produce(self, asked: Any, producer: WireProducer) -> None:
@@ -177,13 +177,13 @@ class CommandHandlers:
         if producer.topic_epoch is not None:
             own = {"topic_epoch": producer.topic_epoch}
         if asked.HasField("schema"):
-            version = await self._g.schemas.put(topic, asked.schema)
+            version = await self._gateway.schemas.put(topic, asked.schema)
         else:
-            await self._g.schemas.check_writer(topic)
+            await self._gateway.schemas.check_writer(topic)
         if producer.closed:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, "the producer lost its place meanwhile; ask again")
         producer.told = True
-        self._c.say(
+        self._session.say(
             "producer_success",
             request_id=asked.request_id,
             producer_name=producer.name,
@@ -195,64 +195,64 @@ class CommandHandlers:
 
     async def close_producer(self, asked: Any) -> None:
         """CLOSE_PRODUCER: after everything it sent has its receipt."""
-        producer = self._c.producers.get(asked.producer_id)
+        producer = self._session.producers.get(asked.producer_id)
         if producer is not None:
             await producer.flush()
             producer.close()
-            self._c.remove_producer(producer)
-        self._c.say("success", request_id=asked.request_id)
+            self._session.remove_producer(producer)
+        self._session.say("success", request_id=asked.request_id)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, asked: Any) -> None:
         """SUBSCRIBE: one more consumer, or a reader."""
-        if (known := self._c.consumers.get(asked.consumer_id)) is not None:
+        if (known := self._session.consumers.get(asked.consumer_id)) is not None:
             if known.opened:
-                self._c.say("success", request_id=asked.request_id)
+                self._session.say("success", request_id=asked.request_id)
                 return
             raise _opening("consumer")
-        self._c.check_room("consumers")
+        self._session.check_room("consumers")
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise CommandRefused(ServerError.NOT_ALLOWED, "compaction is not offered")
-        place = await find_place(self._g.directory, asked.topic, create=self._making(asked.force_topic_creation))
+        place = await find_place(self._gateway.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
-            await self._g.schemas.check_reader(place.topic, asked.schema)
+            await self._gateway.schemas.check_reader(place.topic, asked.schema)
         wanted = await self._wanted(asked, place)
         if wanted.start is not None and asked.type == EXCLUSIVE:
             await self._wait_alone(place, wanted.subscription)
         await self._moved(place, wanted.subscription)
-        here = self._c
+        here = self._session
         if asked.consumer_id in here.consumers:
             raise _opening("consumer")
         made = WireConsumer(
-            self._g, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
+            self._gateway, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )
-        self._c.add_consumer(made, asked)
+        self._session.add_consumer(made, asked)
         if asked.HasField("consumer_epoch"):
             made.epoch = asked.consumer_epoch
         try:
             await made.open()
         except SluiceError as error:
-            self._c.remove_consumer(made)
+            self._session.remove_consumer(made)
             if isinstance(error, Conflict | Invalid) and asked.key_shared.mode == STICKY:
                 raise CommandRefused(ServerError.CONSUMER_ASSIGN, str(error)) from None
             raise
-        if self._c.closed:
+        if self._session.closed:
             await made.close()
         if made.closed:
             raise CommandRefused(
                 ServerError.SERVICE_NOT_READY, "the consumer lost its place meanwhile; subscribe again"
             )
-        self._c.seeks.arrived(asked.consumer_id, wanted.start)
-        self._c.say("success", request_id=asked.request_id)
+        self._session.seeks.arrived(asked.consumer_id, wanted.start)
+        self._session.say("success", request_id=asked.request_id)
         made.subscribed()
 
     async def _wait_alone(self, place: TopicPartition, name: str) -> None:
         """Readers of one name keep each other out where they meet, as long as the earlier one's client is there."""
 
         def readers() -> list[ConsumerHere]:
-            here = self._g.consumers.get((place.topic, name), [])
+            here = self._gateway.consumers.get((place.topic, name), [])
             return [one for one in here if one.is_reader and not one.closed and one.place.partition == place.partition]
 
         while earlier := readers():
@@ -262,7 +262,7 @@ class CommandHandlers:
     async def _wanted(self, asked: Any, place: TopicPartition) -> Asked:
         if not 0 <= asked.type < len(TYPES):
             raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
-        name = asked.consumer_name or self._g.fresh("consumer")
+        name = asked.consumer_name or self._gateway.fresh("consumer")
         if not asked.subscription:  # clients know it by this code, which is Pulsar's for it
             raise CommandRefused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
         subscription, start = check_name("subscription", quoted(asked.subscription)), None
@@ -285,10 +285,10 @@ class CommandHandlers:
 
     async def _start(self, asked: Any, place: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
-        if (sought := self._c.seeks.start(asked.consumer_id, (place.topic, place.partition, name))) is not None:
+        if (sought := self._session.seeks.start(asked.consumer_id, (place.topic, place.partition, name))) is not None:
             return sought
         if asked.start_rollback_seconds:
-            since = max(self._g.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
+            since = max(self._gateway.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
             return (await self._ask_owner(place, None, FindTime(time=since))).position
         if asked.HasField("start_message_id"):
             return await self._at(asked.start_message_id, place)
@@ -305,24 +305,24 @@ class CommandHandlers:
         return position(ledger, min(max(entry, 0), MAX_ENTRY)) if ledger > 0 else EARLIEST
 
     async def _ask_owner(self, place: TopicPartition, subscription: str | None, request: Request[R]) -> R:
-        ask = partial(self._g.directory.ask_owner, timeout=ASK_MS, patience=PATIENCE_MS)
+        ask = partial(self._gateway.directory.ask_owner, timeout=ASK_MS, patience=PATIENCE_MS)
         return await ask(place.topic, place.partition, subscription, request)
 
     def _consumer(self, number: int) -> WireConsumer:
-        found = self._c.consumers.get(number)
+        found = self._session.consumers.get(number)
         if found is None:
             raise CommandRefused(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {number}")
         return found
 
     async def close_consumer(self, asked: Any) -> None:
         """CLOSE_CONSUMER: what it holds goes to the others, after what it acknowledged before is said."""
-        self._c.seeks.forget(asked.consumer_id)
-        consumer = self._c.consumers.get(asked.consumer_id)
+        self._session.seeks.forget(asked.consumer_id)
+        consumer = self._session.consumers.get(asked.consumer_id)
         if consumer is not None:
             await consumer.looked_up()
-            self._c.remove_consumer(consumer)
-            await self._c.leave(consumer)
-        self._c.say("success", request_id=asked.request_id)
+            self._session.remove_consumer(consumer)
+            await self._session.leave(consumer)
+        self._session.say("success", request_id=asked.request_id)
 
     async def unsubscribe(self, asked: Any) -> None:
         """UNSUBSCRIBE: the last consumer of a subscription ends it, on every partition.
@@ -335,16 +335,16 @@ class CommandHandlers:
         if not asked.force and not consumer.is_reader and (await self._stats(consumer))["consumersCount"] > 1:
             raise CommandRefused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
         await consumer.close()
-        self._c.remove_consumer(consumer)
-        if not consumer.is_reader and not self._g.consumers.get(key):
+        self._session.remove_consumer(consumer)
+        if not consumer.is_reader and not self._gateway.consumers.get(key):
             try:
                 remove = RemoveSubscription(topic=key[0], subscription=key[1], force=asked.force)
-                await self._g.directory.ask_controller(remove)
+                await self._gateway.directory.ask_controller(remove)
             except NotFound:
                 pass
             except Invalid as error:
                 raise CommandRefused(ServerError.CONSUMER_BUSY, str(error)) from None
-        self._c.say("success", request_id=asked.request_id)
+        self._session.say("success", request_id=asked.request_id)
 
     # -- positions ------------------------------------------------------------------------------------------------
 
@@ -358,11 +358,11 @@ class CommandHandlers:
         else:
             target = await self._at(asked.message_id, place)
         if consumer.is_reader:
-            self._c.seeks.remember(consumer.number, (place.topic, place.partition, name), target)
-            self._c.send_away(consumer)
+            self._session.seeks.remember(consumer.number, (place.topic, place.partition, name), target)
+            self._session.send_away(consumer)
         else:
             await self._seek_all(place, name, target)
-        self._c.say("success", request_id=asked.request_id)
+        self._session.say("success", request_id=asked.request_id)
 
     async def _seek_all(self, place: TopicPartition, subscription: str, target: int) -> None:
         """Consumers leave before the subscription moves: who had to be sent away would be waited for.
@@ -370,23 +370,23 @@ class CommandHandlers:
         They are told afterwards, and until then nobody subscribes.
         """
         await self._moved(place, subscription)
-        done = self._g.moving[place.topic, place.partition, subscription] = Signal()
-        everyone = self._g.consumers.get((place.topic, subscription), [])
+        done = self._gateway.moving[place.topic, place.partition, subscription] = Signal()
+        everyone = self._gateway.consumers.get((place.topic, subscription), [])
         here = [other for other in everyone if other.place.partition == place.partition]
         try:
             for other in here:
                 await other.close()
             await self._ask_owner(place, subscription, Seek(message_id=show(target)))
         finally:
-            del self._g.moving[place.topic, place.partition, subscription]
+            del self._gateway.moving[place.topic, place.partition, subscription]
             done.set()
             for other in here:
                 other.come_back()
 
     async def _moved(self, place: TopicPartition, subscription: str) -> None:
         """Wait until no seek of the subscription is under way: another may begin as soon as one ends."""
-        while (moving := self._g.moving.get((place.topic, place.partition, subscription))) is not None:
-            await moving.wait(self._g.ports)
+        while (moving := self._gateway.moving.get((place.topic, place.partition, subscription))) is not None:
+            await moving.wait(self._gateway.ports)
 
     async def get_last_id(self, asked: Any) -> None:
         """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
@@ -401,33 +401,33 @@ class CommandHandlers:
         answer = {"last": {**last, "partition": consumer.place.told}}
         if consumer.asked.start is not None:
             answer["mark_delete"] = _before(consumer.asked.start, ends, last)
-        self._c.say("last_id_answer", request_id=asked.request_id, **answer)
+        self._session.say("last_id_answer", request_id=asked.request_id, **answer)
 
     # -- schemas and statistics -----------------------------------------------------------------------------------
 
     async def get_schema(self, asked: Any) -> None:
         """GET_SCHEMA: a version, or the newest."""
         topic, _ = split_name(asked.topic)
-        schema, version = await self._g.schemas.get(topic, asked.version)
-        self._c.say("get_schema_answer", request_id=asked.request_id, schema=schema, version=version)
+        schema, version = await self._gateway.schemas.get(topic, asked.version)
+        self._session.say("get_schema_answer", request_id=asked.request_id, schema=schema, version=version)
 
     async def put_schema(self, asked: Any) -> None:
         """GET_OR_CREATE_SCHEMA: the version of a schema."""
         topic, _ = split_name(asked.topic)
-        version = await self._g.schemas.put(topic, asked.schema)
-        self._c.say("put_schema_answer", request_id=asked.request_id, version=version)
+        version = await self._gateway.schemas.put(topic, asked.schema)
+        self._session.say("put_schema_answer", request_id=asked.request_id, version=version)
 
     async def consumer_stats(self, asked: Any) -> None:
         """CONSUMER_STATS: what the broker knows of a consumer."""
         consumer = self._consumer(asked.consumer_id)
         answer = {} if consumer.is_reader else {"backlog": int((await self._stats(consumer))["msgBacklog"])}
-        self._c.say(
+        self._session.say(
             "consumer_stats_answer",
             request_id=asked.request_id,
             consumer_name=unquoted(consumer.asked.name),
             available_permits=max(consumer.permits, 0),
             unacked=consumer.unacknowledged(),
-            address=self._c.link.peer,
+            address=self._session.link.peer,
             type=TYPES[TYPES.index(consumer.asked.settings.type)].title(),
             **answer,
         )

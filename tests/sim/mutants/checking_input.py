@@ -99,8 +99,8 @@ CHECKING_INPUT: list[Mutant] = [
     Mutant(
         name="a subscription waits for one seek only",
         module="actors.pulsar.conversation.commands",
-        old="        while (moving := self._g.moving",
-        new="        if (moving := self._g.moving",
+        old="        while (moving := self._gateway.moving",
+        new="        if (moving := self._gateway.moving",
         world=GATEWAY,
         test=AT_ONCE,
     ),

@@ -18,7 +18,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a reader that closes leaves its seek",
         module="actors.pulsar.conversation.commands",
-        old="        self._c.seeks.forget(asked.consumer_id)\n",
+        old="        self._session.seeks.forget(asked.consumer_id)\n",
         new="",
         world=GATEWAY,
         test=f"{READER_SEEKS}::test_a_reader_that_closes_leaves_no_seek",
