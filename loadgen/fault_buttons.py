@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.chaos import Chaos, Victim
-from loadgen.fault_injector import Breaker
+from loadgen.fault_injector import FaultInjector
 from loadgen.faults import Fault
 from loadgen.kinds import KINDS
 from storage.errors import Conflict, Invalid, SluiceError
@@ -30,10 +30,12 @@ class Page:
     announce: Callable[[str], None]
 
 
-class Pressing:
+class FaultButtons:
     """One run as the panel sees it. phase: what the run is doing, in words. enough: stops the publishers."""
 
-    def __init__(self, breaker: Breaker, chaos: Chaos, phase: Callable[[], str], enough: Callable[[], None]) -> None:
+    def __init__(
+        self, breaker: FaultInjector, chaos: Chaos, phase: Callable[[], str], enough: Callable[[], None]
+    ) -> None:
         self._breaker, self._chaos, self._phase, self._enough = breaker, chaos, phase, enough
         self._victims: list[Victim] = []
         self._looked = float("-inf")

@@ -20,7 +20,7 @@ from storage.errors import Conflict
 _EVERY_S = 0.005
 
 
-class Breaker:
+class FaultInjector:
     """The faults of one flood. loaded: their load has begun; ended: it is over."""
 
     def __init__(self, chaos: Chaos, faults: list[Fault], latest: Latest, *, in_acts: bool) -> None:

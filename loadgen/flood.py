@@ -32,10 +32,10 @@ from loadgen.chaos import Chaos, ClusterProcesses, plan
 from loadgen.consume import ConsumeJob
 from loadgen.display import Display, FloodProgress, make_display
 from loadgen.effects import PATIENCE_S
-from loadgen.fault_buttons import Page, Pressing
-from loadgen.fault_injector import Breaker
+from loadgen.fault_buttons import FaultButtons, Page
+from loadgen.fault_injector import FaultInjector
 from loadgen.faults import Fleet, Spawn, processes_needed
-from loadgen.fork_server import Nursery
+from loadgen.fork_server import ForkServer
 from loadgen.guard import (
     StallGuard,
     broker_folder,
@@ -150,8 +150,8 @@ class Helpers:
     def __init__(self, folder: Path, options: FloodOptions, *, spawn: Spawn | None = None, spark: Any = None) -> None:
         self._spark = spark
         self._start = None if spark else SparkStart(folder / "spark", cores=options.cores)
-        self._nursery = None if spawn else Nursery()
-        self.spawn: Spawn = spawn or self._nursery  # type: ignore[assignment]
+        self._fork_server = None if spawn else ForkServer()
+        self.spawn: Spawn = spawn or self._fork_server  # type: ignore[assignment]
 
     @property
     def spark(self) -> Any:
@@ -164,8 +164,8 @@ class Helpers:
     def __exit__(self, *_: object) -> None:
         if self._start is not None:
             self._start.close()
-        if self._nursery is not None:
-            self._nursery.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
 
 
 class Flood:
@@ -217,7 +217,7 @@ class Flood:
             chaos = Chaos(fleet, processes, client, self._topic, SUBSCRIPTION, options)
             stack.callback(chaos.close)
             sampler = Sampler(client, self._topic, SUBSCRIPTION, self._clock)
-            breaker = Breaker(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
+            breaker = FaultInjector(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
             self._show_page(stack, breaker, chaos, publish)
             with self._phase("starting consumers", "consumers"):
                 fleet.begin(options.consumers, 0, READY_FOR_A_PERSON if self._page else 0)
@@ -256,12 +256,12 @@ class Flood:
         share = int(rate / options.consumers / 2) if rate and options.in_acts else options.receiver_queue_size
         return max(min(share, options.receiver_queue_size), options.partitions * _LEAST_QUEUE)
 
-    def _show_page(self, stack: contextlib.ExitStack, breaker: Breaker, chaos: Chaos, job: PublishJob) -> None:
+    def _show_page(self, stack: contextlib.ExitStack, breaker: FaultInjector, chaos: Chaos, job: PublishJob) -> None:
         if self._page is None:
             return
         from cluster.watch.panel import Admin, Panel
 
-        pressing = Pressing(breaker, chaos, lambda: self._progress.phase, job.enough.touch)
+        pressing = FaultButtons(breaker, chaos, lambda: self._progress.phase, job.enough.touch)
         panel = Panel(Admin(self._page.data_dir), pressing, topic=self._topic, subscription=SUBSCRIPTION)
         self._page.announce(stack.enter_context(panel).address)
 
@@ -375,7 +375,7 @@ class Flood:
         make: Callable[[PublishJob], Any],
         total: int,
         job: PublishJob,
-        breaker: Breaker,
+        breaker: FaultInjector,
         fleet: Fleet,
         sampler: Sampler,
     ) -> None:
@@ -429,7 +429,7 @@ class Flood:
         if self._options.in_acts:
             self._progress.phase = f"act {len(self._acts)}: {name}" + (f", {rate:,.0f}/s" if rate else "")
 
-    def _turn(self, job: PublishJob, first: int, breaker: Breaker, fleet: Fleet, sampler: Sampler) -> None:
+    def _turn(self, job: PublishJob, first: int, breaker: FaultInjector, fleet: Fleet, sampler: Sampler) -> None:
         """When what the first act sent is delivered and acknowledged, tell the pace of the second, which follows."""
         now, total = self._clock.now(), self._progress.total
         if breaker.loaded.is_set():

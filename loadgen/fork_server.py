@@ -30,7 +30,7 @@ _COMMAND = "import sys; from loadgen.fork_server import main; main(int(sys.argv[
 _GRACE_S = 5.0
 
 
-class Nursery:
+class ForkServer:
     """Starts the process at once and imports in it; `fork` waits for it. Close it when the flood is over."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class ForkedConsumer:
 
 
 def main(line_fd: int) -> None:
-    """The nursery's own process: import, then fork for each socket that comes until there is no one left to ask."""
+    """The fork server's own process: import, then fork for each socket that comes until there is no one left to ask."""
     from cluster.arrow import without_pandas
 
     without_pandas()

@@ -29,7 +29,7 @@ from cluster.pulsar.connection_limits import (
     MOST_PER_ADDRESS,
     OpenConnections,
 )
-from cluster.pulsar.machine_ports import MachineDoors
+from cluster.pulsar.machine_ports import RealMachinePorts
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
 from storage.batch import MAX_MESSAGE_BYTES
@@ -62,8 +62,10 @@ class PulsarGateway(GatewayActor):
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known, max_message_bytes=largest)
         self._host = advertised_host(settings)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
-        doors = MachineDoors(Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings)))
-        self._doorkeeper = PortHolder(ports, doors, wanted_ports(settings), self._opened)
+        machine_ports = RealMachinePorts(
+            Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings))
+        )
+        self._port_holder = PortHolder(ports, machine_ports, wanted_ports(settings), self._opened)
         self._connections: OpenConnections[_Socket] = OpenConnections(
             int(settings.get("pulsar_max_connections", MOST_CONNECTIONS)),
             int(settings.get("pulsar_max_connections_per_address", MOST_PER_ADDRESS)),
@@ -77,18 +79,18 @@ class PulsarGateway(GatewayActor):
     @property
     def problem(self) -> str:
         """Why no client can connect; empty if they can, here or at the machine's other gateway."""
-        return "; ".join(refusal(scheme, port) for scheme, port in self._doorkeeper.refused.items() if port)
+        return "; ".join(refusal(scheme, port) for scheme, port in self._port_holder.refused.items() if port)
 
     async def start(self) -> None:
         """Listen, where the ports are free, and wait for the others."""
-        await self._doorkeeper.open()
-        self.ports.spawn(self._serve(), "doors")
+        await self._port_holder.open()
+        self.ports.spawn(self._serve(), "ports")
         self.ports.spawn(self.gateway.backlogs.run(), "backlogs")
 
     async def _serve(self) -> None:
         """For as long as the actor lives; it ends with its connections, so that clients look for another one."""
         try:
-            await self._doorkeeper.run()
+            await self._port_holder.run()
         finally:
             for connection in self._connections:
                 connection.abort()
@@ -108,7 +110,7 @@ class PulsarGateway(GatewayActor):
     async def stop(self, reason: str) -> None:
         """Close the ports and every connection."""
         await super().stop(reason)
-        self._doorkeeper.close()
+        self._port_holder.close()
         if self._http is not None:
             await self._http.close()
         for connection in self._connections:

@@ -23,7 +23,7 @@ HANDSHAKE_S = 10.0
 """Seconds in which TLS stands, or the connection ends."""
 
 
-class MachineDoors:
+class RealMachinePorts:
     """Implements actors.pulsar.conversation.port_claims.MachinePorts. accept: makes our end of a connection, by scheme.
     contexts: those of TLS, by scheme.
     """

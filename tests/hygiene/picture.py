@@ -59,7 +59,7 @@ def picture() -> str:
     lines = ["```mermaid", "flowchart TD"]
     for floor in reversed(PACKAGES):
         lines.append(f'  subgraph {floor}_floor["{floor}"]')
-        lines += [f'    {_id(room)}["{room}"]' for room in rooms() if _floor(room) == floor]
+        lines.append("    " + "; ".join(f'{_id(room)}["{room}"]' for room in rooms() if _floor(room) == floor))
         lines.append("  end")
     lines += [f"  {above}_floor ==> {below}_floor" for above, below in pairwise(reversed(PACKAGES))]
     lines += _lines(drawn(arrows()))

@@ -9,8 +9,8 @@ import pytest
 
 from loadgen.chaos import Chaos
 from loadgen.effects import Effect
-from loadgen.fault_buttons import LASTS_S, Pressing
-from loadgen.fault_injector import Breaker
+from loadgen.fault_buttons import LASTS_S, FaultButtons
+from loadgen.fault_injector import FaultInjector
 from loadgen.faults import PRESSED, Fault
 from loadgen.kinds import CONSUMER_KINDS, FREEZE, HANG, JOIN, KILL, SLOW
 from storage.errors import Conflict, Invalid, Unavailable
@@ -22,21 +22,21 @@ __all__ = ["chaos", "processes", "signals"]
 
 
 @pytest.fixture
-def breaker(chaos: Chaos) -> Iterator[Breaker]:
-    made = Breaker(chaos, [], dict, in_acts=True)
+def breaker(chaos: Chaos) -> Iterator[FaultInjector]:
+    made = FaultInjector(chaos, [], dict, in_acts=True)
     yield made
     made.end()
 
 
-def begin(breaker: Breaker) -> None:
+def begin(breaker: FaultInjector) -> None:
     breaker.start(lambda: 0, lambda: 0.0, lambda: 0.0)
 
 
-def pressing(breaker: Breaker, enough: Callable[[], None] = lambda: None) -> Pressing:
-    return Pressing(breaker, breaker._chaos, lambda: "act 2", enough)
+def pressing(breaker: FaultInjector, enough: Callable[[], None] = lambda: None) -> FaultButtons:
+    return FaultButtons(breaker, breaker._chaos, lambda: "act 2", enough)
 
 
-def test_all_of_this_run_can_be_broken_by_name(breaker: Breaker) -> None:
+def test_all_of_this_run_can_be_broken_by_name(breaker: FaultInjector) -> None:
     victims = {victim["target"]: victim for victim in pressing(breaker).told()["victims"]}
     assert list(victims) == [
         "", "consumer-1", "consumer-2", "dispatcher/t/0/s", "dispatcher/t/1/s", "topic/t/0", "topic/t/1",
@@ -48,7 +48,7 @@ def test_all_of_this_run_can_be_broken_by_name(breaker: Breaker) -> None:
     assert victims["topic/t/1"]["kinds"] == ("kill-topic", "freeze-topic")
 
 
-def test_the_one_that_was_pressed_is_hit(breaker: Breaker, signals: list[tuple[int, int]]) -> None:
+def test_the_one_that_was_pressed_is_hit(breaker: FaultInjector, signals: list[tuple[int, int]]) -> None:
     begin(breaker)
     page = pressing(breaker)
     page.press("kill-topic", "topic/t/1")
@@ -68,7 +68,7 @@ def test_the_one_that_was_pressed_is_hit(breaker: Breaker, signals: list[tuple[i
 @pytest.mark.parametrize(
     ("kind", "target"), [(KILL, "consumer-9"), ("kill-topic", "topic/t-other/0"), (JOIN, "consumer-1"), ("fire", "")]
 )
-def test_what_is_not_of_this_run_is_refused(breaker: Breaker, kind: str, target: str) -> None:
+def test_what_is_not_of_this_run_is_refused(breaker: FaultInjector, kind: str, target: str) -> None:
     begin(breaker)
     with pytest.raises(Invalid, match=f"no {kind}"):
         pressing(breaker).press(kind, target)
@@ -76,7 +76,7 @@ def test_what_is_not_of_this_run_is_refused(breaker: Breaker, kind: str, target:
     assert breaker._chaos.fleet.history == []
 
 
-def test_without_a_load_nothing_is_broken(breaker: Breaker) -> None:
+def test_without_a_load_nothing_is_broken(breaker: FaultInjector) -> None:
     with pytest.raises(Conflict, match="none now"):
         pressing(breaker).press(JOIN, "")
     assert not pressing(breaker).told()["open"]
@@ -88,7 +88,7 @@ def test_without_a_load_nothing_is_broken(breaker: Breaker) -> None:
         pressing(breaker).press(JOIN, "")
 
 
-def test_who_has_seen_enough_ends_the_load(breaker: Breaker) -> None:
+def test_who_has_seen_enough_ends_the_load(breaker: FaultInjector) -> None:
     ended: list[bool] = []
     page = pressing(breaker, lambda: ended.append(True))
     with pytest.raises(Conflict, match="no load"):
@@ -101,7 +101,7 @@ def test_who_has_seen_enough_ends_the_load(breaker: Breaker) -> None:
     assert ended == [True]
 
 
-def test_what_lasts_is_taken_back_soon(breaker: Breaker) -> None:
+def test_what_lasts_is_taken_back_soon(breaker: FaultInjector) -> None:
     begin(breaker)
     pressing(breaker).press(SLOW, "consumer-1")
     breaker.end()
@@ -109,7 +109,7 @@ def test_what_lasts_is_taken_back_soon(breaker: Breaker) -> None:
     breaker._chaos.fleet.calm()
 
 
-def test_a_planned_fault_waits_for_its_own_effect(breaker: Breaker) -> None:
+def test_a_planned_fault_waits_for_its_own_effect(breaker: FaultInjector) -> None:
     """Its row is its own, whatever is pressed before it came."""
     fleet = breaker._chaos.fleet
     effect = Effect(Fault(FREEZE), fleet, dict)
@@ -123,7 +123,7 @@ def test_a_planned_fault_waits_for_its_own_effect(breaker: Breaker) -> None:
 
 
 def test_known_victims_stay_while_the_controller_is_away(
-    breaker: Breaker, processes: Processes, monkeypatch: pytest.MonkeyPatch
+    breaker: FaultInjector, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setattr("loadgen.fault_buttons._LOOK_EVERY_S", 0.0)
     page = pressing(breaker)
@@ -137,7 +137,7 @@ def test_known_victims_stay_while_the_controller_is_away(
 
 
 def test_what_is_pressed_does_not_wait_for_what_is_planned(
-    breaker: Breaker, monkeypatch: pytest.MonkeyPatch
+    breaker: FaultInjector, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """A consumer that hangs until its queue is full takes seconds; somebody who joins is there at once."""
     hangs, pressed = threading.Event(), threading.Event()
@@ -163,7 +163,9 @@ def test_what_is_pressed_does_not_wait_for_what_is_planned(
     assert breaker.troubles == []
 
 
-def test_two_who_kill_at_once_never_leave_two_of_a_name(breaker: Breaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_who_kill_at_once_never_leave_two_of_a_name(
+    breaker: FaultInjector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(breaker, "_faults", [Fault(KILL, at_s=0.0, lot=0.5 * (n % 2)) for n in range(20)])
     breaker._target = breaker._when_due
     begin(breaker)

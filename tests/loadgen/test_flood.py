@@ -22,7 +22,7 @@ from loadgen.broker import ClusterConnect
 from loadgen.consume import ConsumeJob
 from loadgen.datasource import SluiceDataSource
 from loadgen.flood import run_flood
-from loadgen.fork_server import ForkedConsumer, Nursery
+from loadgen.fork_server import ForkedConsumer, ForkServer
 from loadgen.kinds import ACT_KINDS, JOIN, RESTART
 from loadgen.options import FloodOptions
 from loadgen.pulsar_client import connect_to, untold
@@ -96,14 +96,14 @@ def test_joiner_that_is_held_up_is_told_as_not_shown(
     """Every promise holds, and the verdict says that the newcomer took nothing over; the load lasts for who follows."""
     monkeypatch.setattr("loadgen.faults.ACT_KINDS", (JOIN, RESTART))
     options = FloodOptions.of(messages=30_000, seed=24, consumers=2, partitions=2, rate=6_000, restarts=2, strict=True)
-    nursery = Nursery()
+    fork_server = ForkServer()
 
     def spawn(job: ConsumeJob) -> ForkedConsumer:
-        made = nursery(job)
+        made = fork_server(job)
         made.__class__ = HeldUp
         return made
 
-    with contextlib.closing(nursery):
+    with contextlib.closing(fork_server):
         report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext, spawn=spawn)
     assert (report.reasons, report.verdict, report.exit_code) == ([], "ok", 1)
     assert "join-consumer consumer-3: no effect was seen" in report.not_shown

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from loadgen.consume import ConsumeJob
-from loadgen.fork_server import Nursery
+from loadgen.fork_server import ForkServer
 from loadgen.history import HistoryClock
 from storage.errors import Unavailable
 from tests.cluster.helpers import eventually
@@ -21,8 +21,8 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def fork_server() -> Iterator[ForkServer]:
+    made = ForkServer()
     try:
         yield made
     finally:
@@ -40,9 +40,9 @@ def ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_each_consumer_is_a_process_of_its_own(nursery: Nursery, tmp_path: Path) -> None:
+def test_each_consumer_is_a_process_of_its_own(fork_server: ForkServer, tmp_path: Path) -> None:
     """One that is killed leaves the others as they are."""
-    first, second = nursery(job(tmp_path)), nursery(job(tmp_path))
+    first, second = fork_server(job(tmp_path)), fork_server(job(tmp_path))
     pids = [one.ready(PATIENCE_S) for one in (first, second)]
     assert len({*pids, os.getpid()}) == 3
     os.kill(pids[0], signal.SIGKILL)
@@ -54,13 +54,13 @@ def test_each_consumer_is_a_process_of_its_own(nursery: Nursery, tmp_path: Path)
 
 
 def test_nothing_is_left_not_even_of_a_stopped_process(tmp_path: Path) -> None:
-    nursery = Nursery()
-    consumers = [nursery(job(tmp_path)) for _ in range(3)]
+    fork_server = ForkServer()
+    consumers = [fork_server(job(tmp_path)) for _ in range(3)]
     pids = [one.ready(PATIENCE_S) for one in consumers]
     os.kill(pids[0], signal.SIGSTOP)
     consumers[1].end()
     eventually(lambda: ended(pids[1]), "the end of a consumer", PATIENCE_S)
-    nursery.close()
+    fork_server.close()
     eventually(lambda: all(ended(pid) for pid in pids), "the end of all", PATIENCE_S)
     with pytest.raises(Unavailable, match="forked from has ended"):
-        nursery(job(tmp_path))
+        fork_server(job(tmp_path))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tests.sim.doors import Machines
+from tests.sim.machine_ports import Machines
 from tests.sim.world import Process, World
 
 HELD_MS = 20

@@ -45,9 +45,9 @@ class PortHolder:
     """Gets a gateway its ports and keeps them. wanted: by scheme. opened: called with each scheme and its number."""
 
     def __init__(
-        self, ports: Ports, doors: MachinePorts, wanted: Mapping[str, int], opened: Callable[[str, int], None]
+        self, ports: Ports, machine_ports: MachinePorts, wanted: Mapping[str, int], opened: Callable[[str, int], None]
     ) -> None:
-        self._ports, self._doors, self._opened = ports, doors, opened
+        self._ports, self._machine_ports, self._opened = ports, machine_ports, opened
         self._missing = dict(wanted)
         self._claimed = False
         self._over = Signal()
@@ -61,26 +61,26 @@ class PortHolder:
     def refused(self) -> dict[str, int]:
         """Ports that a program outside of this cluster has, by scheme."""
         missing = self._missing if self._claimed else {}
-        return {scheme: port or self._doors.chosen(scheme) for scheme, port in missing.items()}
+        return {scheme: port or self._machine_ports.chosen(scheme) for scheme, port in missing.items()}
 
     async def open(self) -> bool:
         """Try once; whether clients can connect to all that is wanted."""
         if not self._claimed:
-            self._claimed = self._doors.claim()
+            self._claimed = self._machine_ports.claim()
             if self._claimed:
                 self._ports.log("gateway_claims")
         for scheme, wanted in list(self._missing.items()) if self._claimed else []:
-            port = wanted or self._doors.chosen(scheme)
+            port = wanted or self._machine_ports.chosen(scheme)
             try:
-                number = await self._doors.listen(scheme, port)
+                number = await self._machine_ports.listen(scheme, port)
             except Unavailable as error:
                 if wanted:
-                    self._doors.tell(scheme, 0)
+                    self._machine_ports.tell(scheme, 0)
                 self._ports.log("gateway_waits", scheme=scheme, error=str(error))
                 continue
             del self._missing[scheme]
             self._opened(scheme, number)
-            self._doors.tell(scheme, number)
+            self._machine_ports.tell(scheme, number)
             self._ports.log("gateway_listens", scheme=scheme, port=number)
         return self.listens
 
@@ -91,9 +91,9 @@ class PortHolder:
                 await self._ports.clock.sleep(AGAIN_MS)
             await self._over.wait(self._ports)
         finally:
-            self._doors.close()
+            self._machine_ports.close()
 
     def close(self) -> None:
         """Let go of the ports."""
         self._over.set()
-        self._doors.close()
+        self._machine_ports.close()

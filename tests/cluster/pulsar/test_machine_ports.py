@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from cluster.pulsar.machine_ports import MachineDoors
+from cluster.pulsar.machine_ports import RealMachinePorts
 from cluster.pulsar.ports import PLAIN, forget_ports, port_of, pulsar_of
 from storage.errors import Unavailable
 
 HOLDS = """
 import sys
 from pathlib import Path
-from cluster.pulsar.machine_ports import MachineDoors
-doors = MachineDoors(Path(sys.argv[1]), {}, {})
-print(doors.claim(), flush=True)
+from cluster.pulsar.machine_ports import RealMachinePorts
+machine_ports = RealMachinePorts(Path(sys.argv[1]), {}, {})
+print(machine_ports.claim(), flush=True)
 sys.stdin.read()
 """
 
 
-def doors_of(folder: Path) -> MachineDoors:
+def ports_of(folder: Path) -> RealMachinePorts:
     """Those of one gateway."""
-    return MachineDoors(folder, {PLAIN: asyncio.Protocol}, {})
+    return RealMachinePorts(folder, {PLAIN: asyncio.Protocol}, {})
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -37,7 +37,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_one_claims_and_the_next_one_when_it_closes(tmp_path: Path) -> None:
-    first, second = doors_of(tmp_path), doors_of(tmp_path)
+    first, second = ports_of(tmp_path), ports_of(tmp_path)
     assert first.claim()
     assert not second.claim()
     first.close()
@@ -51,7 +51,7 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
-        mine = doors_of(tmp_path)
+        mine = ports_of(tmp_path)
         assert not mine.claim()
         holder.kill()
         holder.wait()
@@ -62,16 +62,16 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
 def test_a_port_of_another_program_is_not_shared(tmp_path: Path) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
-            doors = doors_of(tmp_path)
+            machine_ports = ports_of(tmp_path)
             with pytest.raises(Unavailable, match="cannot be used"):
-                await doors.listen(PLAIN, other.getsockname()[1])
+                await machine_ports.listen(PLAIN, other.getsockname()[1])
 
     run(scenario())
 
 
 def test_a_number_that_was_told_is_kept_until_a_new_start(tmp_path: Path) -> None:
     async def scenario() -> None:
-        first, second = doors_of(tmp_path), doors_of(tmp_path)
+        first, second = ports_of(tmp_path), ports_of(tmp_path)
         assert first.chosen(PLAIN) == 0
         number = await first.listen(PLAIN, 0)
         first.tell(PLAIN, number)
@@ -82,7 +82,7 @@ def test_a_number_that_was_told_is_kept_until_a_new_start(tmp_path: Path) -> Non
 
     run(scenario())
     forget_ports(tmp_path)
-    assert doors_of(tmp_path).chosen(PLAIN) == 0
+    assert ports_of(tmp_path).chosen(PLAIN) == 0
 
 
 def test_a_gateway_that_never_ran_is_not_called_a_taken_port(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ TAKING_OVER: list[Mutant] = [
     Mutant(
         name="a gateway does not wait for the one that has the ports",
         module="actors.pulsar.conversation.port_claims",
-        old="            self._claimed = self._doors.claim()\n",
+        old="            self._claimed = self._machine_ports.claim()\n",
         new="            self._claimed = True\n",
         world=GATEWAY,
         test=DOORS,
@@ -20,7 +20,7 @@ TAKING_OVER: list[Mutant] = [
     Mutant(
         name="who takes over chooses another free port",
         module="actors.pulsar.conversation.port_claims",
-        old="            port = wanted or self._doors.chosen(scheme)\n",
+        old="            port = wanted or self._machine_ports.chosen(scheme)\n",
         new="            port = wanted\n",
         world=GATEWAY,
         test=DOORS,

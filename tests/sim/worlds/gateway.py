@@ -35,8 +35,8 @@ from actors.pulsar.conversation.port_claims import MachinePorts, PortHolder
 from loadgen import history
 from storage.errors import Fenced, SluiceError
 from storage.position import position
-from tests.sim.doors import SimDoors
 from tests.sim.faults import Fault
+from tests.sim.machine_ports import SimMachinePorts
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
@@ -137,13 +137,13 @@ class SimGateway(GatewayActor):
     def __init__(self, ports: Ports, name: str, doors: Callable[[], MachinePorts] | None = None, port: int = 0) -> None:
         super().__init__(ports)
         self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
-        self._doorkeeper = PortHolder(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
+        self._port_holder = PortHolder(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
 
     async def start(self) -> None:
         """Listen, or wait for that."""
-        if self._doorkeeper is not None:
-            await self._doorkeeper.open()
-            self.ports.spawn(self._doorkeeper.run(), "doors")
+        if self._port_holder is not None:
+            await self._port_holder.open()
+            self.ports.spawn(self._port_holder.run(), "doors")
 
     def _opened(self, scheme: str, port: int) -> None:
         self.gateway.url = f"{scheme}://{self.ports.me}:{port}"
@@ -224,7 +224,9 @@ class GatewayCourse(Course):
 
     def _doorway(self, ports: Ports) -> SimGateway:
         name = ports.me.partition("/")[2].rpartition(".")[0]
-        return SimGateway(ports, name, lambda: SimDoors(self.machines, self.world.process(name)), self.doors.port)
+        return SimGateway(
+            ports, name, lambda: SimMachinePorts(self.machines, self.world.process(name)), self.doors.port
+        )
 
     async def _free(self, machine: str) -> None:
         await self.world.loop.pause(self.doors.taken_ms)

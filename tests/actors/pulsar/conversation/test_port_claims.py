@@ -8,26 +8,26 @@ from typing import Any
 from actors.actor import Actor
 from actors.ports import Ports
 from actors.pulsar.conversation.port_claims import AGAIN_MS, PortHolder
-from tests.sim.doors import Machines, SimDoors
+from tests.sim.machine_ports import Machines, SimMachinePorts
 from tests.sim.world import World
 
 TAKEN = 7000
 
 
 class Waiter(Actor):
-    """A gateway as far as its doors go."""
+    """A gateway as far as its ports go."""
 
     def __init__(self, ports: Ports, site: Site, wanted: dict[str, int]) -> None:
         super().__init__(ports)
         name = ports.me.partition("/")[2].rpartition(".")[0]
-        doors = SimDoors(site.machines, site.world.process(name))
+        machine_ports = SimMachinePorts(site.machines, site.world.process(name))
         self.opened: dict[str, int] = {}
-        self.keeper = PortHolder(ports, doors, wanted, self.opened.__setitem__)
+        self.keeper = PortHolder(ports, machine_ports, wanted, self.opened.__setitem__)
 
     async def start(self) -> None:
         """Try, and go on trying."""
         await self.keeper.open()
-        self.ports.spawn(self.keeper.run(), "doors")
+        self.ports.spawn(self.keeper.run(), "ports")
 
 
 class Site:

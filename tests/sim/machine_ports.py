@@ -72,7 +72,7 @@ class Machines:
             del self._claims[process.machine]
 
 
-class SimDoors:
+class SimMachinePorts:
     """The ports of the machine that a process is on. Implements actors.pulsar.conversation.port_claims.Doors."""
 
     def __init__(self, machines: Machines, process: Process) -> None:
