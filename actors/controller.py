@@ -17,9 +17,10 @@ either at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -46,6 +47,7 @@ from actors.messages import (
     Located,
     LocateSubscription,
     LocateTopic,
+    PrepareDeletion,
     RemoveSubscription,
     RemoveTopic,
     RemoveUnused,
@@ -358,8 +360,8 @@ class Controller(Actor):
             await self._forget(topic, subscription, owners, DeleteSubscription(force=force))
 
     async def on_remove_unused(self, request: RemoveUnused) -> Done:
-        owners = await self._unused.owners_of_unused(request.topic, request.subscription)
-        with self._deletion_of(request.topic, request.subscription):
+        owners = await self._unused.owners(request.topic, request.subscription)
+        with self._deletion_of(request.topic, request.subscription), contextlib.suppress(Invalid):  # it is in use
             await self._forget(request.topic, request.subscription, owners, DeleteSubscription(only_unused=True))
         return Done()
 
@@ -377,11 +379,30 @@ class Controller(Actor):
     async def _forget(
         self, topic: str, subscription: str, owners: Mapping[int, Address], request: DeleteSubscription
     ) -> None:
-        """Have owners, by partition, delete their part of a subscription, and end them."""
-        for partition, address in owners.items():
+        """Have owners, by partition, delete their part of a subscription, and end them.
+
+        One that refuses keeps all parts: before the first one goes all have agreed, and from then on nobody attaches.
+        If this, or an owner, ends halfway or does not answer, some parts remain; partition 0 is the last, so that its
+        owner finds a subscription that is not durable unused again. Raises what the first one refuses with.
+        """
+        try:
+            await self._ask_all(owners.values(), PrepareDeletion(deletion=request))
+        except SluiceError:
+            with contextlib.suppress(SluiceError):  # else they do not wait longer than a minute
+                await self._ask_all(owners.values(), PrepareDeletion(deletion=request, withdrawn=True))
+            raise
+
+        async def end(partition: int) -> None:
             place = {"topic": topic, "partition": partition, "subscription": subscription}
             record = PartitionSubscription(topic, partition, subscription).key
-            await self._end_for_good("dispatcher", place, address, request, record)
+            await self._end_for_good("dispatcher", place, owners[partition], request, record)
+
+        await _all(end(partition) for partition in owners if partition)
+        if 0 in owners:
+            await end(0)
+
+    async def _ask_all(self, addresses: Iterable[Address], request: Request[Any]) -> None:
+        await _all(self._ask(address, request) for address in addresses)
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
         topic, force = request.topic, request.force
@@ -448,3 +469,10 @@ class Controller(Actor):
             ],
         }
         return Text(json=json.dumps(told))
+
+
+async def _all(work: Iterable[Awaitable[Any]]) -> None:
+    """Side by side, to the end of each. Raises what the first one raises."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

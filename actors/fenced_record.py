@@ -69,6 +69,25 @@ class FencedRecord:
         finally:
             self._writing = False
 
+    async def remove(self) -> None:
+        """Forget the record, which has no owner then. Raises Fenced, for ever, if another owner wrote a version.
+
+        Retries while the store is away, as `save` does.
+        """
+        if self._writing:
+            raise AssertionError("a record is not removed while it is written")
+        lost, self.lost = self.lost, True
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while not lost:
+            try:
+                if await self._ports.meta.remove(self._key, self._number):
+                    return
+                lost = True
+            except Unavailable as error:
+                self._ports.log("record_waits", key=self._key, error=str(error))
+                await wait.pause()
+        raise Fenced(f"{self._key} has a newer owner")
+
     async def verify(self) -> None:
         """Look whether the record is still ours. Raises Fenced, for ever, if not; Unavailable: nobody knows now."""
         if self._writing:

@@ -191,8 +191,8 @@ class Meta(Protocol):
     async def keys(self, prefix: str) -> list[str]:
         """Every live key with the prefix, sorted. Raises Unavailable."""
 
-    async def remove(self, key: str) -> None:
-        """Forget the record and all its versions."""
+    async def remove(self, key: str, number: int | None = None) -> bool:
+        """Forget the record and all its versions. With a `number`: unless its newest version is another one, False."""
 
 
 class Rng(Protocol):

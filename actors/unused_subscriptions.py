@@ -1,9 +1,9 @@
 """Subscriptions that are not durable and that no consumer uses: which they are, for the controller to delete them.
 
-The owner on partition 0 says when it finds its subscription unused (`actors.dispatcher.unused_watch`). Nothing is
-deleted before the owners of all partitions have said the same: a part of a subscription must not go while another is in
-use. A cluster that was stopped as a whole leaves subscriptions to which nobody comes back, so that nobody would start
-their owners. Now and then these are started; then they find out that they are unused.
+The owner on partition 0 says when it finds its subscription unused (`actors.dispatcher.unused_watch`). The controller
+deletes it if the owners of all partitions say the same: a part must not go while another is in use. A cluster that was
+stopped as a whole leaves subscriptions to which nobody comes back, so that nobody would start their owners. Now and
+then these are started; then they find out that they are unused.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from collections.abc import Callable
 import msgspec
 
 from actors.dispatcher.subscription import settings_in
-from actors.messages import IsUnused, SubscriptionSettings
-from actors.ports import Address, Ports, Unknown
+from actors.messages import SubscriptionSettings
+from actors.ports import Address, Ports
 from actors.supervisor import Supervisor
 from storage.errors import Corrupt, SluiceError
 
 PREFIX = "subscription/"
-CALL_TIMEOUT = 10_000
 LOOK_MS = 600_000
 """Ten minutes: each record is read."""
 
@@ -31,18 +30,14 @@ class UnusedSubscriptions:
     def __init__(self, ports: Ports, supervisor: Supervisor, changes: Callable[[str, str], bool]) -> None:
         self._ports, self._supervisor, self._changes = ports, supervisor, changes
 
-    async def owners_of_unused(self, topic: str, subscription: str) -> dict[int, Address]:
-        """The owners by partition if all report that the subscription is unused, else none. Raises SluiceErrors.
+    async def owners(self, topic: str, subscription: str) -> dict[int, Address]:
+        """The owners by partition. Raises SluiceErrors.
 
         None while it changes: the owner of what is being deleted must not be started anew.
         """
         if self._changes(topic, subscription):
             return {}
         owners = await self._owners(topic, subscription)
-        for address in owners.values():
-            reply = await self._ports.net.call(address, IsUnused(), CALL_TIMEOUT)
-            if isinstance(reply, Unknown) or not reply.unused:
-                return {}
         return {} if self._changes(topic, subscription) else owners
 
     async def run(self) -> None:

@@ -154,8 +154,8 @@ class AsyncMeta:
     async def keys(self, prefix: str) -> list[str]:
         return await self._pool.repeated(self.store.keys, check_prefix(prefix))
 
-    async def remove(self, key: str) -> None:
-        await self._pool.repeated(self.store.remove, check_name(key))
+    async def remove(self, key: str, number: int | None = None) -> bool:
+        return await self._pool.repeated(self.store.remove, check_name(key), number)
 
     async def probe(self) -> None:
         """Refuse a store that ignores put-if-absent. Raises Invalid, Unavailable."""

@@ -57,8 +57,11 @@ class Metadata(Protocol):
     def keys(self, prefix: str) -> list[str]:
         """Every live key that starts with the prefix, sorted. Raises Unavailable."""
 
-    def remove(self, key: str) -> None:
-        """Forget the record with all its versions; fine if there is none. It can be created anew with number 1."""
+    def remove(self, key: str, number: int | None = None) -> bool:
+        """Forget the record with all its versions; fine if there is none. It can be created anew with number 1.
+
+        number: only if that is the newest version; False if it is not, and then the newest one stays.
+        """
 
     def probe(self) -> None:
         """Refuse a store beneath that ignores the condition; at start-up. Raises Invalid, Unavailable."""
@@ -116,9 +119,13 @@ class MemoryMetadata:
         with self._lock:
             return sorted(key for key in self._records if key.startswith(prefix))
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str, number: int | None = None) -> bool:
         with self._lock:
-            self._records.pop(check_name(key), None)
+            newest = self._records.get(check_name(key))
+            if newest is not None and number not in (None, newest.number):
+                return False
+            self._records.pop(key, None)
+            return True
 
     def probe(self) -> None:
         probe_versions(self)

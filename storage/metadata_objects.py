@@ -103,11 +103,19 @@ class ObjectMetadata:
                 found[version[1][len(self._prefix) :]] = None
         return sorted(found)
 
-    def remove(self, key: str) -> None:
-        """See storage.metadata.Metadata. Repeat it after Unavailable: it may have been done in part."""
+    def remove(self, key: str, number: int | None = None) -> bool:
+        """See storage.metadata.Metadata. Repeat it after Unavailable: it may have been done in part.
+
+        What is written while it removes follows a version that is there still, and then stays, or one that is not, and
+        then is undone by its writer.
+        """
         self._forget(key)
-        for number in self._numbers(key):
-            self._objects.delete(self._name(key, number))
+        numbers = self._numbers(key)
+        if numbers and number not in (None, numbers[-1]):
+            return False
+        for old in numbers:
+            self._objects.delete(self._name(key, old))
+        return number is None or not self._numbers(key)
 
     def probe(self) -> None:
         """See storage.metadata.Metadata. Asks the object store itself: behind the lists here it would look fine."""

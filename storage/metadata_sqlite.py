@@ -172,13 +172,17 @@ class SqliteMetadata:
             rows = self._execute(query, (prefix, prefix + "\x7f")).fetchall()
         return [row[0] for row in rows]
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str, number: int | None = None) -> bool:
         check_name(key)
         with self._transaction() as connection:
+            (newest,) = connection.execute("SELECT max(number) FROM versions WHERE key = ?", (key,)).fetchone()
+            if newest is not None and number not in (None, newest):
+                return False
             connection.execute("DELETE FROM versions WHERE key = ?", (key,))
             # A removal is a change as well: a file that has forgotten it would bring the record back.
             connection.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'versions'")
             self._change = _last_change(connection)
+            return True
 
     def probe(self) -> None:
         probe_versions(self)

@@ -308,7 +308,7 @@ class SharedView:
 
     async def delete(self) -> None:
         """The subscription is gone; the index stays for the others. Raises Unavailable."""
-        self._index.views.pop(self._subscription, None)
+        self._index.leave(self._subscription, self.epoch)
         if self.leftovers is not None:
             await self.leftovers()
 

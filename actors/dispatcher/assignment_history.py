@@ -61,8 +61,9 @@ class AssignmentHistory:
                 await self._drop(self._names[:-1])
 
     async def clear(self) -> None:
-        """The subscription is gone, and its history with it. Raises Unavailable."""
-        for name in await self._ports.objects.names(self._prefix):
+        """The subscription is gone, and with it what owners up to this one wrote. Raises Unavailable."""
+        later = f"{self._prefix}{self._epoch + 1:012d}"
+        for name in [name for name in await self._ports.objects.names(self._prefix) if name < later]:
             await self._ports.objects.delete(name)
 
     async def _load(self) -> bool:

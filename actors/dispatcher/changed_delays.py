@@ -144,8 +144,10 @@ class ChangedDelays:
         await self.remove([key for key in keys if key < own and key != named])
 
     async def delete(self) -> None:
-        """The subscription is deleted. Raises Unavailable."""
-        for key in await attempt(self._ports, lambda: self._ports.meta.keys(self._prefix)):
+        """The subscription is deleted: no table of owners up to this one is needed. Raises Unavailable."""
+        later = f"{self._prefix}{self._epoch + 1:012d}"
+        keys = await attempt(self._ports, lambda: self._ports.meta.keys(self._prefix))
+        for key in [key for key in keys if key < later]:
             await attempt(self._ports, lambda key=key: self._ports.meta.remove(key))  # type: ignore[misc]
 
     async def remove(self, keys: list[str]) -> None:

@@ -35,6 +35,11 @@ class Consumers:
         self._leases, self._grace = leases, grace
         self._attaching: dict[str, Signal] = {}
 
+    @property
+    def attaching(self) -> int:
+        """How many consumers attach just now, and have no session yet."""
+        return len(self._attaching)
+
     async def attach(self, request: Attach) -> Attached:
         """See messages.Attach. The membership is durable before anything is sent to the consumer."""
         check_name("consumer", request.consumer)

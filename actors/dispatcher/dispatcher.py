@@ -27,6 +27,7 @@ from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.delayed_messages import DelayedMessages
+from actors.dispatcher.deletion import Deletion
 from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.due import DueMessages
 from actors.dispatcher.grace import Grace
@@ -66,7 +67,6 @@ from actors.messages import (
     FindOwner,
     GivenBack,
     HandOver,
-    IsUnused,
     ListAssignments,
     ListBlockedKeys,
     ListDelayed,
@@ -77,6 +77,7 @@ from actors.messages import (
     Pause,
     Paused,
     Poll,
+    PrepareDeletion,
     RedeliverUnacknowledged,
     Redrive,
     RescheduleDelayed,
@@ -90,11 +91,10 @@ from actors.messages import (
     StillOpen,
     SubscriptionSettings,
     Text,
-    Unused,
     WhatIf,
 )
 from actors.ports import Ports
-from storage.errors import Fenced, Invalid, Unavailable
+from storage.errors import Fenced, Unavailable
 from storage.position import show
 
 
@@ -174,6 +174,7 @@ class Dispatcher(Actor):
     # -- consumers ------------------------------------------------------------------------------------------------
 
     async def on_attach(self, request: Attach) -> Attached:
+        self.parts.deletion.check_attaching()
         return await self.parts.consumers.attach(request)
 
     async def on_detach(self, request: Detach) -> Done:
@@ -246,26 +247,12 @@ class Dispatcher(Actor):
     async def on_expire_messages(self, request: ExpireMessages) -> Skipped:
         return _skipped(await self._owning.seeker.expire(request.before))
 
+    async def on_prepare_deletion(self, request: PrepareDeletion) -> Done:
+        self._owning.deletion.prepare(request)
+        return Done()
+
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
-        """See messages.DeleteSubscription: the delayed index goes first, then the record, then this actor."""
-        parts = self._owning
-        context = parts.context
-        if len(context.sessions) and not request.force:
-            raise Invalid(f"{len(context.sessions)} consumers are connected; close them, or use force")
-        if request.only_unused and not parts.unused_watch.unused():
-            raise Invalid("the subscription is durable, or in use")
-        for session in context.sessions.all():
-            parts.leases.end(session, "deleted")
-        for forget in (
-            context.tracker.delete,
-            context.changed_delays.delete,
-            context.reporter.gone,
-            context.history.clear,
-        ):
-            await forget()
-            self.check_owner()  # a newer owner serves what it has found, and its record is not ours to remove
-        self.stopped = "the subscription was deleted"
-        await self.ports.meta.remove(self.identity.key)
+        await self._owning.deletion.delete(request)
         return Deleted(deleted=True)
 
     async def on_pause(self, request: Pause) -> Paused:
@@ -293,9 +280,6 @@ class Dispatcher(Actor):
 
     async def on_list_pending(self, request: ListPending) -> Text:
         return document(self._owning.inspection.pending(request))
-
-    async def on_is_unused(self, request: IsUnused) -> Unused:
-        return Unused(unused=self._owning.unused_watch.unused())
 
     async def on_find_backlog(self, request: FindBacklog) -> BacklogFound:
         return BacklogFound(position=await self._owning.inspection.backlog(request))
@@ -343,6 +327,7 @@ class Components:
         self.seeker = Seeker(context, self.reader, backlog, self.leases)
         self.configuration = SubscriptionConfiguration(context)
         self.unused_watch = UnusedWatch(context)
+        self.deletion = Deletion(context, self.consumers, self.leases, self.unused_watch)
         self.statistics = Statistics(context, self.reader, backlog, self.deliverer)
         self.inspection = Inspection(context, self.reader, self.leases, self.parked)
 

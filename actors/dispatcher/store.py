@@ -13,6 +13,7 @@ the old one outlasts T + lease + trust (`membership`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ class CursorStore:
         self._done = Signal()
         self._asked = 0
         self._completed = 0
+        self._writing = asyncio.Lock()
 
     def dirty(self, *, gather: bool = False) -> None:
         """Something changed that must become durable soon. gather: others may be waited for, LINGER_MS at the most."""
@@ -93,6 +95,11 @@ class CursorStore:
             self._done.clear()
             await self._done.wait(self._ports)
 
+    async def remove(self) -> None:
+        """Forget the record: nothing is written from now on. Raises Fenced if there is a newer owner."""
+        async with self._writing:
+            await self._record.remove()
+
     async def run(self) -> None:
         """The writer; ends when the record is lost."""
         while True:
@@ -102,7 +109,8 @@ class CursorStore:
             self._dirty.clear()
             self._urgent.clear()
             try:
-                await (self._save() if self._completed < self._asked else self._look())
+                async with self._writing:
+                    await (self._save() if self._completed < self._asked else self._look())
             except Fenced as error:
                 self._done.set()
                 self._fenced(str(error))

@@ -57,7 +57,7 @@ def settings_in(value: bytes) -> SubscriptionSettings:
 class SubscriptionState:
     """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
     they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll. apart: see
-    messages.SentApart.
+    messages.SentApart. deleted: whoever takes the record over begins a new subscription.
     """
 
     settings: SubscriptionSettings
@@ -67,6 +67,7 @@ class SubscriptionState:
     known: bool = False
     by_index: bool = False
     apart: bool = False
+    deleted: bool = False
     next_settings: SubscriptionSettings | None = None
 
     @classmethod
@@ -100,6 +101,7 @@ class SubscriptionState:
             "known": self.known,
             "by_index": self.by_index,
             "apart": self.apart,
+            **({"deleted": True} if self.deleted else {}),
         }
 
     def introduced(self) -> None:
@@ -117,6 +119,10 @@ class SubscriptionState:
     def pause(self, paused: bool) -> None:
         """Send nothing, or go on."""
         self.paused = paused
+
+    def delete(self) -> None:
+        """The subscription is no more, as soon as the record says so."""
+        self.deleted = True
 
     def begin_next_with(self, settings: SubscriptionSettings) -> None:
         """The next owner works with these."""

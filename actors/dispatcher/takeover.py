@@ -30,6 +30,7 @@ from actors.dispatcher.subscription import PartitionSubscription, Recorded, Subs
 from actors.fenced_record import FencedRecord
 from actors.key_shared.dispatch import Dispatch
 from actors.messages import SubscriptionSettings
+from actors.messages.settings import stored_settings
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from storage.cursor import Cursor
@@ -48,12 +49,16 @@ async def take_over(
     settings: SubscriptionSettings,
     shared: SharedIndex | None,
 ) -> SubscriptionContext:
-    """Become the owner under a new epoch. settings: of a subscription that is new; else those of the record count.
+    """Become the owner under a new epoch. settings: of a subscription that is new; else those of the record count. One
+    that was deleted, but not all of it, is new.
 
     Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer.
     """
     topic = TopicClient(ports, directory, identity.topic, identity.partition)
     value = await record.take()
+    if value is not None and value.get("deleted"):
+        settings, _ = stored_settings(value["settings"], SubscriptionSettings)
+        value = None
     if value is None:
         record.begin_after(
             await last_epoch(ports, manifest_key(identity.topic, identity.partition, identity.subscription))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from actors.messages.common import Text
+from actors.messages.common import Done, Text
 from actors.messages.delayed import CancelDelayed, RescheduleDelayed
 from actors.messages.limits import MOST_ADDED, Name, Shown, Time
 from actors.messages.parking import Discard, ListParked, Redrive
@@ -90,7 +90,7 @@ class ExpireMessages(Request[Skipped]):
 class DeleteSubscription(Request[Deleted]):
     """Forget the subscription on this partition. force: also if consumers are connected; their sessions end.
 
-    only_unused: Invalid unless it is `Unused`.
+    only_unused: Invalid unless it is not durable, and on this partition no consumer is attached, joining or awaited.
     """
 
     reply: ClassVar[type[Reply]] = Deleted
@@ -98,16 +98,15 @@ class DeleteSubscription(Request[Deleted]):
     only_unused: bool = False
 
 
-class Unused(Reply):
-    """unused: the subscription is not durable, and on this partition no consumer is attached, joining or awaited."""
+class PrepareDeletion(Request[Done], kw_only=True):
+    """Would this deletion be carried out? Then nobody attaches for a minute, unless it is withdrawn.
 
-    unused: bool
+    Raises Invalid, as the deletion itself does.
+    """
 
-
-class IsUnused(Request[Unused]):
-    """May the subscription on this partition be deleted?"""
-
-    reply: ClassVar[type[Reply]] = Unused
+    reply: ClassVar[type[Reply]] = Done
+    deletion: DeleteSubscription
+    withdrawn: bool = False
 
 
 class Pause(Request[Paused]):

@@ -138,10 +138,7 @@ class RemoveSubscription(Request[Done], kw_only=True):
 
 
 class RemoveUnused(Request[Done], kw_only=True):
-    """Delete a subscription that is not durable, unless a consumer uses it on some partition.
-
-    Invalid if a consumer came in between; the rest of it stays.
-    """
+    """Delete a subscription that is not durable, unless a consumer uses it on some partition: then it stays whole."""
 
     reply: ClassVar[type[Reply]] = Done
     topic: Name

@@ -26,6 +26,7 @@ from actors.messages import (
     Located,
     LocateSubscription,
     LocateTopic,
+    PrepareDeletion,
     Replicate,
     Replicated,
     Skip,
@@ -89,6 +90,10 @@ class Stub(Actor):
         """Those are the settings already."""
         await self.ports.clock.sleep(self.stage.slow_ms)
         return Configured(changed=False)
+
+    async def on_prepare_deletion(self, request: PrepareDeletion) -> Done:
+        """Fine."""
+        return Done()
 
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """Fine, in its time."""

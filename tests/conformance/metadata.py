@@ -116,6 +116,20 @@ class MetadataKit:
         assert owner.create("a", 1, b"anew")
         assert other.read("a") == Record(1, b"anew")
 
+    def test_an_older_number_removes_no_newer_version(self, maker: Maker) -> None:
+        owner, other = maker(), maker()
+        assert owner.create("a", 1, b"x")
+        assert owner.create("a", 2, b"y")
+        assert other.create("a", 3, b"newer")
+        assert not owner.remove("a", 2)
+        assert not owner.remove("a", 4)
+        assert owner.read("a") == other.read("a") == Record(3, b"newer")
+        assert other.remove("a", 3)
+        assert other.remove("a", 3), "there is nothing to be kept"
+        assert owner.read("a") is None
+        assert not other.create("a", 4, b"the remover does not come back")
+        assert owner.create("a", 1, b"anew")
+
     @pytest.mark.parametrize("size", [0, 1, 1_000_000])
     def test_values_are_bytes_of_any_size(self, maker: Maker, size: int) -> None:
         value = bytes(range(256)) * (size // 256) + b"\0" * (size % 256)

@@ -39,6 +39,9 @@ class MemoryMeta:
         """Keys with the prefix."""
         return sorted(key for key in self.records if key.startswith(prefix))
 
-    async def remove(self, key: str) -> None:
+    async def remove(self, key: str, number: int | None = None) -> bool:
         """Forget."""
+        if number not in (None, len(self.records.get(key, [])) or number):
+            return False
         self.records.pop(key, None)
+        return True

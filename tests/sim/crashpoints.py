@@ -184,9 +184,9 @@ class _Meta:
         act = lambda: self._inner.create(key, number, value)  # noqa: E731
         return await self._process.world.effects.do(self._process, f"meta {key} {number}", act, _unavailable)
 
-    async def remove(self, key: str) -> None:
-        act = lambda: self._inner.remove(key)  # noqa: E731
-        await self._process.world.effects.do(self._process, f"meta {key} removed", act, _unavailable)
+    async def remove(self, key: str, number: int | None = None) -> bool:
+        act = lambda: self._inner.remove(key, number)  # noqa: E731
+        return await self._process.world.effects.do(self._process, f"meta {key} removed", act, _unavailable)
 
 
 class _Objects:

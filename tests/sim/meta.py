@@ -145,9 +145,12 @@ class SimMeta:
         await self._trouble.after(self._machine)
         return found
 
-    async def remove(self, key: str) -> None:
-        """Forget a record."""
+    async def remove(self, key: str, number: int | None = None) -> bool:
+        """Forget a record, or only a newest version."""
         await self._trouble.before(self._machine)
         self._trouble.check(f"remove {key}")
-        self._store.records.pop(key, None)
+        done = number in (None, len(self._store.records.get(key, [])) or number)
+        if done:
+            self._store.records.pop(key, None)
         await self._trouble.after(self._machine)
+        return done

@@ -234,5 +234,11 @@ class _Meta:
             await self._life.call("keys", prefix, lambda: sorted(k for k in self._records if k.startswith(prefix))),
         )
 
-    async def remove(self, key: str) -> None:
-        await self._life.call("remove", key, lambda: self._records.pop(key, None))
+    async def remove(self, key: str, number: int | None = None) -> bool:
+        def effect() -> bool:
+            if number not in (None, len(self._records.get(key, [])) or number):
+                return False
+            self._records.pop(key, None)
+            return True
+
+        return bool(await self._life.call("remove", key, effect))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 GATEWAY = "gateway"
+DELETING = "tests/actors/dispatcher/test_deletion.py"
 ENDING, GROWING = "tests/actors/topic/test_termination.py", "tests/actors/test_growing.py"
 CLIENTS = "tests/cluster/pulsar/admin/test_changes.py"
 
@@ -64,5 +65,45 @@ CHANGING: list[Mutant] = [
         new="        if False:\n",
         world=GATEWAY,
         test=GROWING,
+    ),
+    Mutant(
+        name="an owner deletes a subscription without a look whether it was replaced",
+        module="actors.dispatcher.deletion",
+        old="        await context.store.barrier()\n",
+        new="",
+        world=GATEWAY,
+        test=f"{DELETING}::test_an_owner_that_was_replaced_unknowingly_deletes_nothing",
+    ),
+    Mutant(
+        name="an owner that deletes a subscription removes the record of a newer one",
+        module="actors.fenced_record",
+        old="self._ports.meta.remove(self._key, self._number)",
+        new="self._ports.meta.remove(self._key)",
+        world=GATEWAY,
+        test=f"{DELETING}::test_who_is_replaced_while_it_deletes_leaves_the_record",
+    ),
+    Mutant(
+        name="a subscription that is half deleted goes on",
+        module="actors.dispatcher.takeover",
+        old='    if value is not None and value.get("deleted"):\n',
+        new="    if False:\n",
+        world=GATEWAY,
+        test=f"{DELETING}::test_what_was_half_deleted_begins_anew",
+    ),
+    Mutant(
+        name="of several partitions one is deleted before the others agree",
+        module="actors.controller",
+        old="            await self._ask_all(owners.values(), PrepareDeletion(deletion=request))\n",
+        new="            pass\n",
+        world=GATEWAY,
+        test=f"{DELETING}::test_a_consumer_on_one_partition_keeps_all_of_them",
+    ),
+    Mutant(
+        name="consumers attach to what is being deleted",
+        module="actors.dispatcher.deletion",
+        old="        if self._context.ports.clock.monotonic() < self._held_until:\n",
+        new="        if False:\n",
+        world=GATEWAY,
+        test=f"{DELETING}::test_who_comes_during_a_deletion_keeps_no_half",
     ),
 ]

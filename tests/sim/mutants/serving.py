@@ -81,9 +81,9 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="a part of a subscription goes while the rest is in use",
-        module="actors.unused_subscriptions",
-        old="            if isinstance(reply, Unknown) or not reply.unused:",
-        new="            if False:",
+        module="actors.dispatcher.deletion",
+        old="        if request.only_unused and not self._use.unused():\n",
+        new="        if False:\n",
         world=GATEWAY,
         test=f"{NOT_DURABLE}::test_stays_while_one_partition_is_in_use",
     ),

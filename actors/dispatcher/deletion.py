@@ -1,0 +1,81 @@
+"""Deleting the subscription on one partition.
+
+Of several partitions all agree before one deletes anything (`prepare`), and from then on nobody attaches for HOLD_MS.
+
+The first step of a deletion is a version of the record that calls the subscription deleted. It proves that this owner
+was not replaced, and it decides: whoever takes the record over from then on begins a new subscription. What follows
+clears away. A newer owner may be at work meanwhile, so each step concerns only what owners up to this one have written,
+and the record goes only if that version is the newest still.
+"""
+
+from __future__ import annotations
+
+from actors.dispatcher.consumers import Consumers
+from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.leases import Leases
+from actors.dispatcher.unused_watch import UnusedWatch
+from actors.messages import DeleteSubscription, PrepareDeletion
+from storage.errors import Invalid, SluiceError, Unavailable
+
+HOLD_MS = 60_000
+"""Longer than whoever asked for it waits for the deletion on all partitions."""
+
+
+class Deletion:
+    """See the module."""
+
+    def __init__(self, context: SubscriptionContext, consumers: Consumers, leases: Leases, use: UnusedWatch) -> None:
+        self._context, self._consumers, self._leases, self._use = context, consumers, leases, use
+        self._held_until = 0
+
+    def prepare(self, request: PrepareDeletion) -> None:
+        """See messages.PrepareDeletion."""
+        if request.withdrawn:
+            self._held_until = 0
+        else:
+            self._check(request.deletion)
+            self._hold()
+
+    def check_attaching(self) -> None:
+        """Raises Unavailable while nobody may attach."""
+        if self._context.ports.clock.monotonic() < self._held_until:
+            raise Unavailable(f"subscription {self._context.identity.subscription!r} is being deleted")
+
+    async def delete(self, request: DeleteSubscription) -> None:
+        """See messages.DeleteSubscription. This dispatcher ends with it, also when it fails halfway.
+
+        Raises Fenced if there is a newer owner, and what the stores refuse with.
+        """
+        context = self._context
+        self._check(request)
+        self._hold()
+        for session in context.sessions.all():
+            self._leases.end(session, "deleted")
+        context.state.delete()
+        await context.store.barrier()
+        try:
+            for forget in (
+                context.tracker.delete,
+                context.changed_delays.delete,
+                context.reporter.gone,
+                context.history.clear,
+            ):
+                await forget()
+                context.ownership.check_owner()
+            await context.store.remove()
+        except SluiceError as error:
+            context.ownership.end(f"the subscription was deleted, but not all of it: {error}")
+            raise
+        context.ownership.end(
+            "the subscription was deleted"
+        )  # not before: its process does not wait for what it awaits
+
+    def _hold(self) -> None:
+        self._held_until = self._context.ports.clock.monotonic() + HOLD_MS
+
+    def _check(self, request: DeleteSubscription) -> None:
+        connected = len(self._context.sessions) + self._consumers.attaching
+        if connected and not request.force:
+            raise Invalid(f"{connected} consumers are connected; close them, or use force")
+        if request.only_unused and not self._use.unused():
+            raise Invalid("the subscription is durable, or in use")

@@ -1,0 +1,183 @@
+"""A subscription is deleted by its owner alone, and on all partitions or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from actors.dispatcher import Dispatcher
+from actors.fenced_record import FencedRecord
+from actors.messages import Attach, Attached, DeleteSubscription, Detach, Progress, RemoveSubscription, RemoveUnused
+from actors.ports import Unknown
+from storage.errors import Fenced, Invalid, SluiceError, Unavailable
+from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+FORCED = DeleteSubscription(force=True)
+
+
+async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
+    """The actor itself."""
+    process = broker.world.at(await broker.address(partition))
+    assert process is not None
+    assert isinstance(process.actor, Dispatcher)
+    return process.actor
+
+
+async def replace(broker: Broker, actor: Dispatcher) -> None:
+    """A newer owner writes the record, and this one is not told."""
+    newer = FencedRecord(broker.world.client("newer"), actor.identity.key)
+    value = await newer.take()
+    assert value is not None
+    await newer.save(value)
+
+
+async def recorded(broker: Broker) -> list[bool]:
+    """By partition, whether the subscription has a record there."""
+    keys = [f"subscription/{TOPIC}/{partition}/{SUBSCRIPTION}" for partition in range(broker.partitions)]
+    return [await broker.ports.meta.read(key) is not None for key in keys]
+
+
+def before(work: Work, first: Work) -> Work:
+    async def both() -> None:
+        await first()
+        await work()
+
+    return both
+
+
+def test_an_owner_that_was_replaced_unknowingly_deletes_nothing() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a")
+        actor = await owner(broker)
+        told: list[Progress] = []
+        topic = broker.world.at(await broker.directory.topic(TOPIC, 0))
+        assert topic is not None
+        heard: Any = topic.actor
+        on_progress = heard.on_progress
+
+        async def hear(request: Progress) -> Any:
+            told.append(request)
+            return await on_progress(request)
+
+        heard.on_progress = hear
+        await replace(broker, actor)
+        with pytest.raises(Fenced):
+            await actor.on_delete_subscription(FORCED)
+        assert await recorded(broker) == [True]
+        assert not any(request.gone for request in told), "the topic would trim what the newer owner has not delivered"
+
+    play(scenario)
+
+
+def test_who_is_replaced_while_it_deletes_leaves_the_record() -> None:
+    async def scenario(broker: Broker) -> None:
+        actor = await owner(broker)
+        history = actor.parts.context.history
+        history.clear = before(history.clear, lambda: replace(broker, actor))  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            await actor.on_delete_subscription(FORCED)
+        assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_what_was_half_deleted_begins_anew() -> None:
+    """Nothing that was done before counts, and the deletion can be asked for again."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a", "b", "c")
+        await broker.until(lambda: len(client.got) == 3)
+        await client.close()
+        actor = await owner(broker)
+
+        async def refused() -> None:
+            raise Unavailable("the store is away")
+
+        actor.parts.context.history.clear = refused  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await actor.on_delete_subscription(FORCED)
+        again = await broker.join("late")
+        await broker.until(lambda: len(again.got) == 3)
+        await broker.quiet(1_000)
+        assert (await broker.stats())["msgBacklog"] == 0
+        await broker.ports.net.call(
+            CONTROLLER, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION, force=True), 10_000
+        )
+        assert await recorded(broker) == [False]
+
+    play(scenario, initial_position="earliest")
+
+
+def test_nobody_attaches_while_it_is_deleted() -> None:
+    async def scenario(broker: Broker) -> None:
+        actor = await owner(broker)
+        history, refused = actor.parts.context.history, list[SluiceError]()
+        await broker.join("c")
+
+        async def come() -> None:
+            with pytest.raises(Unavailable, match="is being deleted") as caught:
+                await attach(broker, 0, "late")
+            refused.append(caught.value)
+
+        history.clear = before(history.clear, come)  # type: ignore[method-assign]
+        await actor.on_delete_subscription(FORCED)
+        assert refused
+        assert await recorded(broker) == [False]
+
+    play(scenario)
+
+
+async def attach(broker: Broker, partition: int, name: str) -> Attached:
+    """A consumer that comes. Raises what the owner refuses it with."""
+    reply = await broker.ports.net.call(
+        await broker.address(partition), Attach(consumer=name, incarnation=name), 10_000
+    )
+    assert isinstance(reply, Attached)
+    return reply
+
+
+async def ask(broker: Broker, request: Any) -> None:
+    """A request to the controller that must be answered."""
+    assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 60_000), Unknown)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_consumer_on_one_partition_keeps_all_of_them(used: int) -> None:
+    async def scenario(broker: Broker) -> None:
+        owners = [await broker.address(partition) for partition in range(2)]
+        session = (await attach(broker, used, "c")).session
+        with pytest.raises(Invalid, match="consumers are connected"):
+            await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert await recorded(broker) == [True, True]
+        await attach(broker, 1 - used, "d")
+        assert [await broker.address(partition) for partition in range(2)] == owners
+        await broker.ask(Detach(session=session), used)
+        await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION, force=True))
+        assert await recorded(broker) == [False, False]
+
+    play(scenario, partitions=2)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_who_comes_during_a_deletion_keeps_no_half(late: int) -> None:
+    async def scenario(broker: Broker) -> None:
+        actor = await owner(broker, 1 - late)
+        address, outcomes = await broker.address(late), list[object]()
+        history = actor.parts.context.history
+
+        async def come() -> None:
+            try:
+                outcomes.append(await broker.ports.net.call(address, Attach(consumer="c", incarnation="c"), 10_000))
+            except Unavailable as error:
+                outcomes.append(error)
+
+        history.clear = before(history.clear, come)  # type: ignore[method-assign]
+        await ask(broker, RemoveUnused(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert [isinstance(outcome, Unavailable | Unknown) for outcome in outcomes] == [True]
+        assert await recorded(broker) == [False, False]
+
+    play(scenario, partitions=2, durable=False)
