@@ -133,6 +133,26 @@ def test_every_name_in_backquotes_exists() -> None:
     assert sorted(wrong) == []
 
 
+_DOTTED = re.compile(r"(?<![\w/.-])((?:storage|actors|cluster|loadgen|tests|benchmarks)(?:\.[A-Za-z_]\w*)+)")
+
+
+def test_every_dotted_name_exists() -> None:
+    """A text that sends its reader to `actors.ports.Net` is right only as long as that module has such a name."""
+    names = {
+        module.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): module for module in modules()
+    }
+    packages = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 2)}
+    wrong = set()
+    for place, text in _texts():
+        for dotted in _DOTTED.findall(text):
+            words = dotted.split(".")
+            end = max(end for end in range(1, len(words) + 1) if ".".join(words[:end]) in packages)
+            module = names.get(".".join(words[:end]))
+            if end < len(words) and (module is None or not re.search(rf"\b{words[end]}\b", module.text)):
+                wrong.add((place, dotted))
+    assert sorted(wrong) == []
+
+
 def _texts() -> Iterator[tuple[str, str]]:
     """Docstrings and pages, by the file in which they stand."""
     for module in modules():
