@@ -63,7 +63,7 @@ from actors.messages.settings import check_subscription, dead_letter_topic
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
-from actors.supervisor import Running, Supervisor, state_of
+from actors.supervisor import CALLER_PATIENCE, Running, Supervisor, state_of
 from actors.topic_catalog import TopicCatalog, check_dead_letters, check_growth, check_settings
 from actors.unused_subscriptions import UnusedSubscriptions
 from actors.wire import Request
@@ -322,7 +322,7 @@ class Controller(Actor):
         entry.settings["subscription_settings"] = msgspec.to_builtins(settings)
         if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
-        address = await self._supervisor.ensure(entry)
+        address = await self._supervisor.ensure(entry, CALLER_PATIENCE)
         self._configured[entry.name] = (address, settings)
         return address
 

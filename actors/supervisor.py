@@ -32,8 +32,18 @@ START_TRIES = 50
 RETRY_MS = 100
 ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
+CALLER_PATIENCE = 20_000
+"""Milliseconds that who asks for an owner waits for its start: less than LOCATE_TIMEOUT of the directory."""
 GATEWAY_REST_MS = 5_000
 """Between attempts to start a gateway that does not: each one costs a process."""
+
+
+@dataclass(slots=True)
+class Start:
+    """One start of an actor, which goes on whoever waits for it. error: why it failed, once it is over."""
+
+    over: Signal = field(default_factory=Signal)
+    error: SluiceError | None = None
 
 
 @dataclass(slots=True)
@@ -51,7 +61,7 @@ class Running:
     leaving: tuple[Address, bool] | None = None
     misses: int = 0
     restarts: int = 0
-    starting: Signal | None = None
+    starting: Start | None = None
     looking: Signal | None = None
     problem: str = ""
     refuses: str = ""
@@ -125,50 +135,65 @@ class Supervisor:
             self._running[key] = Running(kind, key, settings)
         return self._running[key]
 
-    async def ensure(self, entry: Running) -> Address:
-        """The address of an actor, which is started if necessary. Raises the errors of its start."""
-        while entry.starting is not None:
-            await entry.starting.wait(self.ports)
-        if not entry.address:
-            done = entry.starting = Signal()
-            try:
-                if entry.leaving is not None:
-                    await self._places.stop(entry.leaving[0], frozen=entry.leaving[1])
-                    entry.leaving = None
-                entry.address = await self._start(entry)
-                entry.misses, entry.problem, entry.refuses = 0, "", ""
-                if entry.kind == "bookie":
-                    self.failures.back(entry.settings["bookie"])
-            except SluiceError as error:
-                entry.problem = str(error)
-                now = self.ports.clock.monotonic()
-                if entry.kind == "gateway":
-                    self._resting[entry.name] = now + GATEWAY_REST_MS
-                if entry.kind == "bookie":
-                    self.failures.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
-                raise
-            finally:
-                entry.starting = None
-                done.set()
+    async def ensure(self, entry: Running, patience: int | None = None) -> Address:
+        """The address of an actor, started if need be. Raises what its start raises, and Unavailable if that takes more
+        than `patience` milliseconds: it goes on then.
+        """
+        clock = self.ports.clock
+        until = None if patience is None else clock.monotonic() + patience
+        while entry.starting is not None or not entry.address:
+            start = entry.starting or self._begin(entry)
+            if not await start.over.wait(self.ports, None if until is None else max(until - clock.monotonic(), 0)):
+                raise Unavailable(f"{entry.name} is being started: {entry.problem or 'that takes long'}")
+            if start.error is not None:
+                raise start.error
         return entry.address
 
-    async def ensure_all(self, entries: list[Running]) -> list[Address]:
-        """The addresses of several actors, started side by side. Raises what the first failed start raises."""
-        for error in await self.try_all(entries):
+    def _begin(self, entry: Running) -> Start:
+        entry.starting = Start()
+        self.ports.spawn(self._run_start(entry, entry.starting), "start")
+        return entry.starting
+
+    async def _run_start(self, entry: Running, start: Start) -> None:
+        try:
+            if entry.leaving is not None:
+                await self._places.stop(entry.leaving[0], frozen=entry.leaving[1])
+                entry.leaving = None
+            entry.address = await self._start(entry)
+            entry.misses, entry.problem, entry.refuses = 0, "", ""
+            if entry.kind == "bookie":
+                self.failures.back(entry.settings["bookie"])
+        except SluiceError as error:
+            start.error = error
+            entry.problem = str(error)
+            now = self.ports.clock.monotonic()
+            if entry.kind == "gateway":
+                self._resting[entry.name] = now + GATEWAY_REST_MS
+            if entry.kind == "bookie":
+                self.failures.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
+        finally:
+            entry.starting = None
+            start.over.set()
+
+    async def ensure_all(self, entries: list[Running], patience: int | None = None) -> list[Address]:
+        """The addresses of several actors, started side by side. Raises what the first failed start raises; patience:
+        as of `ensure`, for all of them.
+        """
+        for error in await self.try_all(entries, patience):
             if error is not None:
                 raise error
-        return [await self.ensure(entry) for entry in entries]
+        return [await self.ensure(entry, patience) for entry in entries]
 
     async def ensure_one_of(self, entries: list[Running], number: int | None, *, waits: bool = True) -> list[Address]:
         """Start several actors side by side, and wait for this one of them; for all if it is None. waits False: for
         none.
 
         The start of one partition's owner may take long, and callers that want another's must not wait for it. Returns
-        the addresses, empty where one is not there yet. Raises NotFound if there are fewer, and what the start of one
-        that was waited for raises.
+        the addresses, empty where one is not there yet. Raises NotFound if there are fewer, what the start of one that
+        was waited for raises, and Unavailable if that takes more than CALLER_PATIENCE.
         """
         if number is None and waits:
-            return await self.ensure_all(entries)
+            return await self.ensure_all(entries, CALLER_PATIENCE)
         if number is not None and not 0 <= number < len(entries):
             raise NotFound(f"there is no partition {number}; there are {len(entries)}")
         wanted = entries[number] if number is not None and waits else None
@@ -176,7 +201,7 @@ class Supervisor:
             if other is not wanted and not other.address and other.starting is None:
                 self.ports.spawn(self._start_aside(other), "start")
         if wanted is not None:
-            await self.ensure(wanted)
+            await self.ensure(wanted, CALLER_PATIENCE)
         return [entry.address for entry in entries]
 
     async def _start_aside(self, entry: Running) -> None:
@@ -188,15 +213,17 @@ class Supervisor:
             if isinstance(error, (Invalid, NotFound)):
                 self.forget(entry)
 
-    async def try_all(self, entries: list[Running]) -> list[SluiceError | None]:
-        """Start several actors side by side; returns why each could not be started, None if it runs."""
+    async def try_all(self, entries: list[Running], patience: int | None = None) -> list[SluiceError | None]:
+        """Start several actors side by side; returns why each could not be started, None if it runs. patience: as of
+        `ensure`.
+        """
         errors: list[SluiceError | None] = [None] * len(entries)
         left = [number for number, entry in enumerate(entries) if not entry.address]
         done = Signal()
 
         async def one(number: int) -> None:
             try:
-                await self.ensure(entries[number])
+                await self.ensure(entries[number], patience)
             except SluiceError as error:
                 errors[number] = error
             finally:
@@ -310,7 +337,7 @@ class Supervisor:
 
     async def _try_ensure(self, entry: Running) -> None:
         try:
-            await self.ensure(entry)
+            await self.ensure(entry, CALLER_PATIENCE)
         except SluiceError as error:
             self.ports.log("start_failed", key=entry.name, error=str(error))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 import pytest
 
-from actors.directory import Directory
+from actors.directory import LOCATE_TIMEOUT, Directory
 from actors.messages import AddPartitions, LocateSubscription, LocateTopic, RemoveTopic, SubscriptionSettings
 from storage.errors import Invalid, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, Stage, play
@@ -177,5 +178,60 @@ def test_new_controller_serves_while_a_bookie_takes_long() -> None:
             return bool((await stage.row("bookie/bookie-0"))["state"] == "running")
 
         await stage.until(back, "the bookie is not started")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("partition", [0, None])
+def test_who_asks_for_an_owner_that_takes_long_is_answered(partition: int | None) -> None:
+    """Before it gives up by itself, and whoever asked first; the one start goes on."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create_only()
+        stage.start_ms["t/0"] = 3 * LOCATE_TIMEOUT
+        answers: list[Unavailable] = []
+
+        async def ask() -> None:
+            with pytest.raises(Unavailable, match="is being started") as caught:
+                await stage.ask(LocateTopic(topic="t", partition=partition))
+            answers.append(caught.value)
+
+        for _ in range(2):
+            for number in range(3):
+                stage.world.background(ask(), f"caller {number}")
+            await stage.world.loop.pause(LOCATE_TIMEOUT)
+        assert len(answers) == 6
+        directory = Directory(stage.client, CONTROLLER)
+        assert await stage.world.within(2 * LOCATE_TIMEOUT, located(directory), "the owner is not found")
+        assert stage.starts["t/0"] == 1
+
+    play(scenario)
+
+
+async def located(directory: Directory) -> str:
+    """The owner's address, however often that is to be asked."""
+    while True:
+        with contextlib.suppress(Unavailable):
+            return await directory.topic("t", 0)
+
+
+def test_all_who_wait_for_one_start_learn_why_it_failed() -> None:
+    """It is not tried again for each of them."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create_only()
+        stage.start_ms["t/0"], stage.broken["t/0"] = 1_000, Invalid("no such policy")
+        answers: list[Invalid] = []
+
+        async def ask() -> None:
+            with pytest.raises(Invalid, match="no such policy") as caught:
+                await stage.ask(LocateTopic(topic="t", partition=0))
+            answers.append(caught.value)
+
+        for number in range(3):
+            stage.world.background(ask(), f"caller {number}")
+        await stage.world.loop.pause(1_500)
+        assert len(answers) == 3
+        assert stage.starts["t/0"] == 1
 
     play(scenario)

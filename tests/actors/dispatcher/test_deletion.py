@@ -181,3 +181,11 @@ def test_who_comes_during_a_deletion_keeps_no_half(late: int) -> None:
         assert await recorded(broker) == [False, False]
 
     play(scenario, partitions=2, durable=False)
+
+
+def test_a_durable_one_is_never_unused() -> None:
+    async def scenario(broker: Broker) -> None:
+        await ask(broker, RemoveUnused(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert await recorded(broker) == [True]
+
+    play(scenario)

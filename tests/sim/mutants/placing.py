@@ -45,7 +45,7 @@ PLACING: list[Mutant] = [
         old="            await self._ports.clock.sleep(self._times.survey)\n",
         new="            await self._ports.clock.sleep(1 << 40)\n",
         world=PLACEMENT,
-        seed=39,
+        seed=1,
     ),
     Mutant(
         name="processes that nobody needs wait for good",
@@ -53,7 +53,7 @@ PLACING: list[Mutant] = [
         old="        return self.waiting[-1] if len(self.waiting) > wanted else None",
         new="        return None",
         world=PLACEMENT,
-        seed=12,
+        seed=16,
     ),
     Mutant(
         name="a broker takes refuge in a bookie's process",
@@ -69,6 +69,22 @@ PLACING: list[Mutant] = [
         old="if known is process]\n        for slot in slots:",
         new="if known is process][:1]\n        for slot in slots:",
         world=PLACEMENT,
-        seed=1,
+        seed=13,
+    ),
+    Mutant(
+        name="who asks for an owner waits as long as its start takes",
+        module="actors.supervisor",
+        old="            await self.ensure(wanted, CALLER_PATIENCE)\n",
+        new="            await self.ensure(wanted)\n",
+        world="owners",
+        test="tests/actors/test_locating.py::test_who_asks_for_an_owner_that_takes_long_is_answered",
+    ),
+    Mutant(
+        name="each who waited for a start that failed tries it again",
+        module="actors.supervisor",
+        old="            if start.error is not None:\n                raise start.error\n",
+        new="",
+        world="owners",
+        test="tests/actors/test_locating.py::test_all_who_wait_for_one_start_learn_why_it_failed",
     ),
 ]

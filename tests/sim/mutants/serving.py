@@ -80,12 +80,12 @@ SERVING: list[Mutant] = [
         test=f"{INTAKE}::test_a_frame_that_does_not_end_ends_the_connection",
     ),
     Mutant(
-        name="a part of a subscription goes while the rest is in use",
+        name="a durable subscription that nobody uses goes",
         module="actors.dispatcher.deletion",
         old="        if request.only_unused and not self._use.unused():\n",
         new="        if False:\n",
         world=GATEWAY,
-        test=f"{NOT_DURABLE}::test_stays_while_one_partition_is_in_use",
+        test="tests/actors/dispatcher/test_deletion.py::test_a_durable_one_is_never_unused",
     ),
     Mutant(
         name="a durable subscription becomes one that is not",
