@@ -22,7 +22,7 @@ from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
-from actors.messages import Part, TopicSettings
+from actors.messages import NO_COUNTS, Part, TopicSettings
 from actors.messages.settings import dead_letter_topic
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, ProducerConfig, split
 from storage.batch import StoredBatch, make_batch
@@ -66,7 +66,7 @@ class DeadLetters:
         while len(dead := self._core.dead_letters()[:AT_ONCE]):
             resets = self._core.resets
             try:
-                for part in self._runs.parts(dead, np.empty(0, np.uint8), 0):
+                for part in self._runs.parts(dead, NO_COUNTS, 0):
                     await self._move(part, resets)
                 wait.reset()
             except SluiceError as error:

@@ -30,9 +30,10 @@ from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.log_index import READ_MOST, read_ends, read_index
+from actors.dispatcher.open_runs import parts_to_ask_for
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Sessions
-from actors.messages import DELAY_ID, CancelDelayed, Part, RescheduleDelayed, RunIndex, SelectDelayed
+from actors.messages import DELAY_ID, CancelDelayed, RescheduleDelayed, RunIndex, SelectDelayed
 from actors.messages.delayed import (
     CANCELLED,
     RESCHEDULED,
@@ -45,7 +46,7 @@ from storage.delayed.entries import EMPTY, Entries, Mask, concat
 from storage.errors import Overloaded, Unavailable
 from storage.frame import index_columns
 from storage.hashing import Hashes, hash_column
-from storage.position import Positions, entries_of, ledgers_of, parse, position, show
+from storage.position import Positions, parse, position, show
 
 RESCHEDULED_MOST = 1_000_000
 """So many rescheduled messages may wait in memory, 30 MB; more are refused."""
@@ -293,7 +294,7 @@ class DelayedSelection:
             return SelectedDelays(entries, _NO_NAMES)
         positions: list[Positions] = []
         names: list[str] = []
-        for part in _parts(entries.positions):
+        for part in parts_to_ask_for(entries.positions):
             for received in await self._payloads.resolve(part, 0, 0):
                 fits, called = _meant(wanted, received.rows)
                 positions.append(received.positions[fits])
@@ -323,24 +324,6 @@ def _delayed_rows(run: RunIndex, columns: memoryview, wanted: Hashes | None) -> 
     fits = due > 0 if wanted is None else np.isin(hashes, wanted) & (due > 0)
     rows = np.flatnonzero(fits)  # of a million messages one may be wanted: no columns are made of the others
     return Entries(due[rows], rows + position(run.ledger, run.first_entry), hashes[rows])
-
-
-def _parts(positions: Positions) -> list[Part]:
-    """The positions as parts without a handle, so that the topic is asked; one a ledger."""
-    ledgers = ledgers_of(positions)
-    return [
-        Part(
-            ledger=int(ledger),
-            first_entry=0,
-            count=0,
-            delayed=True,
-            shape=0,
-            crc=0,
-            dispatch=0,
-            rows=entries_of(positions[ledgers == ledger]),
-        )
-        for ledger in np.unique(ledgers)
-    ]
 
 
 def _meant(wanted: SelectDelayed, rows: pa.RecordBatch) -> tuple[Mask, pa.Array]:

@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.open_runs import parts_to_ask_for
 from actors.key_shared.heaviest import Heaviest, heaviest, held_keys
-from actors.messages import Part
 from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.heavy_hitters import HeavyHitters
-from storage.position import Positions, entry_of, ledger_of, show
+from storage.position import Positions, show
 
 GROUP = 65_536
 """So many messages are counted together; until then 12 bytes of each are kept."""
@@ -133,8 +133,7 @@ class HotKeys:
 
     async def name_at(self, at: int) -> str | None:
         """The key of the message at a position; None if it cannot be read now, or has none."""
-        rows = np.array([entry_of(at)], np.uint32)
-        part = Part(ledger=ledger_of(at), first_entry=0, count=0, delayed=False, shape=0, crc=0, dispatch=0, rows=rows)
+        (part,) = parts_to_ask_for(np.array([at], np.int64))
         try:
             received = await self._payloads.resolve(part, 0, 0)
         except SluiceError as error:

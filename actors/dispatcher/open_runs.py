@@ -18,7 +18,7 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import Part, RunIndex
+from actors.messages import NO_COUNTS, Part, RunIndex
 from actors.wire import INLINE, Blob, owned
 from storage.position import Positions, entries_of, ledgers_of, position, positions_of
 
@@ -138,14 +138,14 @@ class OpenRuns:
             group = positions[start:stop]
             counts = redeliveries[start:stop]
             if known is None:
-                parts += _unknown(group, counts, dispatch + start)
+                parts += parts_to_ask_for(group, counts, dispatch + start)
                 continue
             inside = int(group.searchsorted(self._lasts[home], side="right"))
             if inside:
                 rows = (group[:inside] - self._firsts[home]).astype(np.uint32)
                 parts.append(_part(known, rows, counts[:inside], dispatch + start))
             if inside < len(group):
-                parts += _unknown(group[inside:], counts[inside:], dispatch + start + inside)
+                parts += parts_to_ask_for(group[inside:], counts[inside:], dispatch + start + inside)
         return parts
 
     # -- the columns --------------------------------------------------------------------------------------------------
@@ -213,7 +213,10 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
     )
 
 
-def _unknown(positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch: int) -> list[Part]:
+def parts_to_ask_for(
+    positions: Positions, redeliveries: npt.NDArray[np.uint8] = NO_COUNTS, dispatch: int = 0
+) -> list[Part]:
+    """Ascending positions as parts of which only the topic has the payload, one a ledger: their rows are entry ids."""
     parts = []
     ledgers = ledgers_of(positions)
     bounds = [0, *(np.flatnonzero(np.diff(ledgers)) + 1).tolist(), len(positions)]

@@ -29,7 +29,7 @@ from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.log_index import read_ends, read_index
 from actors.key_shared.dispatch import Dispatch
 from actors.key_shared.parked_messages import ParkedKey
-from actors.messages import NO_POSITIONS, Discard, ListParked, Redrive
+from actors.messages import NO_COUNTS, NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
 from storage.cursor import Cursor
 from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
@@ -40,7 +40,6 @@ from storage.position import Positions, parse, positions_of, run_positions, show
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 4_096
 """Messages that are looked at together."""
-_NO_COUNTS = np.empty(0, np.uint8)
 
 
 class ParkedKeys:
@@ -89,7 +88,7 @@ class ParkedKeys:
         """These messages, and as positions those that the topic has no more. Raises SluiceError."""
         if not len(positions):
             return
-        parts = self._runs.parts(positions, _NO_COUNTS, 0)
+        parts = self._runs.parts(positions, NO_COUNTS, 0)
         self._payloads.expect(parts)
         for part in parts:
             gone = positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64))

@@ -1,0 +1,66 @@
+"""What stands in a subscription's record, and that a new owner begins with all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from actors.dispatcher import Dispatcher
+from storage.position import position
+from tests.actors.dispatcher.test_rejoin import new_owner
+from tests.scenarios.key_shared.broker import Broker, play
+
+FIELDS = [
+    *("settings", "cursor", "members", "paused", "known", "by_index", "apart"),
+    *("redeliveries", "delayedChanges", "parked", "places"),
+    *("epoch", "owner"),
+]
+"""What every release writes and reads."""
+
+
+def owner(broker: Broker) -> Dispatcher:
+    actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+    assert isinstance(actor, Dispatcher)
+    return actor
+
+
+async def record(broker: Broker, actor: Dispatcher) -> dict[str, Any]:
+    await actor.parts.context.store.barrier()
+    newest = await broker.ports.meta.read(actor.identity.key)
+    assert newest is not None
+    found: dict[str, Any] = msgpack.unpackb(newest.value)
+    return found
+
+
+def test_a_new_owner_begins_with_all_that_is_recorded() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 2)
+        context = owner(broker).parts.context
+        context.changed_delays.cancel(np.array([position(1, 5)]))
+        failed = client.got[0].position
+        context.core.parking.load([(b"a", 1, 7, failed)])
+        await client.nack(client.got[1], delay=60_000)
+        before = await record(broker, owner(broker))
+        assert list(before) == FIELDS
+        assert before["redeliveries"]
+        assert before["parked"] == [[b"a", 1, 7, failed]]
+        await new_owner(broker)
+        after = await record(broker, owner(broker))
+        assert after["epoch"] == before["epoch"] + 1
+        assert {name: after[name] for name in FIELDS[7:11]} == {name: before[name] for name in FIELDS[7:11]}
+        assert owner(broker).parts.context.changed_delays.now.cancelled.contains(np.array([position(1, 5)])).all()
+
+    play(scenario, nack_order="key", dead_letter_policy="park", max_redeliver_count=3, grace_ms=30_000)
+
+
+def test_what_is_empty_stands_in_no_record() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.join("c")
+        found = await record(broker, owner(broker))
+        assert list(found) == [name for name in FIELDS if name not in ("delayedChanges", "parked", "places")]
+
+    play(scenario)
