@@ -272,12 +272,7 @@ class Client:
         )
         work = self._subscribe(consumer, wanted, timeout_ms)
 
-        def give_up() -> None:
-            for part in consumer.parts:
-                if not part.closing:
-                    self._tasks(part.close(), f"give-up-{part.partition}")
-
-        self._open_within(work, timeout_ms, f"subscribing to {topic}", give_up)
+        self._open_within(work, timeout_ms, f"subscribing to {topic}", consumer.leave)
         self._remember(consumer)
         return consumer
 

@@ -124,6 +124,11 @@ class Consumer:
         elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
             self.options.on_ranges(partition, event.kind, event.ranges)
 
+    def leave(self, *, for_good: bool = False) -> None:
+        """The partitions leave, whoever gave up waiting for it; those that do so already go on."""
+        for part in self.parts:
+            part.begin_close(for_good=for_good)
+
     # -- called by users ------------------------------------------------------------------------------------------
 
     @property
@@ -305,9 +310,10 @@ class Consumer:
         self._closed = True
         self._receiving.end(Fenced("the consumer is closed"))
         self._hand_over_now()
-        try:  # the partitions leave even when whoever waits for it gives up
+        try:
             self._loop.run(_together(part.close(for_good=for_good) for part in self.parts), CLOSE_S)
         finally:
+            self._loop.soon(partial(self.leave, for_good=for_good))
             self._on_close(self)
 
     def __enter__(self) -> Consumer:

@@ -41,7 +41,7 @@ from actors.messages import (
 from actors.ports import Address, Ports, Unknown
 from actors.shared_future import carry_through
 from actors.signal import Signal
-from storage.errors import Conflict, Corrupt, Fenced, Overloaded, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from storage.position import Positions
 
 ATTACH_TIMEOUT = 20_000
@@ -225,6 +225,11 @@ class PartitionConsumer:
         self._session_changed.set()
         await carry_through(self._ports, self._close(for_good=for_good), f"close-{self.partition}")
 
+    def begin_close(self, *, for_good: bool = False) -> None:
+        """The same in the background, unless it closes already."""
+        if not self.closing:
+            self._ports.spawn(self.close(for_good=for_good), f"leave-{self.partition}")
+
     async def _close(self, *, for_good: bool) -> None:
         try:
             if self.acknowledgements:
@@ -369,6 +374,10 @@ class PartitionConsumer:
                 reply = Unknown(str(error), gone=True)
                 self._turn += isinstance(error, Conflict)  # which says that the turn is over
                 await wait.pause()
+            except Invalid as error:  # asking the same again would change nothing
+                self._ports.log("poll_refused", partition=self.partition, error=str(error))
+                await self._ports.clock.sleep(RETRY_MOST)
+                raise Fenced("the dispatcher refuses what is said in this session") from error
             if (session, epoch) != (self.session, self.epoch):
                 return
             if not isinstance(reply, Unknown):
@@ -462,9 +471,12 @@ class PartitionConsumer:
                     return
             except PASSING:
                 pass
-            except Fenced:
+            except (Fenced, Invalid) as error:
                 if self.closing:
                     raise
+                if isinstance(error, Invalid) and request.session == self.session:
+                    self._ports.log("acknowledgements_refused", partition=self.partition, error=str(error))
+                    self._lost()
                 return
             await wait.pause()
 

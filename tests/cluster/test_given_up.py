@@ -130,6 +130,26 @@ def test_a_close_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.
     assert attached(client) == 0
 
 
+def test_who_interrupts_a_close_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything of it has begun."""
+    client.create_topic("two", 2)
+    consumer = client.subscribe("two", "s")
+    run = client._loop.run
+
+    def interrupted(work: Any, timeout: float | None = None) -> Any:
+        if work.__name__ != "_together":
+            return run(work, timeout)
+        work.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client._loop, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.close()
+    monkeypatch.undo()
+    eventually(lambda: attached(client) == 0, "who was opened has left", 20)
+    eventually(lambda: not [name for name in tasks(client) if "lease" in name], lambda: str(tasks(client)), 20)
+
+
 def tasks(client: Client) -> list[str]:
     """What goes on in the background of a client."""
     names: Callable[[], list[str]] = lambda: [task.get_name() for task in client._tasks._tasks]  # noqa: E731

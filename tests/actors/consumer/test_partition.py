@@ -8,7 +8,7 @@ import pytest
 
 from actors.messages import Attach, Attached, Delivery, Detach
 from actors.ports import Address
-from storage.errors import Conflict, Corrupt, Overloaded, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError, Unavailable
 from tests.actors.delayed.desk import Desk, serve
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
@@ -155,6 +155,32 @@ def test_what_a_refused_poll_took_along_is_said_again(error: SluiceError) -> Non
         assert (await broker.stats())["msgBacklog"] == 0
 
     play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["Poll", "Acknowledge"])
+def test_who_is_refused_what_it_says_begins_anew(kind: str) -> None:
+    """What it said may be wrong in any way: it holds nothing any more, and all comes again under another session."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 2)
+        session = client.parts[0].session
+        broker.world.network.refusals[kind] = 1.0, (Invalid("it cannot be read"),)
+        if kind == "Acknowledge":
+            client.ack()
+        else:
+            await broker.publish("c")  # which ends the poll that waits
+        await broker.until(lambda: "lost" in [event.kind for event in client.events])
+        broker.world.network.refusals.clear()
+        before = len(client.got)
+        await broker.until(lambda: sorted(client.came()[before:]) == sorted(client.came()[:before]))
+        assert client.parts[0].session != session
+        client.ack()
+        await broker.world.within(10_000, client.parts[0].settle(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario, lease_ms=LEASE_MS)
 
 
 def test_what_a_refused_answer_brought_comes_again() -> None:
