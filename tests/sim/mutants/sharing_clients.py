@@ -35,9 +35,9 @@ SHARING_CLIENTS: list[Mutant] = [
     ),
     Mutant(
         name="who subscribes in vain stays",
-        module="cluster.client",
-        old="                if not part.closing:\n",
-        new="                if part.closing:\n",
+        module="actors.consumer.partition",
+        old="        if not self.closing:\n            self._ports.spawn(",
+        new="        if self.closing:\n            self._ports.spawn(",
         world=BROKER,
         test=GIVEN_UP,
     ),
