@@ -1,4 +1,4 @@
-"""What of the log is not done: the cursor, and with it everything that is remembered of open messages.
+"""The messages of the log that are not done: the cursor, and all state of open messages.
 
 Whatever makes messages done goes through here, so that the cursor, the runs, the decision core and the delayed index
 agree, and the cursor becomes durable.

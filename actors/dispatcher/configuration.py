@@ -1,4 +1,4 @@
-"""What an operator switches: pause and resume, and other settings."""
+"""An operator's switches: pause, resume, and other settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.errors import Conflict
 
 
 class SubscriptionConfiguration:
-    """See the module."""
+    """Pauses the subscription, resumes it, and changes its settings."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._identity, self._state = context.identity, context.state

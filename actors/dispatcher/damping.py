@@ -1,4 +1,4 @@
-"""Consumers that come and go are given hashes later and later (GR-8), without any I/O.
+"""Damping: consumers that come and go get their hashes later and later (GR-8). No I/O.
 
 Each time that a place is given up because nobody came back to it within the grace, the hashes of all others move. A
 name of which that happens again and again waits for its next place: the first time not at all, then one grace, then
@@ -31,7 +31,7 @@ class _Flaps:
 
 
 class Damping:
-    """Which names lost their places how often."""
+    """How often each name has lost its place."""
 
     def __init__(self, grace_ms: int) -> None:
         self._grace = grace_ms

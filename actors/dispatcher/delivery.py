@@ -1,4 +1,4 @@
-"""Messages out, acknowledgements in: one task routes whenever something changed, and polls carry away what it sent.
+"""Messages out, acknowledgements in: one task routes whenever something changed, and polls fetch the result.
 
 Acknowledgements, of which there are the most, may be told to wait for one another (`unblocking_interval_ms`).
 """
@@ -23,7 +23,7 @@ from storage.position import Positions
 
 
 class Deliverer:
-    """Sends what the core decides, and hears what is done. stalls: how often nothing moved although it could."""
+    """Sends messages that the core assigns, and takes acknowledgements. stalls: how often nothing moved but could."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What became due moves from the delayed index to the core, as far as the core has room."""
+"""Moves due messages from the delayed index to the core, as far as the core has room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DUE_GROUP_MS = 20
 
 
 class DueMessages:
-    """See the module."""
+    """Moves due messages of one subscription."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._ports, self._tracker, self._core = context.ports, context.tracker, context.core

@@ -1,4 +1,4 @@
-"""Which place a consumer gets, and for how long a place is kept for one that left (GR-1 to GR-8).
+"""Decides which place a consumer gets, and how long a place is kept for one that left (GR-1 to GR-8).
 
 A consumer that comes gets, in this order: the place of its own incarnation; the place that another one offered to its
 name; a place that is kept for its name; the place of one of its name that is attached and does not answer any more
@@ -61,7 +61,7 @@ class RecordedPlaces:
 
 
 class Grace:
-    """See the module."""
+    """The places of one subscription."""
 
     def __init__(self, context: SubscriptionContext, leases: Leases) -> None:
         self._ports, self._settings = context.ports, context.settings

@@ -1,4 +1,4 @@
-"""What operators ask and what changes nothing, but for statistics: why something is not delivered, and what lies where.
+"""Operators' questions that change nothing, except for statistics: why a message waits, and what lies where.
 
 An explanation runs the core's own gates with reasons (`actors.key_shared.explain`) and adds those that lie outside of
 the core.

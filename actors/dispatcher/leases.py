@@ -29,7 +29,7 @@ RETRY_FIRST, RETRY_MOST = 50, 2_000
 
 
 class Leases:
-    """The end of sessions, and of what is waited for.
+    """Ends sessions, and the waiting for consumers of an earlier owner.
 
     unidentified: sessions whose messages' hashes are not known yet, and what that waits for.
     """

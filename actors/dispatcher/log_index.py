@@ -1,4 +1,4 @@
-"""Questions about the log that the dispatcher's reader did not ask: where it begins and ends, and its index columns."""
+"""Other questions about the log than the reader's: where it begins and ends, and its index columns."""
 
 from __future__ import annotations
 

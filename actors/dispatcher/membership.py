@@ -1,4 +1,4 @@
-"""Who may hold messages of a subscription, and until when: every decision about leases, without any I/O.
+"""Decides, without any I/O, who may hold messages of a subscription and until when.
 
 A session is a lease: a consumer that was not answered for so long must have stopped by itself. An owner that was
 replaced does not know it at once, and what it answers until then still lengthens leases; it does so only for `trust_ms`
@@ -30,7 +30,7 @@ REMEMBERED_ENDED = 10_000
 
 
 class LeaseState(Enum):
-    """See the module."""
+    """The states of a member."""
 
     JOINING = "joining"
     ATTACHED = "attached"

@@ -1,4 +1,4 @@
-"""What the topic is told of how far this subscription is, so that it trims what everybody has seen and nothing else.
+"""Reports how far this subscription is, so that the topic trims only messages that all subscriptions have seen.
 
 A statement carries a mark-delete position that is durable here. It may only rise, with one exception: a seek back.
 Then the topic is told first, and its answer means that the lower mark is durable there and that nothing is being
@@ -25,7 +25,7 @@ RETRY_MS = 50
 
 
 class ProgressReporter:
-    """Tells the topic."""
+    """Reports to the topic."""
 
     def __init__(
         self, ports: Ports, topic: TopicClient, identity: PartitionSubscription, epoch: int, state: SubscriptionState

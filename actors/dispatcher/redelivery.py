@@ -1,4 +1,4 @@
-"""Messages come back unfinished: delays and redelivery counts, and what the next owner has to know of them.
+"""Messages come back unfinished: their delays and redelivery counts, which the next owner must know.
 
 Both are in the subscription's record, and a hand-back is answered when they are: whoever was answered has been heard by
 every later owner too. What was not answered the consumer says again to the next owner, with the count that it saw, so
@@ -24,7 +24,7 @@ from storage.position import Positions
 
 
 class Redelivery:
-    """Takes back what consumers did not finish."""
+    """Takes back messages that consumers did not finish."""
 
     def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
         self._ports, self._core, self._cursor = context.ports, context.core, context.cursor

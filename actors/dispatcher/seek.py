@@ -1,4 +1,4 @@
-"""Moving a subscription: seek, skip, clear, expire.
+"""Moves a subscription: seek, skip, clear, expire.
 
 Whatever moves the read position holds the reader while it works, so that nothing is read on the strength of the old
 position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
@@ -28,7 +28,7 @@ _SHOWN = 5
 
 
 class Seeker:
-    """Moves the cursor as an operator, or what operators said of the topic, wants it."""
+    """Moves the cursor as an operator or the topic's policies demand."""
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory

@@ -1,4 +1,4 @@
-"""Statistics of one subscription on one partition, with Pulsar's names (semantics section 11).
+"""Statistics of one subscription on one partition, with Pulsar's names.
 
 Everything is counted where it happens; here it is only put together.
 """
@@ -17,7 +17,7 @@ from storage.position import show
 
 
 class Statistics:
-    """See the module."""
+    """Puts the statistics together."""
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, deliverer: Deliverer) -> None:
         self._ports, self._identity = context.ports, context.identity

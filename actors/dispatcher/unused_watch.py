@@ -1,4 +1,4 @@
-"""A subscription that is not durable goes when no consumer uses it any more.
+"""Deletes a subscription that is not durable when no consumer uses it any more.
 
 A gateway whose last client leaves says so to the controller at once. One that dies says nothing, so the owner looks as
 well: when for a whole lease nobody was attached, joining or awaited, it asks the controller to delete the subscription.
@@ -17,7 +17,7 @@ LOOK_MS = 1_000
 
 
 class UnusedWatch:
-    """Whether a subscription is used, and what happens when it is not."""
+    """Watches whether a subscription is used."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._ports, self._directory = context.ports, context.directory

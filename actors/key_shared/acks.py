@@ -1,4 +1,4 @@
-"""Messages are done: one by one as they are reported, or many reports in one pass.
+"""Acknowledgements: messages are done, one report at a time or many reports in one pass.
 
 A consumer reports about a thousand messages at a time, and with hundreds of consumers such reports make up most of
 the calls. What one of them changes (counts by hash, by consumer and by state) nobody looks at before the next routing

@@ -1,4 +1,4 @@
-"""What one routing sends: whole columns, sorted by consumer, and cut for each of them only when it is asked for.
+"""The assignments of one dispatch pass: whole columns, sorted by consumer, and cut for one only on request.
 
 With hundreds of consumers the cuts are most of the objects of a pass. Whoever works on columns takes the `shares`
 and needs none of them; whoever serves one consumer after the other iterates, and gets one `Assignment` for each.
@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
 
 class Assignments:
-    """All that one routing sends; iterates over the consumers' parts, in the order of dispatching."""
+    """The result of one dispatch pass; iterates over the consumers' parts, in the order of dispatching."""
 
     def __init__(self) -> None:
         self.shares: list[Share] = []

@@ -1,4 +1,4 @@
-"""Count everything again from the rows alone, and compare with the counts that are kept along the way."""
+"""Checks the state: counts everything again from the rows alone, and compares with the running counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of one subscription on one partition, and the few transitions that every operation is made of.
+"""The state of one subscription on one partition, and the few transitions from which operations are made.
 
 `release` takes messages away from the consumers that hold them, `queue` and `unqueue` keep count of those that wait
 with a known place in the order, `change_owners` follows a join or a leave. Each keeps window, hash tables, members
@@ -76,7 +76,7 @@ def _policy(settings: SubscriptionSettings) -> Policy:
 
 
 class Core:
-    """Everything that is known; see the modules for each part."""
+    """The whole state; the modules describe each part."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Core:
         return self.lot.counted + self.window.count[DEAD] if self.lot.on else 0
 
     def unreached(self, rows: Rows) -> Mask:
-        """Which rows lie behind what was read forward, and wait for that: consumers held them from an earlier owner and
+        """Which rows wait because the log was not read up to them: consumers held them from an earlier owner and
         gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
         """
         unreached: Mask = self.window.position[rows] > self.last_read
@@ -190,7 +190,7 @@ class Core:
         self.tables.unqueued(self.window.hash[rows])
 
     def move_waiting(self, rows: Rows, before: int, after: int) -> None:
-        """Rows that are with nobody change their state; what is known by hash follows."""
+        """Rows that no consumer holds change their state, and the tables by hash with them."""
         if len(rows) == 0:
             return
         self.window.move(rows, len(rows), before, after)
@@ -212,7 +212,7 @@ class Core:
         np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
 
     def unhold(self, hashes: Reduced) -> None:
-        """Rows of these hashes are held no more; look again which are."""
+        """Rows of these hashes may be held no longer; find out which still are."""
         affected = np.zeros(HASH_RANGE, np.bool_)
         affected[hashes] = True
         self.tables.held_from[affected] = NOTHING_HELD
@@ -247,7 +247,7 @@ class Core:
         self.settle_limits()
 
     def _no_more_revoked(self, rows: Rows) -> None:
-        """Of rows that leave their consumers, those that were asked back are so no more."""
+        """Rows that leave their consumers are not asked back any more."""
         rows = rows[(self.window.flags[rows] & REVOKED) != 0]
         if len(rows):
             self.window.flags[rows] &= np.uint8(0xFF ^ REVOKED)
@@ -271,7 +271,7 @@ class Core:
     def change_owners(
         self, *, now: int, cause: str, gone: AttachedConsumer | None = None, handed_over: bool = False
     ) -> None:
-        """Follow a change of membership. handed_over: whoever gets hashes gets them as agreed."""
+        """Follow a change of membership. handed_over: the hashes change hands as agreed."""
         before, drained_before = self.tables.owner, self.tables.drains
         self.tables.set_owners(self.selector.owners())
         self.drains.owners_changed(self.tables, now)
@@ -347,7 +347,7 @@ class Core:
     # -- claims -----------------------------------------------------------------------------------------------------
 
     def claim(self, member: AttachedConsumer) -> None:
-        """Give a consumer what it already holds from before a change of owner, as far as it was read by now.
+        """Give a consumer the messages that it holds from before a change of owner, as far as they were read.
 
         A row stays unclaimed if it, or a message of its hash, is already with another consumer: claiming it would
         put one key at two consumers. It is then sent again in its turn, which is a duplicate and allowed. What is done
@@ -402,7 +402,7 @@ class Core:
             self.unclaim(member, positions)
 
     def unclaim(self, member: AttachedConsumer, positions: Positions | None) -> Positions:
-        """A consumer no longer holds these (None: anything) of what it claims and was not read; returns which."""
+        """A consumer drops these (None: all) of the unread messages that it claims; returns which."""
         given = member.claims if positions is None else np.intersect1d(member.claims, positions)
         if len(given):
             member.claims = np.setdiff1d(member.claims, given, assume_unique=True)
@@ -424,7 +424,7 @@ class Core:
         heapq.heappush(self.later, (when, self.waits, np.sort(self.window.position[rows])))
 
     def wake(self, now: int) -> None:
-        """Rows whose delay is over wait to be sent from now on. What was given back again meanwhile waits on."""
+        """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
         while self.later and self.later[0][0] <= now:
             rows = self.window.find(heapq.heappop(self.later)[2])
             rows = rows[self.window.state[rows] == WAITING]
@@ -437,7 +437,7 @@ class Core:
 
 
 def raised(counts: npt.NDArray[np.uint8], seen: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
-    """One more than the consumer saw, or than is known where it did not say; said twice it is the same."""
+    """One more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
     more: npt.NDArray[np.uint8]
     if seen is None:
         more = counts + (counts < MAX_REDELIVERIES).astype(np.uint8)

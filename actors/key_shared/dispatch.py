@@ -59,7 +59,7 @@ from storage.redeliveries import Redeliveries
 
 
 class Dispatch:
-    """See the module. resets: how often everything was forgotten; what was decided before counts no more."""
+    """The decisions of one subscription. resets: how often it started over; earlier decisions are void then."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Dispatch:
 
     @property
     def tables(self) -> HashTables:
-        """What is known of each hash; for reading only."""
+        """The tables by hash; for reading only."""
         return self._core.tables
 
     def reset(self) -> None:
@@ -154,7 +154,7 @@ class Dispatch:
             self._add(positions, hashes, FRESH, 0)
 
     def knows(self, consumer: int, positions: Positions) -> Mask:
-        """Which positions (int64, ascending) this owner has at hand, or the consumer brought from before it.
+        """Which positions (int64, ascending) this owner knows, or the consumer brought from an earlier owner.
 
         A delayed message is at hand as soon as it is due, however far the reading forward has come.
         """
@@ -170,14 +170,14 @@ class Dispatch:
         return [self._core.members.at(slot).number for slot in self._core.selector.rivals(ranges)]
 
     def retire(self, consumer: int, *, now: int) -> None:
-        """A consumer gives up its place and is sent nothing more; what it holds stays with it until it leaves."""
+        """A consumer gives up its place and gets nothing more; its messages stay with it until it leaves."""
         core = self._core
         member = core.members.by_number.get(consumer)
         if member is not None:
             hash_assignments.retire(core, member, now=now)
 
     def leave(self, consumer: int, *, now: int, keep: bool = False) -> None:
-        """A consumer left, for whatever reason; what it held waits in order for the others (KS-35, KS-36).
+        """A consumer left, for any reason; its messages wait in order for the others (KS-35, KS-36).
 
         keep: its place is kept, if the subscription keeps places, and waits for it with what it held.
         """
@@ -188,7 +188,7 @@ class Dispatch:
 
     @property
     def ring(self) -> HashAssignments:
-        """The places of consumers, for who decides who gets which."""
+        """The places of consumers, for the part that assigns them."""
         return HashAssignments(self._core)
 
     # -- the log ----------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Dispatch:
 
     @property
     def nack_ordered(self) -> bool:
-        """Whether what is given back keeps its place, so that consumers are asked for what they hold behind it."""
+        """Whether returned messages keep their place, so that consumers must give back later ones."""
         return self._core.nack_ordered
 
     @property
@@ -305,11 +305,11 @@ class Dispatch:
         return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
-        """Messages are done, whoever says so (KS-57); returns those that were here, ascending, each once."""
+        """Messages are done, whoever reports it (KS-57); returns those that were here, ascending, each once."""
         return acknowledge(self._core, positions, consumer)
 
     def acknowledge_soon(self, positions: Positions, consumer: int | None = None) -> None:
-        """The same, brought in together with other reports before anything else is decided or told."""
+        """Like `acknowledge`, but gathered with other reports, and applied before anything else is decided or read."""
         if len(positions):
             self._reports.append((positions, consumer))
 
@@ -467,12 +467,12 @@ class Dispatch:
         return [each.number for each in members if each.events or each.drained or len(each.revoked)]
 
     def take_events(self, consumer: int) -> list[Event]:
-        """What this consumer was not told yet: revoked, assigned, drained ranges."""
+        """News that this consumer has not received: revoked, assigned, drained ranges."""
         member = self._core.members.by_number.get(consumer)
         return [] if member is None else take_events(member, self._core.history.number)
 
     def take_revoked(self, consumer: int) -> Positions:
-        """What this consumer is to give back and was not told yet (int64, ascending); see `revocation`."""
+        """Messages that this consumer must give back and was not asked for yet (int64, ascending); see `revocation`."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
 

@@ -1,4 +1,4 @@
-"""One pass of the dispatch: which waiting rows go to whom (KS-37, KS-41), as gathers and masks over columns.
+"""One dispatch pass: which consumer gets which waiting rows (KS-37, KS-41), as gathers and masks over columns.
 
 A pass takes candidates in ascending order of position, asks whose they are, and strikes out those that a gate holds
 back. What is left is sorted by owner, stably, and each owner's part is cut at its permits. All rows of one hash have
@@ -248,7 +248,7 @@ def _assign(
     out: Assignments,
     now: int,
 ) -> None:
-    """Note who gets what of the rows, which are sorted by slot."""
+    """Record which consumer gets which of the rows, which are sorted by slot."""
     members = core.members
     to = np.flatnonzero(counts)
     members.last_sent[to] = now

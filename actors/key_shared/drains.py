@@ -1,4 +1,4 @@
-"""What draining there has been: most hashes at once, and for how long each of them kept its messages waiting.
+"""Statistics of draining: the most hashes at once, and how long each of them kept its messages waiting.
 
 Statistics are asked for a few times a second, and a hash drains for milliseconds, so what can be seen when somebody
 asks says little of what there was. So the peak is noted when hashes begin to drain, and each that ends leaves its
@@ -28,7 +28,7 @@ CONSUMERS_KEPT = 256
 
 @dataclass
 class Spread:
-    """How often which value came, all of them at least 0."""
+    """Counts of values, all of them at least 0."""
 
     counts: Counter[int] = field(default_factory=Counter)
     most: int = 0
@@ -68,7 +68,7 @@ class Drains:
         self._by_consumer: dict[str, _Finished] = {}
 
     def owners_changed(self, tables: HashTables, now: int) -> None:
-        """Some hashes may drain now that did not, and some no more. now: milliseconds."""
+        """The draining hashes may have changed. now: milliseconds."""
         if not len(self._since):
             if not tables.draining:
                 return
@@ -80,7 +80,7 @@ class Drains:
         self.peak = max(self.peak, tables.draining)
 
     def finished(self, hashes: npt.NDArray[np.intp], attempts: npt.NDArray[np.int32], name: str, now: int) -> None:
-        """These drain no more because the consumer of this name has finished; attempts: int32, one a hash."""
+        """These stopped draining because the consumer of this name finished. attempts: int32, one for each hash."""
         if not len(self._since):
             return
         began = self._since[hashes]

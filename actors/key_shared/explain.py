@@ -338,7 +338,7 @@ def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
 
 
 def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
-    """Another key shares the hash, and its messages are what is waited for."""
+    """Another key shares the hash, and the key waits for its messages."""
     others = rows[core.window.key[rows] != key_hash]
     held = others[core.window.state[others] == PENDING]
     if len(held) == 0:
@@ -391,7 +391,7 @@ def _reason(gate: str, text: str, unblocks: str, **more: object) -> Reason:
 
 
 def blocked_keys(core: Core, top: int, now: int) -> list[dict[str, Any]]:
-    """Hashes of which something waits, the longest waiting first, with the reasons of their first message."""
+    """Hashes with waiting messages, the longest waiting first, with the reasons of their first message."""
     window = core.window
     rows = window.rows_in(*_WAITING)
     hashes, first, counts = np.unique(window.hash[rows], return_index=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""Consumers come and go (KS-34 to KS-36), and what becomes of their places.
+"""Consumers join and leave (KS-34 to KS-36): their places are made, kept, handed over and given up.
 
 A place is a consumer's share of the hashes, as its selector divides them. Without `grace_ms` it goes with the
 consumer. With it a place outlives who had it (GR-1 to GR-4):
@@ -161,7 +161,7 @@ def layout(core: Core) -> list[list[Any]]:
 
 
 def restore(core: Core, rows: Iterable[Sequence[Any]], *, now: int) -> None:
-    """Begin with the places of an earlier owner, kept for those who had them. For a core without consumers."""
+    """Begin with the places of an earlier owner, kept for their consumers. Only for a core without consumers."""
     for name, base, to, keeps_place, share in rows:
         slot = core.members.free_slot()
         core.selector.restore(slot, list(share))
@@ -184,7 +184,7 @@ def successor(core: Core) -> Core:
 
 
 def kept_stats(core: Core) -> dict[str, Any]:
-    """What is kept, and what became of places."""
+    """Statistics of kept places, and of what became of them."""
     owner = core.tables.owner
     kept = [
         {
@@ -206,7 +206,7 @@ def kept_stats(core: Core) -> dict[str, Any]:
 
 
 class HashAssignments:
-    """The places as those see them who decide who gets which (`actors.dispatcher.grace`); made for one look."""
+    """A view of the places for the part that assigns them (`actors.dispatcher.grace`); made for one look."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -227,11 +227,11 @@ class HashAssignments:
         kept.over, kept.until = over, until
 
     def place(self, slot: int) -> AttachedConsumer:
-        """Who is at a place, or was."""
+        """The place of a present or former consumer."""
         return self._core.members.at(slot)
 
     def places(self) -> list[AttachedConsumer]:
-        """Who has a place or had the kept ones, in the order of the ring."""
+        """The present and former consumers of all places, in the order of the ring."""
         return [self._core.members.at(slot) for slot, _ in self._core.selector.layout()]
 
     def of(self, consumer: int) -> AttachedConsumer | None:
@@ -240,7 +240,7 @@ class HashAssignments:
         return member if member is not None and has_place(self._core, member.slot) else None
 
     def offer(self, place: AttachedConsumer, to: str) -> None:
-        """Whoever comes under this name takes the place over."""
+        """The consumer that attaches under this name takes the place over."""
         place.to = to
 
     def give_place(self, consumer: int, now: int) -> bool:
@@ -252,7 +252,7 @@ class HashAssignments:
         return True
 
     def hand_over_told(self, consumer: int) -> None:
-        """Tell a consumer that is apart that its place is another's."""
+        """Tell an unassigned consumer that another one has its place."""
         self._core.members.by_number[consumer].events.append(("handed_over", (), self._core.history.number))
 
     def give_up(self, slot: int, now: int) -> None:

@@ -1,4 +1,4 @@
-"""Which key has most of what is unfinished, and which keys consumers hold: questions that are answered in columns.
+"""Finds the key with most of the unfinished messages, and the keys that consumers hold, in columns.
 
 A key that has more than half of the rows is the median of them, so no rows are sorted to find it.
 """
@@ -34,7 +34,7 @@ class Heaviest:
 
 
 def heaviest(window: Window, members: list[AttachedConsumer]) -> Heaviest | None:
-    """The heaviest key now; None: no key has more than half. What is not due, or dead, does not count."""
+    """The heaviest key now; None: no key has more than half. Delayed and dead messages do not count."""
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, WAITING, PENDING)
     if not len(rows):
         return None

@@ -1,4 +1,4 @@
-"""Who owned which hashes when: every change of owner as an event, bounded, and what each consumer is told of it.
+"""The history of assignments: a bounded list of changes of owners, and the news of them for each consumer.
 
 Changes are numbered. An owner of the subscription that comes after another one begins above the numbers of the former
 and may be told of its changes (`remember`). Between the last of them and the first of the new owner, the answer is who
@@ -84,7 +84,7 @@ class History:
         gone: AttachedConsumer | None,
         handed_over: bool = False,
     ) -> None:
-        """Note a change and tell the consumers concerned; `gone` is one that just left. handed_over: as was agreed."""
+        """Record a change and prepare news for its consumers; `gone` has just left. handed_over: it was agreed."""
         moved = difference(before, after)
         if not moved:
             return
@@ -123,7 +123,7 @@ class History:
 
 
 def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> None:
-    """Hashes came free at their former holders: count them, and remember to tell."""
+    """Hashes came free at their former holders: count them, and prepare the news."""
     for slot in np.unique(holder[freed]):
         member = members.by_slot[int(slot)]
         if member is not None:
@@ -140,7 +140,7 @@ def tell_inactive(member: AttachedConsumer, number: int) -> None:
 
 
 def take_events(member: AttachedConsumer, number: int) -> list[Event]:
-    """What this consumer has not been told yet: revoked, assigned and drained ranges, inactive; oldest first."""
+    """News that this consumer has not received: revoked, assigned and drained ranges, inactive; oldest first."""
     events = [Event(kind=kind, ranges=list(ranges), epoch=epoch) for kind, ranges, epoch in member.events]
     if member.drained:
         mask = np.zeros(HASH_RANGE, np.bool_)

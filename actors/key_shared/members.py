@@ -1,4 +1,4 @@
-"""The consumers of a subscription: who is here, what they may still get, what they have not acknowledged.
+"""The consumers of a subscription: which are here, their permits, and their unacknowledged messages.
 
 A consumer is known by a number that is never used again, so that a late request of a consumer that left finds nobody
 (KS-50); it is the number of its session as well. Inside it has a slot, a small number that is used again, because slots
@@ -190,7 +190,7 @@ class Members:
         self._allowance = None
 
     def count_allowance(self) -> Counts:
-        """The allowance from what it hangs on."""
+        """Count the allowance anew."""
         permits: Counts = np.minimum(np.maximum(self.credited - self.sent, 0), _MOST_PERMITS)
         if self.max_unacked_each > 0:
             permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
@@ -211,7 +211,7 @@ class Members:
 
     @property
     def sent_total(self) -> int:
-        """Messages that were sent to anybody, also to those who have left."""
+        """Messages that were sent, also to consumers that have left."""
         return self.sent_to_leavers + int(self.sent.sum())
 
     def stop(self, member: AttachedConsumer) -> None:
@@ -220,7 +220,7 @@ class Members:
         self.granted[member.slot] = self.credited[member.slot] = self.sent[member.slot]
 
     def take_back(self, member: AttachedConsumer, count: int) -> None:
-        """So many messages that were sent to it never arrived: their permits are free again."""
+        """A number of messages that were sent to it never arrived: their permits are free again."""
         self.touch()
         self.sent[member.slot] -= count
 
@@ -250,7 +250,7 @@ class Members:
         return bool((self.starved & (self.credited > self.sent)).any())
 
     def settle_subscription(self, held: int) -> bool:
-        """Block or release the whole subscription by what it holds back in all (KS-49); returns blocked."""
+        """Block or release the subscription by all its unacknowledged messages (KS-49); returns blocked."""
         if self.max_unacked_all > 0:
             if held >= self.max_unacked_all:
                 self.all_blocked = True

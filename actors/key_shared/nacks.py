@@ -1,4 +1,4 @@
-"""Messages are given back: who gives back what, how often that was counted, and how long each waits.
+"""Negative acknowledgements: messages are given back, their redeliveries are counted, and their delays kept.
 
 What is in the window keeps its count and its time there. A new owner knows of most of it before it reads it again: from
 the record of the owner before, and from consumers that give back what they hold from that time. These rows wait in
@@ -133,7 +133,7 @@ def redeliver_all(
 
 
 def recall(core: Core, positions: Positions) -> None:
-    """Rows were just added, `positions` ascending: what is known of them from before they were read counts on."""
+    """Rows were just added, `positions` ascending: counts and delays from before they were read apply to them."""
     if not len(core.unread.positions):
         return
     window = core.window
@@ -207,7 +207,7 @@ def _overtook(core: Core, rows: Rows, positions: Positions) -> None:
 
 
 def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts | None:
-    """What was said of some of these positions, all ascending."""
+    """The entries of some of these positions, all ascending."""
     return None if seen is None else seen[np.searchsorted(positions, wanted)]
 
 

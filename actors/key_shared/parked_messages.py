@@ -47,7 +47,10 @@ class ParkedKey:
 
 
 class ParkedMessages:
-    """See the module. In `table` the column `consumer` is the number of the key, `since` the bytes of the message."""
+    """The parked messages of one subscription.
+
+    `table` is a window in which the column `consumer` has the number of the key and `since` the bytes of the message.
+    """
 
     def __init__(self, settings: SubscriptionSettings) -> None:
         self.on = settings.dead_letter_policy != "skip"
@@ -104,7 +107,7 @@ class ParkedMessages:
         return self.keys[number]
 
     def close_key(self, number: int) -> None:
-        """It is parked no more; its rows are the caller's business."""
+        """The key is not parked any more; its rows are left to the caller."""
         gone = self.keys.pop(number)
         if gone.key is not None:
             del self._names[gone.key]
@@ -117,7 +120,7 @@ class ParkedMessages:
         return bool(self._allowed()[number])
 
     def _allowed(self) -> Mask:
-        """By number, the keys that are parked: so many of those that failed first."""
+        """Which keys are parked, by number: the first ones to fail, up to the limit."""
         if self._may_park_stale:
             self._may_park_stale = False
             self._may_park[:] = False
@@ -188,7 +191,7 @@ class ParkedMessages:
         self.table.put(positions, hashes, np.zeros(len(positions), np.uint16), UNKNOWN, 0, now)
 
     def known(self, positions: Positions, numbers: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> None:
-        """These (ascending, UNKNOWN) are of the keys with these numbers, and have so many bytes."""
+        """These (ascending, UNKNOWN) belong to the keys with these numbers, and have these sizes in bytes."""
         table = self.table
         rows = table.find(positions)
         table.consumer[rows], table.since[rows] = numbers, sizes
@@ -221,7 +224,7 @@ class ParkedMessages:
         return taken
 
     def settle(self) -> None:
-        """Room came free: park what was blocked at a limit, the earliest first."""
+        """There is room again: park messages that were blocked at a limit, the earliest first."""
         table = self.table
         rows = table.rows_in(PARKED, BLOCKED)
         allowed = self._allowed()[table.consumer[rows]]

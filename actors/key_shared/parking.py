@@ -1,4 +1,4 @@
-"""Parking a key: what failed too often, and what follows it of its key, waits until an operator decides; others go on.
+"""Parks keys: a message that failed too often waits, with later ones of its key, until an operator decides.
 
 Before each dispatch `collect` takes what lies behind a failed message of a closed hash out of the window and into the
 lot (`parked_messages`). Whoever reads the messages tells their keys (`Parking.examined`): what is of a parked key
@@ -106,7 +106,7 @@ def _remember_overtaking(core: Core, rows: Rows) -> None:
 
 
 def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> None:
-    """Messages that are in the lot no more wait again, with their place (ascending)."""
+    """Messages that are not parked any more wait again, with their place (ascending)."""
     if not len(positions):
         return
     window = core.window
@@ -159,7 +159,7 @@ def redrive(core: Core, numbers: Iterable[int]) -> int:
 
 
 class Parking:
-    """What the owner of the subscription asks and tells of parked keys. core: as it is now."""
+    """The owner's questions and decisions about parked keys. core: the present one."""
 
     def __init__(self, core: Core) -> None:
         self._core, self._lot = core, core.lot
@@ -209,7 +209,7 @@ class Parking:
         return dead or (self._lot.table.count[UNKNOWN] > 0 and len(self.unknown(1)) > 0)
 
     def park(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64], now: int) -> None:
-        """These (ascending) failed, and are of these keys (binary, null: none), with so many bytes."""
+        """These (ascending) failed. They belong to these keys (binary, null: none) and have these sizes in bytes."""
         core, lot, window = self._core, self._lot, self._core.window
         here = np.isin(positions, window.position[window.rows_in(DEAD)])
         numbers: list[int] = []

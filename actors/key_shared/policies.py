@@ -1,4 +1,4 @@
-"""The four ways in which Pulsar has kept, or failed to keep, the order of keys, behind one interface.
+"""The four policies by which Pulsar has kept, or failed to keep, the order of keys, behind one interface.
 
 A policy owns one gate: given rows with their hashes and owners, which of them may not go to their owner yet?
 
@@ -35,7 +35,7 @@ from storage.position import EARLIEST, Positions, entry_of, show
 
 
 class Gate(IntEnum):
-    """What holds a message back from its owner, in order of precedence for an explanation."""
+    """The reasons that hold a message back from its owner, in order of precedence for an explanation."""
 
     KEY_DELAYED = 1
     REDELIVERY = 2
@@ -56,7 +56,7 @@ class Candidates:
 
 
 class Policy(Protocol):
-    """What differs between the policies."""
+    """The differences between the policies."""
 
     ordered: bool
     """A message waits behind an earlier one of its hash that waits for redelivery."""

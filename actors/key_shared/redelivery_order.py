@@ -1,4 +1,4 @@
-"""The sentinel's books of the stronger promise (`nack_order=key`): what is out, and how far each hash has come.
+"""The sentinel's books for `nack_order=key`: which messages are out, and how far each hash has come.
 
 What is out is a bag of positions; changes are gathered, and counted when a delivery lies below the highest position
 that was ever out of its hash. Where nothing is given back that never happens, and the changes are only counted now and
@@ -21,7 +21,7 @@ _SPREAD = 4
 
 
 class Repeated:
-    """See the module."""
+    """The books for one subscription."""
 
     def __init__(self) -> None:
         self._next: Positions = np.zeros(HASH_RANGE, np.int64)
@@ -56,7 +56,7 @@ class Repeated:
         _raise(self._top, hashes, positions)
 
     def given_back(self, hashes: HashIndex, positions: Positions, *, again: bool) -> None:
-        """These are out no more; again: they will be, and have a place then."""
+        """These are not out any more. again: they will be sent again, and then have a place."""
         if again:
             np.minimum.at(self._next, hashes, positions)
             if self._unplaced:
@@ -108,7 +108,7 @@ def _raise(table: Positions, hashes: HashIndex, positions: Positions) -> None:
 
 
 def _left(hashes: Reduced, positions: Positions, sent: Mask) -> tuple[Reduced, Positions]:
-    """What was sent oftener than it came back, with its hashes; positions ascending, each once."""
+    """Messages that were sent more often than they came back, with hashes; positions ascending, each once."""
     if not len(positions):
         return hashes, positions
     lowest = int(positions.min())

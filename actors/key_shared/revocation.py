@@ -1,4 +1,4 @@
-"""Ordered negative acknowledgement (`nack_order=key`): what is given back goes out again before what follows it.
+"""Revocation (`nack_order=key`): a returned message goes out again before later ones, which are asked back.
 
 Three rules make that hold on every way on which a message comes back (negative acknowledgement, redelivery of all, a
 consumer that leaves, a new owner), and all of them are kept by hash, as everything else is:
@@ -110,7 +110,7 @@ def keep_places(core: Core) -> None:
 
 
 def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
-    """What this consumer is to give back and was not told yet (int64, ascending)."""
+    """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
     told, member.revoked = member.revoked, member.revoked[:0]
     rows = core.window.find(told)
     still: Positions = core.window.position[rows[(core.window.flags[rows] & REVOKED) != 0]]

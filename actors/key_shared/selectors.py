@@ -1,4 +1,4 @@
-"""Who owns which hash: the three selectors of Key_Shared, and the one active consumer of Exclusive and Failover.
+"""Selectors decide who owns which hash: three for Key_Shared, and one active consumer for Exclusive and Failover.
 
 A selector keeps who takes part and answers with the whole table of owners (uint16 slot numbers, NO_SLOT where
 nobody is responsible). Consumers are known by slot, which stands for one incarnation, so two consumers of equal name
@@ -60,7 +60,7 @@ class Selector(Protocol):
         """Let a slot have a share of a `layout`."""
 
     def replace(self, slot: int, by: int) -> None:
-        """Another slot has from now on what this one had."""
+        """Another slot takes the share of this one."""
 
 
 def reduce_for(selector: Selector, masked: Hashes) -> Reduced:
@@ -196,7 +196,7 @@ class ConsistentHashing:
 
 
 class AutoSplit:
-    """One part a consumer, by halving."""
+    """One part for each consumer, by halving."""
 
     start = 0
 
@@ -289,7 +289,7 @@ class Sticky:
         self._owner[mine] = slot
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """Who has a part of these ranges."""
+        """The slots that have a part of these ranges."""
         slots = [self._owner[max(start, 0) : end + 1] for start, end in ranges]
         return [slot for slot in np.unique(np.concatenate(slots)).tolist() if slot != NO_SLOT] if slots else []
 
@@ -315,7 +315,7 @@ class Sticky:
 
 
 class _Undivided:
-    """Where consumers have no shares of the hashes."""
+    """Base of selectors in which consumers have no shares of the hashes."""
 
     def layout(self) -> list[tuple[int, Share]]:
         """No share to tell of."""
@@ -397,7 +397,7 @@ SELECTORS: dict[str, Callable[[SubscriptionSettings], Selector]] = {
 
 
 def make_selector(settings: SubscriptionSettings, partition: int = 0) -> Selector:
-    """Who divides the hashes of a subscription on a partition. Raises Invalid for a name that is none."""
+    """The selector of a subscription on a partition. Raises Invalid for an unknown name."""
     if settings.type == "shared":
         return Nobody()
     if settings.type != "key_shared":

@@ -1,4 +1,4 @@
-"""The order sentinel: looks at what is really sent, and at nothing else, and says whether the promises hold.
+"""The order sentinel: it looks only at messages that are really sent, and says whether the promises hold.
 
     promise 2   of one hash, the unacknowledged messages are with at most one consumer
     promise 3   first deliveries of one hash come in the order of publication (delayed messages are exempt, KS-64)
@@ -31,7 +31,7 @@ _STORIES = 16
 
 
 class Sentinel:
-    """Counts what was checked and what was wrong. name(slot) describes a consumer in a story.
+    """Counts checks and violations. name(slot) describes a consumer in a story.
 
     repeated: the stronger promise is checked too.
     """
@@ -120,7 +120,7 @@ class Sentinel:
             )
 
     def given_back(self, hashes: HashIndex, positions: Positions | None = None, *, again: bool = False) -> None:
-        """Messages of these hashes are acknowledged, or with their consumer no more.
+        """Messages of these hashes are acknowledged or have left their consumer.
 
         positions: which, one a hash; only for the stronger promise. again: they are to go out again.
         """

@@ -1,4 +1,4 @@
-"""Statistics with Pulsar's names (semantics section 11), from the arrays; nothing is counted twice for them."""
+"""Statistics of the decisions, with Pulsar's names, from the arrays; nothing is counted for them alone."""
 
 from __future__ import annotations
 

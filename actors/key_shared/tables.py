@@ -1,4 +1,4 @@
-"""What is known of each of the 65,536 hashes.
+"""The state of each of the 65,536 hashes.
 
     owner[h]      slot of the consumer that should get messages of h now, NO_SLOT for nobody
     holder[h]     slot of the consumer to which a message of h was sent last
@@ -73,7 +73,7 @@ class HashTables:
         self.recount()
 
     def recount(self) -> None:
-        """Find the draining hashes anew, and forget blocked attempts of those that drain no more (KS-27)."""
+        """Find the draining hashes anew, and forget blocked attempts of others (KS-27)."""
         self.drains = self.draining_mask()
         self.draining = int(self.drains.sum())
         self.attempts[(self.attempts > 0) & ~self.drains] = 0

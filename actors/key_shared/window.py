@@ -135,7 +135,7 @@ class Window:
             self._sort()
 
     def put(self, positions: Positions, keys: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
-        """The same for positions of which some may have been here before: a hole becomes its row again."""
+        """Like `append`, for positions that may have been here before: a hole becomes its row again."""
         rows, known = self.locate(positions)
         if len(known):
             new = np.isin(positions, known, invert=True)

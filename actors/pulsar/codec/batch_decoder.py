@@ -1,8 +1,8 @@
-"""The messages of many frames at once, as columns.
+"""Decodes the messages of many frames at once, as columns.
 
-Where the messages begin is found by a short loop that looks only for their sizes. Then every field of all messages is
-read abreast (actors.pulsar.codec.fields_reader). What is seldom goes the slow way, a frame at a time, by protobuf: null
-values, keys in base64, fields that are not known here, and everything that is malformed, which is refused there.
+A short loop that looks only at sizes finds where the messages begin. Then every field of all messages is read in one
+step (actors.pulsar.codec.fields_reader). Rare cases go the slow way, a frame at a time, by protobuf: null values, keys
+in base64, unknown fields, and everything that is malformed, which is refused there.
 """
 
 from __future__ import annotations

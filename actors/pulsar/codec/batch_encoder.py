@@ -1,6 +1,6 @@
-"""Messages of batches on their way out, encoded abreast with Arrow's kernels: for each row its metadata and payload.
+"""Encodes messages of batches in columns, with Arrow's kernels: metadata and payload of each row.
 
-What is seldom is left to a loop: null values, and keys that are or must be base64.
+Rare cases are left to a loop: null values, and keys that are or must be base64.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EncodedBodies:
 
 
 def bodies_of(rows: pa.RecordBatch) -> EncodedBodies | None:
-    """The rows of clients' batches; None if none of them can be encoded abreast."""
+    """The rows of clients' batches; None if none of them can be encoded in columns."""
     names = rows.schema.names
     key, payload = rows.column("key"), rows.column("payload")
     if rows.nbytes > MOST_BYTES or "pulsar" not in names or not is_text(key):
@@ -60,7 +60,7 @@ def bodies_of(rows: pa.RecordBatch) -> EncodedBodies | None:
 
 
 def is_text(key: pa.Array) -> bool:
-    """Whether keys can travel as they are: those that are no UTF-8 travel as base64."""
+    """Whether keys can travel unchanged; those that are not UTF-8 travel as base64."""
     try:
         key.cast(pa.string())
     except pa.ArrowInvalid:

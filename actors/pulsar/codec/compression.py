@@ -1,4 +1,4 @@
-"""Payloads that clients compressed: LZ4, ZLIB, ZSTD and SNAPPY, as Pulsar writes them.
+"""Inflates payloads that clients compressed with Pulsar's LZ4, ZLIB, ZSTD and SNAPPY.
 
 The size that a payload will have is in its metadata, and is compared with the limit before anything is inflated; what
 becomes longer or shorter than it says is refused. Arrow's LZ4 and SNAPPY do not tell how much they wrote, and what

@@ -1,4 +1,4 @@
-"""Rows as MESSAGE frames: what was delivered is cut into pieces, and each piece is one frame.
+"""Encodes rows as MESSAGE frames: a delivery is cut into pieces, and each piece is one frame.
 
 A piece is a run of neighbouring rows of one client's batch with one redelivery count, because both clients count the
 holes of a batch as messages that were not acknowledged. Its entry id is that of its first row; where a whole batch
@@ -35,8 +35,8 @@ from actors.pulsar.codec.send_decoder import OF_ONE
 from actors.pulsar.codec.varints import Ints, ranges
 from storage.position import entry_of, ledger_of
 
-ABREAST = 32
-"""Rows, or pieces, that are worth being encoded abreast: for fewer the loop is faster."""
+VECTORIZED_FROM = 32
+"""From so many rows, or pieces, on vectorized encoding is faster than the loop."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
 _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
 """A message of a batch that is not shown any more."""
@@ -119,7 +119,7 @@ def encode_part(
     recent: FrameCache | None = None,
     *,
     waiting: frozenset[int] = frozenset(),
-    abreast: int = ABREAST,
+    vectorized_from: int = VECTORIZED_FROM,
     whole: bool = False,
     between: tuple[int, int] | None = None,
 ) -> EncodedFrames:
@@ -130,17 +130,22 @@ def encode_part(
     known: of a client that acknowledges single messages of batches, the entries that it has: of others it is sent what
     is left of them with holes. None where the client is not known to do that. waiting: messages that are missing and
     are not done; they are no holes. recent: frames to be sent as they came, where there are so many pieces, or so many
-    rows and nothing else: `abreast`.
+    rows and nothing else: `vectorized_from`.
     """
     if known is not None and "batch_index" in part.schema.names:
         return _with_holes(part, to, known, waiting, between)
-    if recent is not None and len(part) >= abreast and between is None and (came := _as_it_came(part, to, recent)):
+    if (
+        recent is not None
+        and len(part) >= vectorized_from
+        and between is None
+        and (came := _as_it_came(part, to, recent))
+    ):
         return came
     starts = first_rows(part, counted=not whole)
     ends = np.append(starts[1:], len(part))
     wanted = part.open[starts] & _in(starts, between)
     starts, ends = starts[wanted], ends[wanted]
-    data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= abreast else None
+    data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= vectorized_from else None
     if data is None:
         data = joined(_made(part, starts, ends, to))
     return EncodedFrames(
@@ -165,7 +170,7 @@ def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
     """The frames of these pieces, a binary column."""
     if len(part) != int((ends - starts).sum()):
         part, starts, ends = _only(part, starts, ends)
-    frames = encode_pieces(part, starts, to) if len(starts) >= ABREAST else None
+    frames = encode_pieces(part, starts, to) if len(starts) >= VECTORIZED_FROM else None
     return pa.array(_one_by_one(part, starts, ends, to), pa.binary()) if frames is None else frames
 
 
@@ -178,7 +183,7 @@ def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: F
     if found.all():
         return joined(frames)
     begin, stop = starts[~found], ends[~found]
-    if len(begin) < ABREAST and (cut := _cut(part, begin, stop, to, recent)) is not None:
+    if len(begin) < VECTORIZED_FROM and (cut := _cut(part, begin, stop, to, recent)) is not None:
         return _woven(frames, np.flatnonzero(~found), cut)
     others = _made(part, begin, stop, to)
     order = np.empty(len(starts), np.int64)
@@ -280,7 +285,7 @@ def _words(index: Ints) -> list[int]:
 def _one_by_one(
     part: Received, starts: Ints, ends: Ints, to: Addressee, places: Mapping[int, Ints] = MappingProxyType({})
 ) -> list[bytes]:
-    bodies = bodies_of(part.rows) if len(part) >= ABREAST and len(starts) * 2 <= len(part) else None
+    bodies = bodies_of(part.rows) if len(part) >= VECTORIZED_FROM and len(starts) * 2 <= len(part) else None
     cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
     frames = []
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Protobuf abreast: one field of many messages at a time, with numpy.
+"""Vectorized protobuf: reads and writes one field of many messages at a time, with numpy.
 
 `Bytes` is what was read, padded so that eight bytes can be looked at from any place in it. A varint is read as one word
 of eight bytes: its end is the first byte without the high bit, and the groups of seven bits are squeezed together in

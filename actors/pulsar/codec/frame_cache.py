@@ -1,4 +1,4 @@
-"""Frames that were stored a moment ago, as their clients sent them.
+"""A cache of recent frames, as their clients sent them.
 
 Where a whole frame goes to one consumer, what follows the command is what its producer sent: checksum, metadata and
 payload need not be made anew; of a part of one, its messages need not. Nothing hangs on this memory. What it does not

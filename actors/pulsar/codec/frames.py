@@ -1,4 +1,4 @@
-"""Frames of Pulsar's protocol: cut out of what was read, and made.
+"""Frames of Pulsar's protocol: cuts them out of the bytes that were read, and makes them.
 
     [total u32][command length u32][command]                                          numbers are big-endian
     [total][command length][command][0x0e01][crc32c u32][metadata length u32][metadata][payload]      SEND and MESSAGE

@@ -1,4 +1,4 @@
-"""Protobuf abreast where many messages are laid out alike, as those of one client mostly are: in a step a field.
+"""Vectorized protobuf for messages of equal layout, as one client mostly sends them: one step for each field.
 
 One message of a size is walked field by field. Of the others of that size it is only looked whether what says how a
 message is laid out stands in them as well, in the same places: tags, lengths of slices, and in how many bytes a number

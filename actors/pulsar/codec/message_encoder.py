@@ -1,4 +1,4 @@
-"""MESSAGE frames abreast: the pieces of a part, encoded with Arrow's kernels in a few dozen steps.
+"""Encodes many MESSAGE frames at once: the pieces of a part, in a few dozen steps of Arrow's kernels.
 
 What is seldom is left to the loop of actors.pulsar.codec.delivery_encoder: null values, keys that are or must
 be base64, numbers of more than 63 bits. Either way gives the same frames.

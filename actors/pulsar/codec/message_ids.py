@@ -1,6 +1,6 @@
-"""Ids of messages that a client names, many at once.
+"""Reads message ids that a client names, many at once.
 
-Clients gather acknowledgements: one command has a thousand ids. All of them are read abreast; what has more than a
+Clients gather acknowledgements, so one command may have a thousand ids. All are read at once; one with more than a
 ledger and an entry, above all a set of the batch's messages, is read by protobuf, one by one.
 """
 
@@ -33,12 +33,12 @@ def parsed(encoded: Sequence[bytes]) -> list[Any]:
     return [parse(MessageId, one) for one in encoded]
 
 
-def read_ids(encoded: Sequence[bytes], abreast: int) -> tuple[Ints, list[Any]]:
+def read_ids(encoded: Sequence[bytes], vectorized_from: int) -> tuple[Ints, list[Any]]:
     """(Positions of ids that are nothing but an entry, int64; the others). Raises Malformed.
 
-    abreast: so many are worth being read together; of fewer all are others.
+    vectorized_from: from so many ids on they are read together; if there are fewer, all are others.
     """
-    if len(encoded) < abreast:
+    if len(encoded) < vectorized_from:
         return np.empty(0, np.int64), parsed(encoded)
     ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
     read = read_alike(Bytes(b"".join(encoded)), np.concatenate([[0], ends[:-1]]), ends, _KNOWN)

@@ -1,4 +1,4 @@
-"""Properties of many messages, abreast: pairs of text, any number of them in a message.
+"""Properties of many messages at once: pairs of text, any number of them in a message.
 
 In: where the pairs lie is found as every field is, then all of them are read at once. Out: all pairs are encoded as one
 column, of which each message has a range.

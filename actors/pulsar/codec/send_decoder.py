@@ -1,4 +1,4 @@
-"""SEND frames as rows: a client's batch of n messages becomes n neighbouring rows, a single message one.
+"""Decodes SEND frames as rows: a client's batch of n messages becomes n neighbouring rows, a single message one.
 
 What rows have columns for goes into them. The rest, `pulsar`, is a fragment of Pulsar's MessageMetadata: the producer's
 name, the schema's version, and of each message whether its value or key is null and whether its key came in base64; it
@@ -56,8 +56,8 @@ IN_COLUMNS = (
 """Fields of the metadata that columns hold."""
 OF_ONE = ("key_is_base64", "null_value", "null_partition_key")
 """Flags of one message; in a batch each message has its own."""
-ABREAST = 32
-"""Messages that are worth being read abreast: for fewer the loop is faster."""
+VECTORIZED_FROM = 32
+"""From so many messages on vectorized reading is faster than the loop."""
 GROUP_BYTES = 8 * 1024 * 1024
 """Payload of one run, about."""
 OF_FORM = ("compression", "uncompressed_size", "num_messages")
@@ -143,7 +143,7 @@ def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: 
     A frame that cannot be read is refused whole, and the others are not.
     """
     packed = [one for one in (_unpacked(send) for send in sends) if one is not None]
-    table, ranges = _abreast(packed)
+    table, ranges = _vectorized(packed)
     for one in packed:
         if one.number not in ranges:
             _alone(one)
@@ -179,7 +179,7 @@ def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
 
 
 def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int, tuple[int, int]]) -> pa.RecordBatch:
-    """The rows of these frames, in order: what was read abreast, and between that what was read alone."""
+    """The rows of these frames, in order: those read together, and between them those read alone."""
     parts: list[pa.RecordBatch] = []
     for kind, several in groupby(taken, lambda one: one.rows is None):
         run = list(several)
@@ -260,14 +260,14 @@ def _rest(packed: _Packed) -> bytes:
     return encoded
 
 
-# -- many batches abreast ---------------------------------------------------------------------------------------------
+# -- many batches at once ---------------------------------------------------------------------------------------------
 
 
-def _abreast(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tuple[int, int]]]:
+def _vectorized(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tuple[int, int]]]:
     """The rows of all frames that are plain batches, and each one's range of rows, by its number among all."""
     for number, one in enumerate(packed):
         one.number = number
-    if sum(one.count for one in packed) < ABREAST:
+    if sum(one.count for one in packed) < VECTORIZED_FROM:
         return None, {}
     plain: list[tuple[_Packed, list[int]]] = []
     for one in packed:

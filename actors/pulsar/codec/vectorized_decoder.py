@@ -1,4 +1,4 @@
-"""The SEND frames of one read, decoded abreast: a few dozen steps, however many frames there are.
+"""Decodes the SEND frames of one read together, in a few dozen steps, however many frames there are.
 
 That is how nearly all frames come: with a checksum, unencrypted, not compressed. A producer of which one frame is
 otherwise has all of its frames of that read decoded one by one (actors.pulsar.codec.send_decoder), so that their order

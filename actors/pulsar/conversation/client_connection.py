@@ -148,9 +148,9 @@ class ClientConnection(ClientSession):
         try:
             while self._read and left and not (self.intake.full or self.closed):
                 reading = self._read[0]
-                end = reading.sends_from_here(self.gateway.abreast_from) if self.greeted else reading.at
+                end = reading.sends_from_here(self.gateway.vectorized_from) if self.greeted else reading.at
                 if end > reading.at:
-                    self._abreast(reading, end)
+                    self._vectorized(reading, end)
                 else:
                     frame, reading.at = reading.cut[reading.at], reading.at + 1
                     left -= self._frame(frame, reading)
@@ -161,7 +161,7 @@ class ClientConnection(ClientSession):
         else:
             self._flush()
 
-    def _abreast(self, reading: Reading, end: int) -> None:
+    def _vectorized(self, reading: Reading, end: int) -> None:
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
         self._flush()
         read = read_sends(reading.cut, reading.at, end) or {}
@@ -171,7 +171,7 @@ class ClientConnection(ClientSession):
             if producer is not None and sends is not None and producer.takes(sends):
                 done[number] = None
                 self.intake.pending(sends.size)
-                producer.send_abreast(sends)
+                producer.send_vectorized(sends)
         if read and len(done) == len(read):
             reading.at = end
         else:

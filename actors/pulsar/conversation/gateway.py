@@ -135,11 +135,11 @@ class Gateway:
         url: str = "",
         process: str = "",
         authenticate: Authenticate | None = None,
-        abreast_from: int = 16,
+        vectorized_from: int = 16,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.ports = ports
-        self.abreast_from = abreast_from
+        self.vectorized_from = vectorized_from
         """So many SENDs of one read, ids of one ACK, frames of one delivery are worth being taken together: for fewer
         the loop is faster.
         """

@@ -33,7 +33,7 @@ MOST_REQUESTS = 1_000
 """So many requests of one connection may be under way before it is read no further."""
 REQUEST_BYTES = 4 * 1024 * 1024
 """The same in bytes of the requests."""
-MOST_ABREAST = 20
+MOST_AT_ONCE = 20
 """So many questions of one connection are asked at once; later ones wait for their turn."""
 BUFFER_BYTES = 128 * 1024 * 1024
 """What all connections of a gateway may hold together of sends under way and of frames that are not whole."""
@@ -98,7 +98,7 @@ class Turn:
         """Wait until the connection may ask one more question. large: its answer may be, so there is one at a time,
         and none before the client has taken the earlier ones.
         """
-        for semaphore in (self._intake.large, self._intake.abreast) if large else (self._intake.abreast,):
+        for semaphore in (self._intake.large, self._intake.at_once) if large else (self._intake.at_once,):
             await semaphore.acquire()
             self._taken.append(semaphore)
         if large:
@@ -132,7 +132,7 @@ class Intake:
         self.drained = Signal()
         """Set while the client takes what it is written."""
         self.drained.set()
-        self.abreast = asyncio.Semaphore(MOST_ABREAST)
+        self.at_once = asyncio.Semaphore(MOST_AT_ONCE)
         self.large = asyncio.Semaphore(1)
 
     @property
@@ -144,7 +144,7 @@ class Intake:
     @property
     def queued(self) -> bool:
         """Whether requests wait for their turn."""
-        return self._requests > MOST_ABREAST
+        return self._requests > MOST_AT_ONCE
 
     @property
     def crowded(self) -> bool:

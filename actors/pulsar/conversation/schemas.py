@@ -33,7 +33,7 @@ MAX_SCHEMA_BYTES = 256 * 1024
 """How large a schema may be."""
 MAX_VERSIONS = 1_000
 """How many schemas a topic may have had, those before a deletion among them."""
-MOST_ABREAST = 4
+MOST_AT_ONCE = 4
 """So many records are read or written at once: one may be large, and there may be many who ask."""
 DELETED = b""
 """The version that says that there is none."""
@@ -61,7 +61,7 @@ class Schemas:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self._abreast = asyncio.Semaphore(MOST_ABREAST)
+        self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
         self._namespaces = Namespaces(ports.meta)
 
     async def put(self, topic: str, schema: Any) -> bytes:
@@ -113,7 +113,7 @@ class Schemas:
     async def _add(self, topic: str, encoded: bytes, strategy: str) -> bytes:
         new, key = _listed(encoded), schema_key(topic)
         for _ in range(_TRIES):
-            async with self._abreast:
+            async with self._at_once:
                 found = await self._ports.meta.read(key)
             number, versions = (0, []) if found is None else (found.number, _versions_in(topic, found.value))
             place = _place_of(new, versions)
@@ -126,7 +126,7 @@ class Schemas:
             for version in versions:
                 await self._keep(topic, version)
             packed = msgpack.packb([[one.kind, one.meaning, one.digest] for one in versions])
-            async with self._abreast:
+            async with self._at_once:
                 added = await self._ports.meta.create(key, number + 1, packed)
             if added:
                 await self._keep(topic, new)  # the topic may have been removed, with its definitions, meanwhile
@@ -136,14 +136,14 @@ class Schemas:
     async def _keep(self, topic: str, version: _Listed) -> None:
         """Give a version that is not DELETED a record of its own, if it has none. Raises Unavailable."""
         if version.digest and version.encoded is not None:
-            async with self._abreast:
+            async with self._at_once:
                 await self._ports.meta.create(definition_key(topic, version.digest), 1, version.encoded)
 
     async def _encoded_of(self, topic: str, version: _Listed) -> bytes:
         """What a version says. Raises Corrupt, Unavailable."""
         if version.encoded is not None:
             return version.encoded
-        async with self._abreast:
+        async with self._at_once:
             value = await value_of(self._ports.meta, definition_key(topic, version.digest))
         if value is None:
             raise Corrupt(f"a schema of {topic} is listed and not there: {version.digest}")
@@ -181,7 +181,7 @@ class Schemas:
         return parse(Schema, await self._encoded_of(topic, versions[place])), VERSION.pack(place)
 
     async def _read(self, topic: str) -> list[_Listed]:
-        async with self._abreast:
+        async with self._at_once:
             return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
 
 

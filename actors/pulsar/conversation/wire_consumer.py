@@ -259,9 +259,16 @@ class WireConsumer:
                 return
             waiting = frozenset(missing.tolist())  # a reader has what is done nowhere but here
         between = None if stretch.end - stretch.first == len(part) else (stretch.first, stretch.end)
-        whole, abreast = self._whole is not None, gateway.abreast_from
+        whole, vectorized_from = self._whole is not None, gateway.vectorized_from
         pieces = encode_part(
-            part, to, known, gateway.recent, waiting=waiting, abreast=abreast, whole=whole, between=between
+            part,
+            to,
+            known,
+            gateway.recent,
+            waiting=waiting,
+            vectorized_from=vectorized_from,
+            whole=whole,
+            between=between,
         )
         if whole and (pieces.apart or stretch.rest) and not self._apart:
             self._noting = True
@@ -400,7 +407,7 @@ class WireConsumer:
         """The client is done with these, which are as it sent them; returns those that it was not sent here."""
         if cumulative:
             return self._acknowledge_each(parsed(ids), cumulative=True)
-        positions, others = read_ids(ids, self._gateway.abreast_from)
+        positions, others = read_ids(ids, self._gateway.vectorized_from)
         unknown = self._acknowledge_each(others, cumulative=False)
         if len(positions):
             known = self._sent.known(positions)

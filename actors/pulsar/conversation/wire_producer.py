@@ -216,19 +216,19 @@ class WireProducer:
         return self._deduplicate and not group.sends[-1].metadata.num_chunks > 1
 
     def takes(self, sends: Sends) -> bool:
-        """Whether these frames may come to `send_abreast`: with deduplication only if none was sent before."""
+        """Whether these frames may come to `send_vectorized`: with deduplication only if none was sent before."""
         numbers = np.maximum(sends.sequence, sends.highest)
         known = np.concatenate([[self._numbers.sequence], numbers])
         return not self._deduplicate or bool((np.diff(known) > 0).all() and numbers[-1] <= MOST_SEQUENCE)
 
-    def send_abreast(self, sends: Sends) -> None:
+    def send_vectorized(self, sends: Sends) -> None:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
         first = self._first_of(sends)
         batch = run_of(sends.table, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=first)
-        self._part.send(self._outgoing_abreast(sends, batch, first))
+        self._part.send(self._outgoing_vectorized(sends, batch, first))
 
-    def _outgoing_abreast(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
+    def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
         """The same as `_outgoing`."""
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
@@ -250,8 +250,8 @@ class WireProducer:
             last = max(int(ahead.sequence[-1]), int(ahead.highest[-1]))
             first_ahead = end_of(last) + 1 - rows if self._deduplicate else first
             return [
-                self._outgoing_abreast(ahead, batch.slice(0, rows), first_ahead),
-                self._outgoing_abreast(behind, batch.slice(rows, len(batch)), first + rows),
+                self._outgoing_vectorized(ahead, batch.slice(0, rows), first_ahead),
+                self._outgoing_vectorized(behind, batch.slice(rows, len(batch)), first + rows),
             ]
 
         return Outgoing(

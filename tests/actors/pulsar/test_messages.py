@@ -22,13 +22,13 @@ from storage.hashing import masked_hash
 from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
 
 
-@pytest.fixture(autouse=True, scope="module", params=[1, 1 << 30], ids=["abreast", "alone"])
+@pytest.fixture(autouse=True, scope="module", params=[1, 1 << 30], ids=["vectorized", "alone"])
 def _pace(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything is to be the same, whether messages are read and written abreast or one by one."""
-    before = send_decoder.ABREAST, delivery_encoder.ABREAST
-    send_decoder.ABREAST = delivery_encoder.ABREAST = request.param
+    """Everything is to be the same, whether messages are read and written together or one by one."""
+    before = send_decoder.VECTORIZED_FROM, delivery_encoder.VECTORIZED_FROM
+    send_decoder.VECTORIZED_FROM = delivery_encoder.VECTORIZED_FROM = request.param
     yield
-    send_decoder.ABREAST, delivery_encoder.ABREAST = before
+    send_decoder.VECTORIZED_FROM, delivery_encoder.VECTORIZED_FROM = before
 
 
 def decoded(*given_sends: Send) -> StoredBatch:

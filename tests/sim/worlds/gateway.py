@@ -136,7 +136,7 @@ class SimGateway(GatewayActor):
 
     def __init__(self, ports: Ports, name: str, doors: Callable[[], MachinePorts] | None = None, port: int = 0) -> None:
         super().__init__(ports)
-        self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, abreast_from=2)
+        self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, vectorized_from=2)
         self._port_holder = PortHolder(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
 
     async def start(self) -> None:

@@ -86,7 +86,7 @@ def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]]
     if half < len(mine) and data.draw(st.booleans()):
         rest = came._replace(places=came.places[half:])
         recent.keep(FIRST + int(begins[half]), sends.rows[half:], rest)
-    repeated, made = encode_part(some, TO, recent=recent, abreast=1), encode_part(some, TO)
+    repeated, made = encode_part(some, TO, recent=recent, vectorized_from=1), encode_part(some, TO)
     assert said(repeated.data) == said(made.data)
     for one, other in zip(
         (repeated.firsts, repeated.counts, repeated.positions), (made.firsts, made.counts, made.positions), strict=True
@@ -129,7 +129,7 @@ def test_the_cut_parts_of_a_batch_are_those_that_are_made(sizes: list[int], numb
         )
         made = encode_part(some, TO)
         for one in (some, unread):
-            repeated = encode_part(one, TO, recent=recent, abreast=1)
+            repeated = encode_part(one, TO, recent=recent, vectorized_from=1)
             assert said(repeated.data) == said(made.data)
             heads = [metadata.SerializeToString() for _, metadata, _ in told(made.data)]
             assert [metadata.SerializeToString() for _, metadata, _ in told(repeated.data)] == heads

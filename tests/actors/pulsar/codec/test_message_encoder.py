@@ -1,4 +1,4 @@
-"""MESSAGE frames encoded abreast say what they say one by one."""
+"""MESSAGE frames that are encoded together equal those encoded one by one."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def told(data: bytes) -> list[tuple[Any, Any, bytes]]:
 
 
 def one_by_one(some: Received, to: Addressee) -> bytes:
-    before, delivery_encoder.ABREAST = delivery_encoder.ABREAST, 1 << 30
+    before, delivery_encoder.VECTORIZED_FROM = delivery_encoder.VECTORIZED_FROM, 1 << 30
     try:
         return encode_part(some, to).data
     finally:
-        delivery_encoder.ABREAST = before
+        delivery_encoder.VECTORIZED_FROM = before
 
 
 @given(parts(plain), who)
-def test_plain_messages_are_encoded_abreast_as_one_by_one(some: Received, to: Addressee) -> None:
+def test_plain_messages_are_encoded_vectorized_as_one_by_one(some: Received, to: Addressee) -> None:
     frames = encode_pieces(some, first_rows(some), to)
     assert frames is not None
     assert told(b"".join(frames.to_pylist())) == told(one_by_one(some, to))
@@ -88,7 +88,7 @@ def test_any_messages_are_encoded_alike_or_one_by_one(some: Received, to: Addres
         assert told(b"".join(frames.to_pylist())) == told(one_by_one(some, to))
 
 
-def test_native_messages_are_encoded_abreast() -> None:
+def test_native_messages_are_encoded_vectorized() -> None:
     data = pa.record_batch({"key": [b"k", None], "payload": [b"a", b""]})
     some = part(make_batch(data, now=NOW, producer="p"))
     frames = encode_pieces(some, first_rows(some), Addressee(1, 2, None))
@@ -107,9 +107,9 @@ def test_pieces_that_are_done_are_left_out() -> None:
     assert pieces.positions.tolist() == [(1 << 32) + number for number in range(1, 40, 2)]
 
 
-@pytest.mark.parametrize("least", [1, 1 << 30], ids=["abreast", "alone"])
+@pytest.mark.parametrize("least", [1, 1 << 30], ids=["vectorized", "alone"])
 def test_what_is_not_done_of_a_batch_is_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery_encoder, "ABREAST", least)
+    monkeypatch.setattr(delivery_encoder, "VECTORIZED_FROM", least)
     (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till", first_sequence=0)
     some = part(group.batch)
     some.close(np.array([0, 3]))

@@ -1,4 +1,4 @@
-"""SEND frames decoded abreast become the rows that they become one by one, and are answered as these are."""
+"""SEND frames that are decoded together give the same rows and answers as one by one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def agree(sends: Sends, mine: list[bytes]) -> None:
 
 
 @given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=12))
-def test_plain_frames_are_all_decoded_abreast(given_frames: list[tuple[int, bytes]]) -> None:
+def test_plain_frames_are_all_decoded_vectorized(given_frames: list[tuple[int, bytes]]) -> None:
     read = read_sends(cut_of([one for _, one in given_frames]), 0, len(given_frames))
     assert read is not None
     assert set(read) == {producer for producer, _ in given_frames}

@@ -12,7 +12,7 @@ from actors.pulsar.codec.protocol import Schema, command
 from actors.pulsar.conversation import client_session, intake
 from actors.pulsar.conversation.client_connection import FRAME_MS, KEEP_ALIVE_MS, ClientConnection
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, Gateway
-from actors.pulsar.conversation.intake import GREETING_BYTES, MOST_ABREAST, MOST_REQUESTS
+from actors.pulsar.conversation.intake import GREETING_BYTES, MOST_AT_ONCE, MOST_REQUESTS
 from actors.signal import Signal
 from storage.errors import Invalid
 from tests.actors.pulsar.test_keep_alive import HELLO, Wire
@@ -162,7 +162,7 @@ def test_few_questions_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
         stub = ask_stub(connection, world)
         connection.data(lookups(500))
         await passes(world, 100)
-        assert stub.now == MOST_ABREAST
+        assert stub.now == MOST_AT_ONCE
 
     played(scenario)
 

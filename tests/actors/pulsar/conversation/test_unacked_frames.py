@@ -74,7 +74,7 @@ ids = st.fixed_dictionaries(
 
 
 @given(st.lists(ids, min_size=1, max_size=12))
-def test_ids_abreast_are_those_that_protobuf_reads(given_ids: list[dict[str, Any]]) -> None:
+def test_vectorized_ids_are_those_that_protobuf_reads(given_ids: list[dict[str, Any]]) -> None:
     encoded = command("ack", message_id=given_ids).SerializeToString()
     positions, others = read_ids(AckCommand.FromString(encoded).ack.message_id, 5)
     found = [position_of(one) for one in others] + positions.tolist()
