@@ -1,6 +1,6 @@
 """Subscriptions that are not durable and that no consumer uses: which they are, for the controller to delete them.
 
-The owner on partition 0 says when it finds its subscription unused (`actors.dispatcher.unused_watch`). The controller
+The owner on partition 0 says when it finds its subscription unused (`actors.dispatcher.deletion`). The controller
 deletes it if the owners of all partitions say the same: a part must not go while another is in use. A cluster that was
 stopped as a whole leaves subscriptions to which nobody comes back, so that nobody would start their owners. Now and
 then these are started; then they find out that they are unused.

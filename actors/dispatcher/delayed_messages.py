@@ -52,7 +52,7 @@ RESCHEDULED_MOST = 1_000_000
 """So many rescheduled messages may wait in memory, 30 MB; more are refused."""
 
 Codes = npt.NDArray[np.int64]
-"""An answer a message: those of `_ANSWERS`, or their number and above: the place of a consumer."""
+"""An answer a message: those of `_ANSWERS`, or their number and above: which consumer."""
 _ANSWERS = (CANCELLED, RESCHEDULED, TOO_LATE_DELIVERED, TOO_LATE_DUE, UNKNOWN)
 _OPEN = -1
 _NO_NAMES: list[str] = []
@@ -103,7 +103,7 @@ class DelayedMessages:
         tally.missing(request)
         if not request.dry_run:
             await self._make_durable(ends.first)
-        return tally.told()
+        return tally.as_dict()
 
     async def _make_durable(self, first: int) -> None:
         await self._changed.fold(first)
@@ -121,10 +121,10 @@ class DelayedMessages:
         """What is true of each message now; _OPEN: nobody holds it, and it is not done."""
         codes = np.full(len(positions), _OPEN, np.int64)
         codes[np.isin(positions, self._core.dead_letters())] = _ANSWERS.index(TOO_LATE_DELIVERED)
-        for place, session in enumerate(self._sessions.all()):
+        for number, session in enumerate(self._sessions.all()):
             held = np.isin(positions, self._core.pending(session.number))
             held |= np.isin(positions, self._core.unread(session.number))
-            codes[held] = len(_ANSWERS) + place
+            codes[held] = len(_ANSWERS) + number
         done = self._cursor.is_acknowledged(positions)
         codes[done] = _ANSWERS.index(TOO_LATE_DELIVERED)
         codes[done & self._changed.now.cancelled.contains(positions)] = _ANSWERS.index(CANCELLED)
@@ -205,13 +205,13 @@ class _Tally:
     def missing(self, request: SelectDelayed) -> None:
         """Of the ids that were asked about, those that nothing was found for."""
         known = {row.get("delayId") or row["messageId"] for row in self._rows}
-        wanted = request.delay_ids or [f"{show(at)}:{self._partition}" for at in places(request).tolist()]
+        wanted = request.delay_ids or [f"{show(at)}:{self._partition}" for at in named_positions(request).tolist()]
         kind = "delayId" if request.delay_ids else "messageId"
         gone = [name for name in dict.fromkeys(wanted) if name not in known] if self._each else []
         self._rows += [{kind: name, "answer": UNKNOWN} for name in gone]
         self._counts[UNKNOWN] += len(gone)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As plain values."""
         return {
             "partition": self._partition,
@@ -247,7 +247,7 @@ class DelayedSelection:
         Of `message_ids` those that exist, wherever they lie. Raises Unavailable.
         """
         if wanted.message_ids:
-            async for entries in self._at(places(wanted)):
+            async for entries in self._at(named_positions(wanted)):
                 yield SelectedDelays(entries, _NO_NAMES)
             return
         hashes = _hashes(wanted)
@@ -303,7 +303,7 @@ class DelayedSelection:
         return SelectedDelays(entries.take(np.isin(entries.positions, kept)), names)
 
 
-def places(wanted: SelectDelayed) -> Positions:
+def named_positions(wanted: SelectDelayed) -> Positions:
     """The positions that are named, int64, ascending, each once. Raises Invalid for what is no message id."""
     return np.unique(np.array([parse(text) for text in wanted.message_ids], np.int64))
 

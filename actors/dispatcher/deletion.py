@@ -1,4 +1,4 @@
-"""Deleting the subscription on one partition.
+"""Deleting the subscription on one partition, by request or because nobody uses it any more.
 
 Of several partitions all agree before one deletes anything (`prepare`), and from then on nobody attaches for HOLD_MS.
 
@@ -6,23 +6,60 @@ The first step of a deletion is a version of the record that calls the subscript
 was not replaced, and it decides: whoever takes the record over from then on begins a new subscription. What follows
 clears away. A newer owner may be at work meanwhile, so each step concerns only what owners up to this one have written,
 and the record goes only if that version is the newest still.
+
+**A subscription that is not durable** goes when no consumer uses it any more. A gateway whose last client leaves says
+so to the controller at once. One that dies says nothing, so the owner looks as well: when for a whole lease nobody was
+attached, joining or awaited, it asks the controller to delete the subscription. The controller asks the owners of all
+partitions first, so it is enough that one of them, that of partition 0, begins. A lease is also the time in which the
+clients of a dead gateway come back through another one, and find their cursor.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.unused_watch import UnusedWatch
 from actors.messages import DeleteSubscription, PrepareDeletion
 from storage.errors import Invalid, SluiceError, Unavailable
 
 HOLD_MS = 60_000
 """Longer than whoever asked for it waits for the deletion on all partitions."""
+LOOK_MS = 1_000
+
+
+class UnusedWatch:
+    """Watches whether a subscription is used."""
+
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._directory = context.ports, context.directory
+        self._identity, self._state = context.identity, context.state
+
+    def unused(self) -> bool:
+        """Whether it is not durable, and nobody on this partition has it, joins it, or may still hold messages."""
+        return not self._state.settings.durable and not len(self._state.membership)
+
+    async def run(self) -> None:
+        """Look again and again; ends at once where there is nothing to look for."""
+        settings, clock = self._state.settings, self._ports.clock
+        if settings.durable or self._identity.partition != 0:
+            return
+        patience = max(settings.lease_ms, settings.grace_ms)
+        used = clock.monotonic()
+        while True:
+            await clock.sleep(LOOK_MS)
+            if not self.unused():
+                used = clock.monotonic()
+            elif clock.monotonic() - used >= patience:
+                self._ports.log("unused", subscription=self._identity.subscription)
+                with contextlib.suppress(SluiceError):  # it is asked again, after as long a time
+                    await self._directory.remove_unused(self._identity.topic, self._identity.subscription)
+                used = clock.monotonic()
 
 
 class Deletion:
-    """See the module."""
+    """Carries out a deletion, and lets nobody attach meanwhile."""
 
     def __init__(self, context: SubscriptionContext, consumers: Consumers, leases: Leases, use: UnusedWatch) -> None:
         self._context, self._consumers, self._leases, self._use = context, consumers, leases, use
@@ -66,9 +103,8 @@ class Deletion:
         except SluiceError as error:
             context.ownership.end(f"the subscription was deleted, but not all of it: {error}")
             raise
-        context.ownership.end(
-            "the subscription was deleted"
-        )  # not before: its process does not wait for what it awaits
+        # not before: its process does not wait for what it awaits
+        context.ownership.end("the subscription was deleted")
 
     def _hold(self) -> None:
         self._held_until = self._context.ports.clock.monotonic() + HOLD_MS

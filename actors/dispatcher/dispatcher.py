@@ -27,7 +27,7 @@ from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.dead_letters import DeadLetters
 from actors.dispatcher.delayed_messages import DelayedMessages
-from actors.dispatcher.deletion import Deletion
+from actors.dispatcher.deletion import Deletion, UnusedWatch
 from actors.dispatcher.delivery import Deliverer
 from actors.dispatcher.due import DueMessages
 from actors.dispatcher.grace import Grace
@@ -42,7 +42,6 @@ from actors.dispatcher.sessions import Session
 from actors.dispatcher.statistics import Statistics
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.dispatcher.takeover import take_over
-from actors.dispatcher.unused_watch import UnusedWatch
 from actors.fenced_record import FencedRecord
 from actors.messages import (
     Acknowledge,
@@ -270,7 +269,7 @@ class Dispatcher(Actor):
 
     async def on_stats(self, request: Stats) -> Text:
         parts = self.parts
-        told = await parts.statistics.tell()
+        told = await parts.statistics.collect()
         for part in (parts.delayed, parts.hot_keys, parts.hot_key_watch, parts.parked, parts.grace):
             told |= part.stats()
         return document(told)
@@ -288,7 +287,7 @@ class Dispatcher(Actor):
         return document(self._owning.context.core.blocked_keys(request.top, self.ports.clock.now()))
 
     async def on_list_hot_keys(self, request: ListHotKeys) -> Text:
-        return document(await self._owning.hot_keys.tell(request.top))
+        return document(await self._owning.hot_keys.top(request.top))
 
     async def on_list_parked(self, request: ListParked) -> Text:
         return document(self._owning.parked.listing(request))

@@ -85,7 +85,7 @@ class HotKeys:
             self._looked_for = 0
             self._held.halve()
 
-    async def tell(self, top: int) -> dict[str, Any]:
+    async def top(self, top: int) -> dict[str, Any]:
         """The `top` heaviest keys, by messages, by bytes and by the time held, and the hashes that wait longest."""
         self._count()
         found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]
@@ -104,7 +104,7 @@ class HotKeys:
         }
 
     def stats(self) -> dict[str, Any]:
-        """How much of all messages the heaviest key has; which one it is, `tell` says."""
+        """How much of all messages the heaviest key has; which one it is, `top` says."""
         self._count()
         first = self._messages.top(1)
         share = first[0][1] / self._messages.total if first and self._messages.total else 0.0

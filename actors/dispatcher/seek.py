@@ -44,7 +44,7 @@ class Seeker:
     async def to_message(self, message_id: str) -> int:
         """Seek to `ledger:entry`, `earliest` or `latest`; see `_seek`. Raises Invalid for a place that never was."""
         number = self._number()
-        return await self._seek(number, place(message_id, await read_ends(self._ports, self._topic)))
+        return await self._seek(number, named_position(message_id, await read_ends(self._ports, self._topic)))
 
     async def to_time(self, time: int) -> int:
         """Seek to the first message of a time (ms) or later; see `_seek`. Raises Invalid for one in the future."""
@@ -137,7 +137,7 @@ class Seeker:
         self._wakeups.all()
 
 
-def place(wanted: str, ends: Ends) -> int:
+def named_position(wanted: str, ends: Ends) -> int:
     """The position that a message id, `earliest` or `latest` names in a topic as it is now.
 
     What was trimmed away means the oldest message that is kept. Raises Invalid for a place that never was: a seek to it

@@ -26,7 +26,7 @@ class Statistics:
         self._sessions, self._tracker = context.sessions, context.tracker
         self._reader, self._backlog, self._deliverer = reader, backlog, deliverer
 
-    async def tell(self) -> dict[str, Any]:
+    async def collect(self) -> dict[str, Any]:
         """All of it. Without room nothing is read, so the end of the topic is looked up first.
 
         Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and

@@ -152,7 +152,7 @@ class ClientSession:
     async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
 
-        Its owner sees that as well, after a lease (`actors.dispatcher.unused_watch`); here it is known at once.
+        Its owner sees that as well, after a lease (`actors.dispatcher.deletion`); here it is known at once.
         """
         await consumer.close()
         topic, subscription = consumer.place.topic, consumer.asked.subscription

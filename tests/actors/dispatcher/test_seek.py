@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.dispatcher.reader import READ_WAIT
-from actors.dispatcher.seek import behind, check_time, place
+from actors.dispatcher.seek import behind, check_time, named_position
 from actors.messages import DeleteSubscription, Ends, Progress, SubscriptionSettings, TopicSettings, request_of
 from actors.signal import Signal
 from actors.topic.topic import Topic
@@ -62,14 +62,14 @@ KEPT = Ends(first=position(3, 2), last=position(8, 9), next=position(8, 10), led
 )  # fmt: skip
 def test_a_place_in_the_topic_is_found(wanted: str, found: int) -> None:
     """What was trimmed means the oldest that is kept; the place behind a ledger's last message is one."""
-    assert place(wanted, KEPT) == found
+    assert named_position(wanted, KEPT) == found
 
 
 @pytest.mark.parametrize("wanted", ["4:0", "99:0", "3:9", "5:2", "8:11", "2147483647:4294967295", "", "5", "x:y"])
 def test_a_place_that_never_was_is_refused(wanted: str) -> None:
     """It is not quietly the end of the topic."""
     with pytest.raises(Invalid):
-        place(wanted, KEPT)
+        named_position(wanted, KEPT)
 
 
 def test_a_time_in_nanoseconds_is_refused() -> None:

@@ -132,7 +132,7 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="what a consumer holds is cancelled",
         module="actors.dispatcher.delayed_messages",
-        old="            codes[held] = len(_ANSWERS) + place\n",
+        old="            codes[held] = len(_ANSWERS) + number\n",
         new="",
         world=CANCELS,
         test="tests/cluster/test_cancelling.py::test_every_answer_is_true",
