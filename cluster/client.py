@@ -340,7 +340,7 @@ class Client:
         """
         at = parse(run)
         if at < 0:
-            raise Invalid("accept_loss wants LEDGER:ENTRY")
+            raise Invalid("accept_loss needs LEDGER:ENTRY")
         request = AcceptLoss(ledger=ledger_of(at), entry=entry_of(at), dry_run=dry_run)
         for partition in range(self._partitions(topic)):
             with contextlib.suppress(NotFound):
@@ -417,7 +417,7 @@ class Client:
         hash is as the selector sees it (1 .. 65535); it is asked of every partition.
         """
         if sum(given is not None for given in (key, hash, message_id)) != 1:
-            raise Invalid("explain wants exactly one of key, hash and message_id")
+            raise Invalid("explain needs exactly one of key, hash and message_id")
         if message_id is not None:
             at = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
             return dict(self._ask_owner(topic, at.partition_index, subscription, Explain(position=at.position)))

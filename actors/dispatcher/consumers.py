@@ -62,7 +62,7 @@ class Consumers:
                 await self._store.barrier()  # its place is in the record before it gets anything
         await self._store.be_certain()
         if not self._sessions.is_open(session):
-            raise Unavailable("the session ended while its owner made sure of itself; attach again")
+            raise Unavailable("the session ended while the owner checked its own record; attach again")
         self._leases.renew(session)
         return self._attached(session.number)
 

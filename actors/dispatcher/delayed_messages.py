@@ -170,7 +170,7 @@ class DelayedMessages:
     def _check_room(self, more: int) -> None:
         if self._tracker.rescheduled() + more > RESCHEDULED_MOST:
             raise Overloaded(
-                f"{self._tracker.rescheduled()} rescheduled messages wait, and {RESCHEDULED_MOST} is the most; "
+                f"{self._tracker.rescheduled()} rescheduled messages wait, and there may be {RESCHEDULED_MOST}; "
                 "cancel and send anew, or wait until some are due"
             )
 

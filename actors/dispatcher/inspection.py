@@ -64,7 +64,7 @@ class Inspection:
         if request.key is not None:
             wanted = int(self._core.reduce(np.array([masked_hash(request.key.encode())], np.uint32))[0])
         if wanted is None:
-            raise Invalid("owner wants a key or a hash")
+            raise Invalid("owner needs a key or a hash")
         return {"hash": wanted, **self._core.owner(wanted, request.at)}
 
     def delayed(self, request: ListDelayed) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class RecordedRedeliveries:
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:
     """Positions ascending, each once, with the counts that were told of them. Raises Invalid if those do not fit."""
     if len(seen) and (len(seen) != len(positions) or seen.dtype != np.uint8):
-        raise Invalid(f"{len(seen)} redelivery counts ({seen.dtype}) were told of {len(positions)} messages")
+        raise Invalid(f"{len(seen)} redelivery counts ({seen.dtype}) were sent for {len(positions)} messages")
     if len(positions) and not bool((positions[1:] > positions[:-1]).all()):
         positions, first = np.unique(positions, return_index=True)
         seen = seen[first] if len(seen) else seen

@@ -14,9 +14,9 @@ from cluster.cli.subscriptions import Where
 Subscription = Annotated[str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="Default: each one of the topic.")]
 Ids = Annotated[list[str], typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message; can be repeated.")]
 DelayIds = Annotated[list[str], typer.Option("--delay-id", help="The sender's own id; can be repeated.")]
-From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only what is due then or later.")]
-To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Only what is due before.")]
-Before = Annotated[str | None, typer.Option("--before", metavar="MESSAGE", help="Only what was sent before this one.")]
+From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only messages due at this time or later.")]
+To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Only messages due before this time.")]
+Before = Annotated[str | None, typer.Option("--before", metavar="MESSAGE", help="Only messages sent before this one.")]
 Everything = Annotated[bool, typer.Option("--all", help="Every delayed message.")]
 At = Annotated[str, typer.Option("--at", metavar="TIME", help="When they are due from now on (ISO-8601).")]
 
@@ -41,7 +41,7 @@ def cancel_delayed(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Take delayed messages back: nobody gets them. Says of each id what is true, once that is durable."""
+    """Cancel delayed messages, so that nobody gets them. Prints the result for each id when it is durable."""
     chosen = _chosen(message_id, delay_id, key, due_from, due_to, before, everything, dry_run)
     _change(topic, subscription, "cancel_delayed", chosen, json, (address, data_dir))
 
@@ -62,7 +62,7 @@ def reschedule_delayed(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Give delayed messages another due time. Says of each id what is true, once that is durable."""
+    """Give delayed messages another due time. Prints the result for each id when it is durable."""
     chosen = _chosen(message_id, delay_id, key, due_from, due_to, before, everything, dry_run)
     _change(topic, subscription, "reschedule_delayed", {**chosen, "deliver_at": moment(at)}, json, (address, data_dir))
 

@@ -11,7 +11,7 @@ from cluster.cli.options import DataDirOption, JsonOption
 from cluster.cli.output import show
 from storage.errors import Invalid
 
-app = typer.Typer(no_args_is_help=True, help="Read what is on the disk, without a running cluster.")
+app = typer.Typer(no_args_is_help=True, help="Read the data on the disk, without a running cluster.")
 
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Check checksums, chain and quorum; exit 1 if one fails.")]
 
@@ -52,7 +52,7 @@ def journal(
 
 @app.command()
 def metadata(
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin so.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this.")] = "",
     verify: VerifyOption = False,
     json: JsonOption = False,
     data_dir: DataDirOption = None,

@@ -84,9 +84,9 @@ def _check_address(text: str | None) -> str | None:
     return text
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs in place of a table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show it again every two seconds until Ctrl-C.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what the command would do.")]
 AddressOption = Annotated[
     str | None,
     typer.Option(
@@ -133,5 +133,5 @@ ConsumerNameOption = Annotated[
 ]
 GraceOption = Annotated[
     int | None,
-    typer.Option("--grace-ms", min=0, help="How long (ms) the keys of a consumer that left wait for one of its name."),
+    typer.Option("--grace-ms", min=0, help="How long (ms) the keys of a consumer that left are kept for its name."),
 ]

@@ -26,7 +26,7 @@ Failed = Annotated[
     typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of the message that failed, as `parked` shows it."),
 ]
 OnlyFailed = Annotated[
-    bool, typer.Option("--only-failed", help="The failed message alone; what was parked behind it goes out.")
+    bool, typer.Option("--only-failed", help="Discard the failed message alone; messages parked behind it go out.")
 ]
 
 
@@ -38,7 +38,7 @@ def parked(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """List the keys that are parked or blocked, those that failed first before the others."""
+    """List the keys that are parked or blocked, in the order in which they failed."""
     with joined(address, data_dir) as client:
         answers: list[dict[str, Any]] = client.admin(topic, subscription, "parked", top=top)
     if json:
@@ -77,7 +77,7 @@ def discard(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Count what there is of these keys, from the failed message on, as done; the keys go on with what comes later."""
+    """Count the messages of these keys from the failed one on as done; the keys go on with later messages."""
     chosen = {**_chosen(key, message_id, everything), "only_failed": only_failed}
     _decide("discard", topic, subscription, chosen, dry_run, json, (address, data_dir))
 

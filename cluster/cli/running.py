@@ -115,7 +115,7 @@ def show_config(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the configuration that applies here and now, as TOML; what is not a default says where it comes from."""
+    """Print the configuration in force, as TOML; values that are not defaults say where they come from."""
     from cluster.config import load, to_toml
 
     loaded = load(config, **_nested(parse_settings(settings)))

@@ -190,7 +190,7 @@ def seek(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Move the subscription: messages after that place come (again). A message is sought in its own partition."""
+    """Move the subscription: messages behind that position come (again). A message id moves its own partition."""
     place: dict[str, object] = {"message_id": to}
     if to not in ("earliest", "latest"):
         message_id = message_id_of(to)
@@ -223,7 +223,7 @@ def clear_backlog(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Forget everything that waits, the delayed messages included."""
+    """Forget all waiting messages, including delayed ones."""
     words = f"clear the backlog of {subscription} on {topic}"
     _change(topic, subscription, "clear_backlog", dry_run, json, (address, data_dir), words)
 
@@ -232,7 +232,7 @@ def clear_backlog(
 def delete(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    force: Annotated[bool, typer.Option("--force", help="Also while consumers are connected.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even if consumers are connected.")] = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     address: AddressOption = None,

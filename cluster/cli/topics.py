@@ -57,11 +57,11 @@ def create(
 @app.command("add-partitions")
 def add_partitions(
     topic: TopicArgument,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", min=2, help="How many it shall have.")],
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=2, help="The new number of partitions.")],
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Give a partitioned topic more partitions. New messages of a key may go to another one than those before."""
+    """Give a partitioned topic more partitions. New messages of a key may go to another partition than earlier ones."""
     with joined(address, data_dir) as client:
         client.add_partitions(topic, partitions)
     say(f"topic {topic} has {partitions} partitions")
@@ -69,7 +69,7 @@ def add_partitions(
 
 @app.command()
 def terminate(topic: TopicArgument, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
-    """Let a topic take no more messages, for good. Those that it has are delivered as before."""
+    """End a topic for good: it takes no more messages, and those that it has are delivered as before."""
     with joined(address, data_dir) as client:
         last = client.terminate_topic(topic)
     say(f"topic {topic} takes no more messages; its last one{'s are' if len(last) > 1 else ' is'} {', '.join(last)}")
@@ -90,7 +90,7 @@ def stats(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Show what the topic holds, one row a partition. --json has every field, with Pulsar's names."""
+    """Show the contents of the topic, one row for each partition. --json has every field, with Pulsar's names."""
     with joined(address, data_dir) as client:
         watch(again, lambda: show(client.stats(topic), json, _STATS))
 
@@ -107,7 +107,7 @@ def partitions(
 @app.command()
 def delete(
     topic: TopicArgument,
-    force: Annotated[bool, typer.Option("--force", help="Also if it has subscriptions.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even if it has subscriptions.")] = False,
     dry_run: DryRunOption = False,
     address: AddressOption = None,
     data_dir: DataDirOption = None,
@@ -136,7 +136,7 @@ def accept_loss(
     address: AddressOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Give up messages of which no copy can be read, so that the others of their partition go on."""
+    """Give up messages that no bookie can read, so that the others of their partition go on."""
     with joined(address, data_dir) as client:
         rows = [client.accept_loss(topic, one, dry_run=dry_run) for one in run]
     show(rows, json)
