@@ -1,4 +1,4 @@
-"""Deleting the subscription on one partition, by request or because nobody uses it any more.
+"""Deletes the subscription on one partition, when that is asked for or when nobody uses it any more.
 
 Of several partitions all agree before one deletes anything (`prepare`), and from then on nobody attaches for HOLD_MS.
 

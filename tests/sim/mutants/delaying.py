@@ -23,7 +23,7 @@ DELAYING: list[Mutant] = [
         old="                    due = tracker.next_due()\n",
         new="                    pass\n",
         world=BROKER,
-        test="tests/actors/delayed/test_timer.py::test_the_timer_follows_a_look_that_finds_only_skipped",
+        test="tests/actors/dispatcher/test_due.py::test_the_timer_follows_a_look_that_finds_only_skipped",
     ),
     Mutant(
         name="an owner that was overtaken takes the newer one's view of the shared index",
