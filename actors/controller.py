@@ -2,17 +2,17 @@
 
 It only suggests. Two controllers at once, a late order of an old one, an owner that was replaced although it lived:
 none of these can break a promise, because every owner is fenced by its epoch in the metadata. So the controller
-keeps no state of its own that matters: what exists is in the metadata, what runs is asked of the places.
+keeps no state of its own that matters: the metadata says what exists, and the processes say what runs.
 
 `actors/topic_catalog.py` reads and writes the records of topics. `actors/supervisor.py` starts the actors, watches them
 and replaces the dead. A bookie that cannot be started stops nobody else. `actors/bookie_failure_detector.py` says when
-it is lost for good; then the topics copy what it held (`actors/replication_auditor.py`). One that is full is named to
-the topics as such. The bookies are those of the settings and those that ever served, which their cookies in the
-metadata tell: a shorter list in the settings must not hide data.
+it is lost for good; then the topics copy what it held (`actors/replication_auditor.py`). The controller also tells
+topics which bookies are full. The bookies are those of the settings and those that ever served, whose cookies are in
+the metadata, because a shorter list in the settings must not hide data.
 
-Now and then the bookies are told what no partition names any more (`actors/ledger/garbage_collection.py`), and
-subscriptions that are not durable go when nobody uses them (`actors/unused_subscriptions.py`). Two controllers may do
-either at once.
+From time to time the controller lets bookies forget released ledgers (`actors/ledger/garbage_collection.py`), and
+deletes unused subscriptions that are not durable (`actors/unused_subscriptions.py`). Two controllers may do either at
+once.
 """
 
 from __future__ import annotations

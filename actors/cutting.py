@@ -1,8 +1,8 @@
 """Cuts the rows that a consumer on another machine needs out of a run, so that the whole run need not travel.
 
 On one machine a run lies in memory once, and every consumer maps it. Between machines it would travel to each consumer
-that gets a row of it. The rows are cut out where the payload is: by the dispatcher of what it sends along, by the topic
-of what it is asked for.
+that gets a row of it. So the process that has the payload cuts the rows out: the dispatcher if it sends payloads along,
+the topic if it is asked for one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A gateway on every machine: which ones there should be, as machines come and go.
 
-Starting, watching and replacing them is the supervisor's, as with every actor.
+The supervisor starts, watches and replaces them, as every actor.
 """
 
 from __future__ import annotations

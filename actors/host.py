@@ -1,14 +1,14 @@
 """What a host does for an actor, whatever carries the requests: between processes, within one, or simulated.
 
-* Nobody reaches an actor before it has started: requests that come earlier wait.
-* Every request and every reply passes the codec, also between two actors of one process. Whatever the caller does to
-  its columns afterwards changes nothing, and what cannot travel fails where it is written first: in a test.
-* A request belongs to the callee. It runs in a task of the host, and a caller that gives up ends nobody's work.
-* There is one end. Callers that wait for an answer then learn at once that the actor is gone, and so do later ones.
+* No request reaches an actor before it has started: requests that come earlier wait.
+* Every request and every reply passes the codec, even between two actors of one process. So a caller may change its
+  columns afterwards, and a value that cannot be encoded fails where it is first tried: in a test.
+* A request belongs to the callee. It runs in a task of the host, and goes on when its caller gives up.
+* An actor ends once. Callers that wait for an answer then learn at once that it is gone, and so do later ones.
 
 A SluiceError raised by a handler is an answer. Anything else is a defect of the actor: the host is told, and ends it.
-A background task that ends with any error ends its actor, so that whoever watches it starts another: nobody goes on
-without a part of itself. A task that can bear an error catches it.
+A background task that ends with any error ends its actor, which is then started anew: no actor goes on without one of
+its tasks. A task that can go on after an error catches it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Telling the topics that a bookie is lost, until each has all its copies again.
+"""Tells the topics that a bookie is lost, until each of them has all its copies again.
 
-A topic keeps the list of lost bookies in memory only, and counts what it still has to copy. So every partition there
-is gets the list, again after each change of the list or of the partition's owner, and is asked every AUDIT_MS until it
-says that nothing remains. Topics that nobody uses are started for it: their old data needs its copies as well.
+A topic keeps the list of lost bookies in memory only, and counts what it still has to copy. So every partition gets the
+list, again after each change of the list or of the partition's owner, and is asked every AUDIT_MS until it reports that
+nothing remains. Topics that nobody uses are started for this, because their old data needs its copies as well.
 """
 
 from __future__ import annotations

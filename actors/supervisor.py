@@ -1,7 +1,7 @@
-"""What runs: every actor that the controller started or found, its address, and whether it still answers.
+"""Watches every actor that the controller started or found: its address, and whether it still answers.
 
-A dead process is seen at once (the first call to it says so, and whoever notices reports it with `Suspect`); a frozen
-one answers nothing and is given up after MISSES pings in a row. An actor is pinged by one call at a time, so that a
+A dead process is noticed at once (the first call to it fails, and its caller reports it with `Suspect`). A frozen one
+answers nothing and is given up after MISSES pings in a row. An actor is pinged by one call at a time, so that a
 stall of the controller itself counts as one miss, and a host by at most SAMPLE of its actors each PING_MS: when one of
 them is given up, the others in its process are looked at without waiting for their turn.
 

@@ -1,7 +1,7 @@
 """Asks the owner of a partition: it finds the owner, suspects a silent one, and decides how long to go on.
 
-An address is a hint. An owner that does not answer, or says that it is one no more, is suspected: the controller looks,
-and the next question finds the one that came after it. Nothing is ever concluded from silence (`Unknown`).
+An address is a hint. An owner that does not answer, or says that it was replaced, is suspected: the controller checks
+it, and the next request finds its successor. Silence (`Unknown`) proves nothing.
 """
 
 from __future__ import annotations

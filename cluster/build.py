@@ -1,6 +1,6 @@
 """The composition root: makes the actors of each kind from their classes and parts.
 
-What is of Ray alone is imported where it is wanted: a cluster in one process does without it.
+Ray's modules are imported where they are needed, because a cluster in one process does without them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The consumer of the Python client: batches or single messages from all partitions of a subscription.
 
-What a user took and acknowledged goes to the loop's thread together: with the next poll, when it is a good part of the
-queue, and HAND_OVER_MS after the last delivery at the latest. To wake that thread for each single message costs more
-than everything else that is done with an acknowledgement here.
+Messages that a user took and acknowledged are reported to the loop's thread together: with the next poll, when they are
+a large part of the queue, or HAND_OVER_MS after the last delivery at the latest. Waking that thread for each message
+would cost more than all other work on an acknowledgement here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A cluster in one process, without Ray: the same actors, disks, journals and promises on one event loop.
 
-For a laptop, a notebook, the tests of users' programs. Every actor runs in the process of the caller, each bookie on a
-disk folder of its own, and the client on the same loop. Requests pass the codec as they do between processes, and a
-failed actor is replaced by a new incarnation under a new address, so that nothing works here that a cluster would
-refuse. Payloads are handed on by reference.
+It is meant for a laptop, a notebook, and the tests of users' programs. Every actor runs in the caller's process, each
+bookie on a disk folder of its own, and the client on the same loop. Requests pass the codec as between processes, and a
+failed actor is replaced by a new incarnation under a new address. So nothing works here that a cluster would refuse.
+Payloads go by reference.
 
-The data folder has the same format: what was written here a cluster opens, and the other way round; one at a time. The
-process is one place of failure, but not one of loss: what was confirmed is on the disk when it is killed.
+The data folder has the same format as a cluster's, so either can open the other's data, one at a time. The process is a
+single point of failure, but not of loss: when it is killed, every confirmed message is on the disk.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A process costs 66 MB, and a call between two of them a wake-up on each side, so
 and its dispatchers side by side. A bookie has a host to itself, because its disk and its death are its own. Hosts are
 detached, never restarted and never retried by Ray: a new incarnation has a new name, and epochs keep the old one out.
 
-What every host does for an actor stands in actors.host, what every process does for its actors in cluster.process; this
-one adds Ray's part. Ray starts, names and watches it; what is said to its actors comes over connections of its own
-(cluster.wire).
+actors.host has what every host does for an actor, and cluster.process what every process does for its actors; this
+module adds Ray's part. Ray starts, names and watches the process; requests to its actors come over connections of its
+own (cluster.wire).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Net port: requests go over connections between the processes themselves (cluster.wire).
 
-Ray says once where a process of a name listens; a new incarnation has a new name. Nothing that actors say to each other
-goes through Ray afterwards: a call of a Ray actor costs ten times one over a socket, most of it processor time. Where
-there is no Ray, in a cluster of one process, something else says where it listens.
+Ray says once where a process of a name listens; a new incarnation has a new name. After that no request goes through
+Ray: a call of a Ray actor costs ten times as much as one over a socket, most of it processor time. In a cluster of one
+process, which has no Ray, the caller is given the address in another way.
 """
 
 from __future__ import annotations

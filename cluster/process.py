@@ -1,7 +1,7 @@
 """The actors of one process, on one event loop: started, reached and ended one by one.
 
-What is done for a single one stands in actors.host. An actor that fails is dropped: who waits for it learns at once
-that it has gone, and its disk is released, so that the next incarnation can open it.
+actors.host has what is done for a single actor. An actor that fails is dropped: its callers learn at once that it is
+gone, and its disk is released, so that the next incarnation can open it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """A batch: many messages as Arrow columns. No message is a Python object between producer and consumer.
 
-What a user may hand over is loose (strings for keys, missing optional columns, tables of several chunks); what is
-stored has exactly this shape, in this order, optional columns only when some row uses them:
+Users may hand over loose shapes (strings for keys, missing optional columns, tables of several chunks). A stored batch
+has exactly these columns, in this order, and an optional column only when some row uses it:
 
-    key           binary, nullable   the partition key; null means a message without key payload       binary
-    the message publish_time  int64              milliseconds since 1970, set by the producer ordering_key  binary,
-    nullable   optional; wins over key when hashing (KS-4) properties    map<string,string> optional event_time
-    int64, nullable    optional; the application's own time, milliseconds sequence_id   int64, nullable    optional; of
-    a message from a Pulsar client, its number there batch_index   int32, nullable    optional; where it stood in the
-    batch that the client sent, null outside of one pulsar        binary, nullable   optional; the rest of what that
-    client said of it (actors.pulsar.codec.send_decoder)
+    key           binary, nullable   the partition key; null means a message without key
+    payload       binary             the message
+    publish_time  int64              milliseconds since 1970, set by the producer
+    ordering_key  binary, nullable   optional; wins over key when hashing (KS-4)
+    properties    map<string,string> optional
+    event_time    int64, nullable    optional; the application's own time, milliseconds
+    sequence_id   int64, nullable    optional; the number that a Pulsar client gave the message
+    batch_index   int32, nullable    optional; its index in the batch that the client sent, null outside of one
+    pulsar        binary, nullable   optional; the rest of the client's metadata (actors.pulsar.codec.send_decoder)
 
 `deliver_at` and the sticky hash are not in the body: they are the index columns of the frame (see storage.frame),
 the only ones that the dispatcher ever sees.

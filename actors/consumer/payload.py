@@ -1,16 +1,16 @@
 """From a delivered part to its rows: fetch the run's payload, check it, take this consumer's rows.
 
-The dispatcher sends row numbers and a handle. Where the handle is gone (its sharer died), or there never was one
-(due messages), the topic is asked; the topic asks its bookies. A checksum that does not fit is never
-delivered (S18): the payload is fetched again from the topic.
+The dispatcher sends row numbers and a handle. If the handle is gone (the process that shared it died), or there never
+was one (due messages), the consumer asks the topic, and the topic asks its bookies. A payload whose checksum does not
+match is never delivered (S18): it is fetched again from the topic.
 
-Messages that fall due come a few at a time from many runs. So the topic is told what is wanted next (`expect`) and
-sends small runs along, the runs that came stay decoded, and small pieces that arrive together are joined, so that a
-user gets columns and not crumbs.
+Messages that fall due come a few at a time from many runs. So the consumer tells the topic what it will need next
+(`expect`), and the topic sends small runs along. Runs that came stay decoded, and small pieces that arrive together are
+joined, so that a user gets whole columns.
 
-Nothing that is kept, here or by the user, lies in the memory that the processes of a machine share: that is for what is
-on its way, and small. Consumers that kept there what they had not acknowledged yet left no room for what others waited
-for, a recovering topic among them.
+Nothing that is kept, here or by the user, stays in the memory that the processes of a machine share. That memory is
+small, and is for payloads on their way. If consumers kept unacknowledged messages there, no room would be left for
+others, such as a recovering topic.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Decides which place a consumer gets, and how long a place is kept for one that left (GR-1 to GR-8).
 
-A consumer that comes gets, in this order: the place of its own incarnation; the place that another one offered to its
-name; a place that is kept for its name; the place of one of its name that is attached and does not answer any more
-(what that one holds stays with it until its lease is over); a new one, which is the only case in which hashes of others
-move. What a place is, and that nobody else's hashes move in the other cases: `actors.key_shared.hash_assignments`.
+A consumer that attaches gets the first of these that exists: the place of its own incarnation; the place that another
+one offered to its name; a place that is kept for its name; the place of an attached consumer of its name that does not
+answer any more (whose messages stay with it until its lease is over); a new place. Only a new place moves hashes of
+others. `actors.key_shared.hash_assignments` says what a place is and why no other hashes move.
 
-**Durable.** The record holds the ring with every place. Whoever attaches is answered only when the version that has its
-place is written, so a consumer that got anything has the same place under the next owner. A new owner counts the grace
-anew, from the time at which no holder of the place can be alive any more: it never ends early, and may end later.
+**Durable.** The record holds the ring with every place. A consumer that attaches is answered only when the version with
+its place is written, so a consumer that received anything has the same place under the next owner. A new owner counts
+the grace anew, from the time at which no holder of the place can be alive: it never ends early, and may end later.
 
 **An earlier life** of a consumer, as it says itself, holds nothing any more: its session ends, its place is taken on.
 """

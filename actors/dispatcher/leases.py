@@ -1,14 +1,14 @@
 """Carries out what `membership` decides: ends sessions whose leases ran out, and waits for those of an earlier owner.
 
-A process that is known to have ended holds nothing, so nobody waits for the lease of a consumer in it (`ports.Watch`,
-where the world has one).
+A process that has ended holds nothing, so the lease of a consumer in it is not waited for (`ports.Watch`, if the world
+has one).
 
-**A new owner** sends nothing before each consumer that may still hold messages of an earlier owner came back and said
-what it holds, or must have stopped (promise 2). A consumer that comes back names the positions that it holds, and not
-their keys. As long as those messages were not read again nobody here knows which hashes they occupy: the ring may have
-changed, and a message of the same key that lies before them would go to another consumer. So the topic is asked for
-their hashes first, and nothing is sent until it has answered. Waiting until they are read instead could take for ever:
-reading stops when permits or look-ahead are used up.
+**A new owner** sends nothing until each consumer that may hold messages of an earlier owner has come back and said what
+it holds, or must have stopped (promise 2). A consumer that comes back names the positions that it holds, and not their
+keys. Until those messages are read again the new owner does not know their hashes: the ring may have changed, and an
+earlier message of the same key would go to another consumer. So it first asks the topic for their hashes, and sends
+nothing until the topic has answered. It cannot wait until the messages are read again, because reading stops when
+permits or look-ahead are used up.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Decides, without any I/O, who may hold messages of a subscription and until when.
 
-A session is a lease: a consumer that was not answered for so long must have stopped by itself. An owner that was
-replaced does not know it at once, and what it answers until then still lengthens leases; it does so only for `trust_ms`
-after it last knew itself the owner (`store`). So whoever takes over waits that much longer for each consumer that the
-record names. An owner's lease never changes, and stands in the record with each member that has it.
+A session is a lease: a consumer that gets no answer for that time stops by itself. An owner that was replaced does not
+know it at once, and its answers still extend leases. It gives such answers only for `trust_ms` after it last knew that
+it was the owner (`store`). So a new owner waits that much longer for each consumer that the record names. The lease of
+an owner never changes, and the record names it with each member.
 
 A member is in one of these states:
 
     JOINING   named in the record, so that a later owner will know of it; it has no session yet
     ATTACHED  has a session, until its lease runs out
-    AWAITED   may hold messages of an earlier time: nothing is sent before it came back, must have stopped, or has ended
-    RETIRED   lost its place because it did not answer: what it holds stays with it until its lease is over
+    AWAITED   may hold messages of an earlier owner: nothing is sent until it is back, has ended, or must have stopped
+    RETIRED   lost its place because it did not answer: its messages stay with it until its lease is over
 
-Whose session was ended from here is `dismissed`: it stays in the record until it knows, and must begin another life.
+A member whose session the dispatcher ended is `dismissed`: it stays in the record until it knows, and must begin a new
+life.
 A consumer has one number while its session lasts (`sessions`), and one name from owner to owner: its incarnation.
 Times are monotonic milliseconds. An incarnation is `name.life`: `name.3` says that it knows the end
 of its lives 0 to 2, and holds nothing of them any more.

@@ -5,9 +5,9 @@ cursor as it was when the write began; the acknowledgement turns that had arrive
 disk, and not before (promise 4). Losing the write means that a newer owner exists: the dispatcher stops at once.
 
 **An idle owner.** A dispatcher whose consumers have nothing to acknowledge writes nothing, and so would not notice that
-it was replaced; its consumers would hold their leases for ever, and both owners would send. So it looks at the record
-when it has not written for a while, and says nothing to a consumer that would lengthen its lease unless the record was
-known to be its own at most `trust_ms` ago. A newer owner that took the record at T therefore knows that no lease of
+it was replaced: its consumers would keep their leases for ever, and both owners would send. So it looks at the record
+when it has not written for a while, and extends a consumer's lease only if it knew at most `trust_ms` ago that the
+record is its own. A newer owner that took the record at T therefore knows that no lease of
 the old one outlasts T + lease + trust (`membership`).
 """
 

@@ -1,7 +1,7 @@
 """Taking a subscription over: everything that a new owner must find out and make durable before it serves anybody.
 
-A new owner raises the epoch in the record, so that the old one can no longer save a cursor, and knows from the record
-how far the subscription is and which consumers were attached. For which of them it waits then: `leases`.
+A new owner raises the epoch in the record, so that the old one can no longer save a cursor. The record says how far the
+subscription is and which consumers were attached; `leases` decides which of them to wait for.
 """
 
 from __future__ import annotations

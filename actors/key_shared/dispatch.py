@@ -3,18 +3,19 @@
 A plain synchronous object. It knows positions and hashes, never payloads; it does no I/O and has no clock (`now` is
 milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
 
-    window      the messages that are read and not done, by column, each in one state
-    tables      owner, holder, pending and replayed by hash; draining is derived from them
-    members     consumers, permits, limits
-    selectors   who owns which hash
-    policies    the one gate in which the four ways of keeping order differ
-    routing     one pass of the dispatch
-    assignments what it sends to whom, by column
-    places      who comes and goes, and what becomes of its hashes
-    revoking    what is given back keeps its place (nack_order=key)
-    parking     keys that wait for a decision, held in the lot
-    sentinel    checks every delivery against the promises, from its own books
-    explain     the same gates with reasons
+    window            the messages that are read and not done, by column, each in one state
+    tables            owner, holder, pending and replayed by hash; draining is derived from them
+    members           consumers, permits, limits
+    selectors         who owns which hash
+    policies          the one gate in which the four ways of keeping order differ
+    dispatch_pass     one routing of all waiting messages
+    assignments       its result, by column
+    hash_assignments  consumers join and leave, and their hashes change hands
+    acks, nacks       messages are done, or come back
+    revocation        what is given back keeps its place (nack_order=key)
+    parking           keys that wait for an operator's decision
+    sentinel          checks every delivery against the promises, from its own books
+    explain           the same gates with reasons
 """
 
 from __future__ import annotations

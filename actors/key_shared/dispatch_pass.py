@@ -1,14 +1,14 @@
 """One dispatch pass: which consumer gets which waiting rows (KS-37, KS-41), as gathers and masks over columns.
 
-A pass takes candidates in ascending order of position, asks whose they are, and strikes out those that a gate holds
-back. What is left is sorted by owner, stably, and each owner's part is cut at its permits. All rows of one hash have
-one owner, a gate holds back the whole of a hash (or, for recently joined consumers, all above a position), and cuts
-are by position: so what is sent of one hash is always the beginning of what waits of it, and nothing overtakes.
+A pass takes candidates in ascending order of position, finds their owners, and strikes out those that a gate holds
+back. The rest is sorted by owner, stably, and each owner's part is cut at its permits. All rows of one hash have one
+owner, a gate holds back a whole hash (or, for recently joined consumers, all above a position), and cuts are by
+position. So a pass always sends the first waiting messages of a hash, and nothing overtakes.
 
-Messages that wait for redelivery go first, as a pass of their own; what was read forward follows. A forward message
-of a hash of which anything is still waiting in the order stays behind it. Because a pass judges all its rows against
-one state, a hash cannot come free in the middle of it and let a later message overtake an earlier, skipped one, which
-was a defect upstream (#23870).
+Messages that wait for redelivery go first, in a pass of their own, and messages that were read forward follow. A
+forward message stays behind any message of its hash that still waits in the order. Because a pass judges all its rows
+against one state, a hash cannot come free in the middle of it and let a later message overtake an earlier, skipped one,
+which was a defect upstream (#23870).
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Consumers join and leave (KS-34 to KS-36): their places are made, kept, handed over and given up.
 
-A place is a consumer's share of the hashes, as its selector divides them. Without `grace_ms` it goes with the
-consumer. With it a place outlives who had it (GR-1 to GR-4):
+A place is a consumer's share of the hashes, as its selector divides them. Without `grace_ms` it goes with the consumer.
+With it a place outlives its consumer (GR-1 to GR-4):
 
-* **KeptPlace.** Who left goes out of `members.by_number`, and its slot and its share stay. Its hashes still have that
-  owner, which has no permits: so their messages wait, and nobody else's hashes change hands. One of its name that comes
-  while it is kept gets the same slot, hence the same hashes. What it held was given back and waits in its order.
-* **Handed over.** Another consumer gets a slot of its own, and the share passes to it as it is. What the one before
-  holds drains like any hash whose owner changed: keys go over one by one as they fall empty.
-* **Apart.** A consumer may be here without a place: it has handed its place over, or is kept waiting for one because
+* **Kept.** A consumer that leaves goes out of `members.by_number`, and its slot and its share stay. Its hashes still
+  have that owner, which has no permits. So their messages wait, and no other hashes change hands. A consumer of the
+  same name that comes meanwhile gets the same slot, hence the same hashes. Messages that the first one held wait in
+  their order.
+* **Handed over.** Another consumer gets a slot of its own, and the share passes to it unchanged. The old consumer's
+  messages drain like those of any hash whose owner changed: keys pass one by one as they fall empty.
+* **Unassigned.** A consumer may be attached without a place: it has handed its place over, or it waits for one because
   it comes and goes too often (`actors.dispatcher.damping`).
 
-The ring of an owner can be written down (`layout`), so that the next one begins with the same; places are kept there
-until those who had them are back.
+`layout` writes the ring of an owner down, so that the next owner begins with the same ring. There all places are kept
+until their consumers are back.
 """
 
 from __future__ import annotations

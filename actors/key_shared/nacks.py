@@ -1,11 +1,11 @@
 """Negative acknowledgements: messages are given back, their redeliveries are counted, and their delays kept.
 
-What is in the window keeps its count and its time there. A new owner knows of most of it before it reads it again: from
-the record of the owner before, and from consumers that give back what they hold from that time. These rows wait in
-`core.unread`, and `recall` hands each to its row when that is added. The snapshot is both together.
+Messages in the window keep their count and their time there. A new owner knows most counts before it reads the messages
+again: from the record of the owner before, and from consumers that give back messages from that time. These rows wait
+in `core.unread`, and `recall` applies each to its row when that is added. The snapshot has both.
 
-**Bound.** A snapshot takes `MOST` rows. What is beyond that is in memory only, and those that wait the longest are
-kept: of a message that is left out, a new owner knows neither the delay nor the count.
+**Bound.** A snapshot takes `MOST` rows, those that wait the longest. The others are in memory only: a new owner knows
+neither the delay nor the count of a message that is left out.
 """
 
 from __future__ import annotations

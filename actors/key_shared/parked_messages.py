@@ -1,13 +1,13 @@
 """The parking lot: messages of keys of which one failed too often, held out of the window in columns.
 
-Keys are told apart exactly, and hashes are what is at hand: a hash is *closed* while a key of it is parked, or a
-message of it has failed and its key was not read yet. What lies behind the failed message of a closed hash comes
-here, first as UNKNOWN; when its key was read it is PARKED, or goes back because the key is another one. A key is parked
-as long as its failed message is not done, or until an operator lets it go.
+Exact keys are parked, but only hashes are known at once. So a hash is *closed* while a key of it is parked, or while a
+message of it has failed and its key was not read yet. Messages behind the failed one of a closed hash come here, first
+as UNKNOWN. When its key was read a message is PARKED, or goes back because it has another key. A key is parked until
+its failed message is done, or until an operator lets it go.
 
-**Limits.** So many keys, and so many bytes, are PARKED. What is above them is BLOCKED, as is everything under
-`dead_letter_policy=block`, and so is UNKNOWN what nobody looked at: these count as waiting, so that reading forward
-stops when they are as many as may be looked ahead (KS-40). Nothing is dropped at a limit.
+**Limits.** The numbers of PARKED keys and bytes are limited. Messages above a limit are BLOCKED, and so are all
+messages under `dead_letter_policy=block`. BLOCKED messages and unread UNKNOWN ones count as waiting, so reading forward
+stops when they reach the look-ahead limit (KS-40). Nothing is dropped at a limit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Parks keys: a message that failed too often waits, with later ones of its key, until an operator decides.
 
-Before each dispatch `collect` takes what lies behind a failed message of a closed hash out of the window and into the
-lot (`parked_messages`). Whoever reads the messages tells their keys (`Parking.examined`): what is of a parked key
-stays, anything else goes back with its place. What consumers hold behind a failed message is asked back, as with every
-hand-back under `nack_order=key`, without which no key can be parked (`revocation`).
+Before each dispatch `collect` moves the messages behind a failed message of a closed hash from the window to
+`parked_messages`. The dispatcher reads them and reports their keys (`Parking.examined`): messages of a parked key stay,
+others go back with their place. Consumers are asked for later messages that they hold, as with every negative
+acknowledgement under `nack_order=key`, without which no key can be parked (`revocation`).
 
-A key is let go (`redrive`) by an operator, or because its failed message is done, however that came about. All of it
-waits then as what was given back does: by position, and before anything newer of its hash. It begins anew: no
-redelivery of it was ever counted.
+A key goes on when an operator redrives it (`redrive`), or when its failed message is done for any reason. Its messages
+then wait like returned ones: by position, and before anything newer of their hash. Their redelivery counts begin at 0.
 """
 
 from __future__ import annotations

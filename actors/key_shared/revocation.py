@@ -1,16 +1,16 @@
 """Revocation (`nack_order=key`): a returned message goes out again before later ones, which are asked back.
 
-Three rules make that hold on every way on which a message comes back (negative acknowledgement, redelivery of all, a
-consumer that leaves, a new owner), and all of them are kept by hash, as everything else is:
+Three rules ensure that, for every way in which a message comes back (negative acknowledgement, redelivery of all, a
+consumer that leaves, a new owner). All of them work by hash, like everything else:
 
-* What comes back keeps its place: it waits as REPLAY, never as UNORDERED, and with a delay as WAITING, and then the key
-  waits for it, as it does for a HELD message (`Core.holding`).
-* What a consumer holds of the key behind it is *revoked*: the consumer is asked to give it back. It stays PENDING, with
-  the flag REVOKED, until it is given back or acknowledged, or the consumer leaves; so promise 2 stands as before.
-* As long as anything of a hash is revoked, nothing of that hash goes out (Gate.REDELIVERY).
+* A returned message keeps its place: it waits as REPLAY, never as UNORDERED. With a delay it waits as WAITING, and the
+  key waits for it, as for a HELD message (`Core.holding`).
+* Later messages of the key that a consumer holds are *revoked*: the consumer is asked to give them back. They stay
+  PENDING, with the flag REVOKED, until they are back or acknowledged, or the consumer leaves. So promise 2 still holds.
+* As long as any message of a hash is revoked, nothing of that hash goes out (Gate.REDELIVERY).
 
-So at no time a message goes out while a later one of its key is with a consumer: first and repeated deliveries of a key
-ascend until they are acknowledged. The sentinel checks that from its own books. Delayed messages that fall due without
+So no message goes out while a later one of its key is with a consumer: first and repeated deliveries of a key ascend
+until they are acknowledged. The sentinel checks that from its own books. Delayed messages that fall due without
 a place in the order (KS-64) get one when they are given back, and lose the flag DUE.
 """
 

@@ -1,7 +1,7 @@
 """Settings of topics and subscriptions, as metadata keeps them and users give them; Pulsar's names in snake_case.
 
-What each of them may be is said here alone, and held by the actor that stores it, so that it holds for every door: the
-command line, the Python client, HTTP, and whoever sends the request.
+Only this module says which values each setting may have, and the actor that stores it checks them. So the limits hold
+for the command line, the Python client, HTTP, and every other caller.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ the node that runs the fewest of its sort, so bookies are spread as far as the n
 
 Each machine has a gateway for clients of Pulsar, in a process that counts for no node and serves nothing else.
 
-Who waits for a partition does not wait for a process. What a lost broker process ran goes to one that was kept ready,
-else it takes refuge in another broker process: it *lodges* there. When nothing was lost for a while, each lodger gets a
-process of its own: what it runs where it lodges is ended, and whoever misses it has it started where it belongs.
+A client of a lost partition must not wait until a process starts. The slots of a lost broker process go to a standby
+process; without one they take refuge in another broker process, where they *lodge*. When nothing was lost for a while,
+each lodging slot gets a process of its own: its actors are ended where it lodges, and started where it belongs as soon
+as somebody needs them.
 
 A bookie belongs to its disk. It is tried first on the machine where it ran, then on one machine after another, and its
 cookie says whether the disk is its own. If the machine where it ran is away, no refusal elsewhere means that its disk

@@ -6,7 +6,7 @@ ledger is opened with the first append, and again when the old one is full or ol
 is wholly confirmed and then closes it and opens the next one in *one* version of the record, so that at most one
 ledger is open and positions ascend in the order of confirmation.
 
-Nobody is shown anything above `last_confirmed`. All state changes follow a check of `stopped` without an await in
+No reader sees anything above `last_confirmed`. All state changes follow a check of `stopped` without an await in
 between; the writer's callbacks are synchronous.
 """
 

@@ -1,12 +1,12 @@
 """Reading the log: by index columns for dispatchers, by payload for consumers, by time for seeks.
 
-A position asked for may lie anywhere: before the oldest kept ledger (trimmed), between two ledgers, behind the end.
-Reading starts at the first message that is there from the position on, and `resume` says where to go on; closed
-ledgers that were stepped over are named with their last entry.
+A requested position may lie anywhere: before the oldest kept ledger (trimmed), between two ledgers, behind the end.
+Reading starts at the first existing message from there on, and `resume` says where to go on. The answer names closed
+ledgers that were passed over, with their last entry.
 
-Runs come from the tail cache, else from a bookie; older runs are asked for whole, several at a time: then the
-bookie has verified what is shown of them, and the payload is at hand for the consumers. A large one is shared, as when
-it was published: whoever is behind reads it once, however many consumers have messages in it.
+Runs come from the tail cache, else from a bookie. Older runs are read whole, several at a time: so the bookie has
+verified them, and the payload is ready for the consumers. A large one is shared, as when it was published, and is read
+once, however many consumers have messages in it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The owner of one partition of a topic.
 
-Whoever writes the next version of the partition's record owns it; start() does that and recovers the log in the
-background, so that fencing the previous owner never waits for anything. Requests wait a moment for the recovery and
-are Unavailable after that. From the instant at which a newer owner is noticed - a lost metadata write, or a bookie
-that refuses the epoch - everything here is answered Fenced.
+The actor that writes the next version of the partition's record owns it. start() does that and recovers the log in the
+background, so fencing the previous owner never waits for anything. Requests wait a moment for the recovery and are
+Unavailable after that. As soon as the topic notices a newer owner (a lost metadata write, or a bookie that refuses the
+epoch) it answers everything with Fenced.
 
-Publishing, step by step: each run is checked whole, because what nobody can decode would stop every consumer that gets
-it (nothing is copied for that, and no row becomes an object); large ones are shared once; the wait for room comes
-before the decision what to do with the sequences, and between that decision and the place in the log there is no
-await - so the order of places is the order of sequences, however calls overtake one another.
+Publishing goes in steps. Each run is checked whole, because a run that nobody can decode would stop every consumer that
+gets it; this copies nothing and makes no row an object. A large run is shared once. The wait for room comes before the
+decision about the sequences, and between that decision and the place in the log there is no await. So the order of
+places is the order of sequences, however calls overtake one another.
 """
 
 from __future__ import annotations

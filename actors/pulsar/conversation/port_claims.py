@@ -1,12 +1,12 @@
 """Which gateway has a machine's ports: the first one that claims them, until its process ends. Others wait.
 
-Who waits takes over by itself, whatever has become of the one before it: what it holds is let go with its process, by
-the machine and not by an agreement. One that is frozen keeps the ports, as a frozen listener does; it has them until
-the controller has ended it.
+A waiting gateway takes over by itself, whatever happened to the one before it: the machine frees the ports when that
+process ends, so no agreement is needed. A frozen gateway keeps the ports, as a frozen listener does, until the
+controller has ended it.
 
-A free port (0) is chosen once. Its number stays that of the machine, because clients have been told it: who takes over
-listens there or not at all. A port that another program has is tried again and again; commands are told meanwhile that
-nobody can connect.
+A free port (0) is chosen once. Its number stays that of the machine, because clients know it: a gateway that takes over
+listens there or not at all. If another program has the port, the gateway tries again and again, and commands report
+meanwhile that no client can connect.
 """
 
 from __future__ import annotations
