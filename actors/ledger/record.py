@@ -22,7 +22,7 @@ import msgspec
 from actors.ledger.quorum import Quorum
 from actors.messages import TopicSettings
 from storage.errors import Corrupt, InvariantViolation
-from storage.position import position
+from storage.position import EARLIEST, position
 
 FORMAT = 1
 
@@ -147,7 +147,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     released names ledgers that left the chain, until the garbage collection has written them down
     (actors.ledger.garbage_collection). producers holds what was confirmed up to (covered_ledger, covered_run), both
     inclusive; what came later is found in the frames. subscriptions maps a durable subscription to a mark-delete
-    position that it has surely reached. terminated: nothing is stored any more.
+    position that it has surely reached. last_trimmed: the last message that was trimmed, which stays the last one
+    for as long as nothing follows it. terminated: nothing is stored any more.
     """
 
     format: int = FORMAT
@@ -158,6 +159,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     settings: TopicSettings
     ledgers: tuple[LedgerRecord, ...] = ()
     trimmed_before: int = 0
+    last_trimmed: int = EARLIEST
     subscriptions: dict[str, int] = {}
     ever_subscribed: bool = False
     producers: dict[str, ProducerRecord] = {}
@@ -201,8 +203,15 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         """This record without some ledgers at the head of the chain."""
         kept = tuple(ledger for ledger in self.ledgers if ledger.id not in ids)
         before = max([self.trimmed_before, *(position(gone + 1, 0) for gone in ids)])
+        stored = (position(old.id, old.last_entry) for old in self.ledgers if old.id in ids and old.last_entry >= 0)
         given_up = tuple(lost for lost in self.given_up if lost.ledger not in ids)
-        trimmed = msgspec.structs.replace(self, ledgers=kept, trimmed_before=before, given_up=given_up)
+        trimmed = msgspec.structs.replace(
+            self,
+            ledgers=kept,
+            trimmed_before=before,
+            last_trimmed=max([self.last_trimmed, *stored]),
+            given_up=given_up,
+        )
         return trimmed.with_released(ids)
 
     def with_released(self, ids: Sequence[int]) -> PartitionRecord:

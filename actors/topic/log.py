@@ -141,8 +141,7 @@ class PartitionLog:
         await self.metadata.update(
             lambda record: self._covered(msgspec.structs.replace(record, ledgers=kept).with_released(empty))
         )
-        if kept:
-            self.last_confirmed = position(kept[-1].id, kept[-1].last_entry)
+        self.last_confirmed = position(kept[-1].id, kept[-1].last_entry) if kept else self.record.last_trimmed
 
     async def _insist(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat while the bookies are away. Fenced and Corrupt pass through.

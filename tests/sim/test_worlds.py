@@ -52,6 +52,10 @@ ONCE_FAILED = [
     ("seeks", 28),  # a copy of an early seek waited for its topic, and undid a later one that had been answered
     ("cancels", 75),  # a cancellation whose answer was lost, asked for again after the topic had trimmed the message
     ("relay", 8000011),  # what is done at the head of a batch goes as holes, for which there was no room
+    ("relay", 7000017),  # two pieces of a batch under one id, of which one has holes
+    ("relay", 9500601),  # a topic was terminated by an owner that came after all of it was trimmed, and knew no end
+    ("nack_order", 7000101),  # nobody says who the owner is, and a lease that is lost is told too late
+    ("bookie", 9500194),  # a damaged index is found at one start, and built anew at the next
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

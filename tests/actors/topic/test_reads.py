@@ -24,6 +24,7 @@ from actors.messages import (
     ReadRowIndex,
     Replicate,
     Stats,
+    Terminate,
     TopicSettings,
 )
 from actors.ports import Ports, Unknown
@@ -181,6 +182,24 @@ def test_who_reads_trimmed_positions_is_told_where_to_go_on() -> None:
         behind = (await ask(client, to, ReadEnds())).first
         assert behind > ends.last
         assert (await insist(client, to, ends.first)).resume == behind
+
+    World(25).play(scenario)
+
+
+def test_the_last_message_stays_the_last_when_all_are_trimmed() -> None:
+    """Also for a new owner, who then says where the topic ends."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=-1))
+        await producer.publish(3)
+        to = await cluster.replace_owner()
+        last = (await ask(client, to, ReadEnds())).last
+        await ask(client, to, Progress(subscription="s", mark_delete=last))
+        await until(client, lambda: not cluster.topic()._log.record.ledgers)
+        to = await cluster.replace_owner()
+        assert (await ask(client, to, ReadEnds())).last == last
+        assert (await ask(client, to, Terminate())).last == last
 
     World(25).play(scenario)
 

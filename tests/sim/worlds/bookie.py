@@ -22,7 +22,7 @@ from actors.messages import AddRun, FenceLedger, ReadRun
 from actors.ports import Ports, Unknown
 from actors.wire import Blob
 from storage.batch import make_batch
-from storage.errors import Corrupt, SluiceError
+from storage.errors import Corrupt, SluiceError, Unavailable
 from storage.frame import Header, Run, encode_head, make_run
 from tests.sim.faults import Fault
 from tests.sim.world import World
@@ -96,7 +96,7 @@ class _Course(Course):
         world = self.world
         if not world.is_up("bookie-1"):
             try:
-                await world.restart("bookie-1")
+                await self.start()
             except Corrupt:
                 assert self.flipped, "S18: the disk is damaged, and nobody damaged it"
                 return False  # it cannot be sure of itself: nothing that it promised is denied
@@ -106,6 +106,14 @@ class _Course(Course):
                 with contextlib.suppress(SluiceError):
                     await self.read(reader, ledger, run, None, 5_000)
         return True
+
+    async def start(self) -> None:
+        """Start it, as its controller does: a damaged index is found at one start and built anew at the next."""
+        try:
+            await self.world.restart("bookie-1")
+        except Unavailable:
+            assert self.flipped, "S18: the disk is damaged, and nobody damaged it"
+            await self.world.restart("bookie-1")
 
     async def flip(self, fault: Fault, rng: random.Random) -> None:
         """Damage the disk: from now on a run may be reported damaged or unknown, but never absent or altered."""
