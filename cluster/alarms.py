@@ -17,7 +17,7 @@ CALL_TIMEOUT = 15_000
 
 
 def alarms_of(status: Mapping[str, Any]) -> list[str]:
-    """The alarms in what a controller tells of itself (the verb `status`)."""
+    """The alarms in a controller's answer to the verb `status`."""
     troubled = [row for row in status["actors"] if row["problem"] or row["state"] != "running"]
     alarms = [": ".join(filter(None, (f"{row['name']} is {row['state']}", row["problem"]))) for row in troubled]
     if status["underReplicated"]:
@@ -43,7 +43,7 @@ def condition() -> dict[str, Any]:
 
 
 async def ask_for_status() -> dict[str, Any]:
-    """What the controller of the attached cluster tells, with what each bookie itself says about writing now.
+    """The controller's answer, with each bookie's own answer about whether it can write now.
 
     A controller hears of that only when it next looks. Raises Unavailable.
     """

@@ -313,7 +313,7 @@ def load(file: Path | None = None, **flags: object) -> Loaded:
 
 
 def to_toml(loaded: Loaded) -> str:
-    """The effective configuration as a TOML file that `load` reads back; what is not a default names its source."""
+    """The effective configuration as TOML that `load` reads back; values that are not defaults name their source."""
     flat = _flat(loaded.values.model_dump(mode="json"))
     lines: list[str] = []
     section = ""

@@ -91,7 +91,7 @@ class Consumer:
             self._timer = self._loop.later(HAND_OVER_MS, partial(self.tell_partitions, waited=True))
 
     def tell_partitions(self, *, waited: bool = False) -> None:
-        """Tell the partitions what was taken and acknowledged, single messages as columns. Also before each poll
+        """Report taken and acknowledged messages to the partitions, single ones as columns. Also before each poll
         and before somebody waits until that is durable.
 
         waited: long enough for acknowledgements not to wait for a poll any more.
@@ -116,7 +116,7 @@ class Consumer:
             consumer.acknowledge(part, np.array(done), waited=waited)
 
     def told(self, partition: int, event: Event) -> None:
-        """A partition has something to say."""
+        """A partition has news."""
         if event.kind == "failed":
             error = self.parts[partition].failed
             if error is not None:
@@ -133,7 +133,7 @@ class Consumer:
 
     @property
     def taking_back(self) -> TakingBack:
-        """How a partition takes back what its dispatcher asks for (`nack_order=key`): never while a user takes it."""
+        """How a partition takes revoked messages back (`nack_order=key`): never while a user takes one."""
         return TakingBack(guard=self._receiving.lock)
 
     def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
@@ -155,7 +155,7 @@ class Consumer:
         return self._receiving.receive(timeout_millis)
 
     def receive_nowait(self, count: int) -> list[Message] | None:
-        """So many messages if they are all here already, else None, and then all of them stay here."""
+        """This number of messages if all are here already; else None, and all of them stay here."""
         self._loop.check_process()
         return self._receiving.receive_nowait(count)
 
@@ -182,12 +182,12 @@ class Consumer:
             self._wait_confirmed([consumer])  # which asks for what is done, and sends it
 
     def _took(self, consumer: PartitionConsumer, part: Received) -> None:
-        """Somebody took a part from the queue, whose permits are free now."""
+        """A part was taken from the queue, and its permits are free now."""
         self._taken.append((consumer, part))
         self._tell_loop(len(part))
 
     def _tell_loop(self, messages: int) -> None:
-        """So many messages more were taken or acknowledged."""
+        """More messages were taken or acknowledged."""
         self._waiting += messages
         many = self._waiting * URGENT_SHARE * len(self.parts) >= self.options.queue_size
         if not self._loop_told or (many and not self._loop_called):
@@ -246,7 +246,7 @@ class Consumer:
         tell(losses, since=told)
 
     def pause(self) -> None:
-        """Ask for no more messages; what was granted may still come."""
+        """Ask for no more messages; those that were granted may still come."""
         for part in self.parts:
             self._loop.soon(part.pause)
 
@@ -272,7 +272,7 @@ class Consumer:
         return self.options.name
 
     def is_connected(self) -> bool:
-        """Whether every partition's session stands."""
+        """Whether every partition has a session."""
         return not self._closed and all(part.session for part in self.parts)
 
     def hand_over(self, to: str | None = None) -> None:

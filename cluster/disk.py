@@ -97,7 +97,7 @@ class FileDisk:
         self._quick_s, self._slow_until = quick_s, 0.0
 
     def close(self) -> None:
-        """Finish what is under way, close all files and release the folder. Idempotent."""
+        """Finish work under way, close all files and release the folder. Idempotent."""
         self._writer.close()
         self._readers.shutdown()
         with self._here:
@@ -311,7 +311,7 @@ def _take_lock(path: Path) -> int:
 
 
 def _let_go(fd: int, start: int, size: int) -> None:
-    """Drop what was synced from `start` on from the page cache; the last, incomplete page stays for the next append."""
+    """Drop synced pages from `start` on from the page cache; the last, incomplete page stays for the next append."""
     first, end = start // _PAGE * _PAGE, size // _PAGE * _PAGE
     if end > first:
         with contextlib.suppress(OSError):  # advice only: the bytes are on the disk

@@ -124,7 +124,7 @@ class EmbeddedCluster:
         return await self.actors.answer_here(actor, kind, packed)
 
     def close(self) -> None:
-        """End every actor and the loop. What was confirmed is on the disk. Idempotent; a forked child ends nothing."""
+        """End every actor and the loop. Confirmed messages are on the disk. Idempotent; a forked child ends nothing."""
         if self._closing or not self.loop.is_here:
             return
         self._closing = True

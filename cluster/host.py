@@ -132,7 +132,7 @@ class Host:
         return os.getpid()
 
     async def wake(self) -> None:
-        """Boot, and go on trying while a store is away; whoever waits for `ready` is told of each failure."""
+        """Boot, and go on trying while a store is away; callers that wait for `ready` hear of each failure."""
         while True:
             try:
                 await self.ready()
@@ -142,7 +142,7 @@ class Host:
                 await asyncio.sleep(BOOT_RETRY_S)
 
     def serve(self, slot: str) -> None:
-        """Stand in for the process of this slot from now on. Raises Unavailable if it does so for another one."""
+        """Serve this slot from now on. Raises Unavailable if this process serves another one."""
         if self._slot not in ("", slot):
             raise Unavailable(f"{self.name} serves {self._slot} already")
         self._slot = slot
@@ -172,7 +172,7 @@ class Host:
             await self.endpoint()
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
-        """Start an actor here and return its address. Raises what its start raises."""
+        """Start an actor here and return its address. Raises the errors of its start."""
         return await self.actors.start(kind, actor, settings)
 
     async def stop(self, actor: str) -> None:

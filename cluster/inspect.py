@@ -64,7 +64,7 @@ def metadata(values: Configuration, *, verify: bool, prefix: str = "") -> list[R
 def cursor(
     values: Configuration, *, verify: bool, topic: str | None = None, subscription: str | None = None
 ) -> list[Row]:
-    """A row for each subscription of each partition: mark-delete position and what is acknowledged beyond it."""
+    """A row for each subscription of each partition: mark-delete position and acknowledgements beyond it."""
     rows = []
     for key, version, raw, damage in _records(values, f"subscription/{topic}/" if topic else "subscription/"):
         _, of_topic, partition, name = key.split("/")
@@ -134,7 +134,7 @@ def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) ->
 
 
 def _ledger_problem(record: LedgerRecord, held: dict[str, Held]) -> str:
-    """What is wrong with a ledger's copies on this machine's disks, or nothing."""
+    """The problem of a ledger's copies on this machine's disks, or nothing."""
     is_open = record.state is not LedgerState.CLOSED
     for run in range((_last_stored(record, held) if is_open else record.last_run) + 1):
         holders = [name for name in record.write_set(run) if run in _runs(held, name, record.id)]
@@ -164,7 +164,7 @@ def _last_stored(record: LedgerRecord, held: dict[str, Held]) -> int:
 
 
 def _doubt(record: LedgerRecord, held: dict[str, Held]) -> str:
-    """Why an open ledger may have confirmed runs of which no disk here knows, or nothing."""
+    """Why an open ledger may have confirmed runs that no disk here knows, or nothing."""
     doubtful = [name for name in record.fragments[-1].bookies if name not in held or held[name].unnamed]
     if len(doubtful) < record.ack_quorum:
         return ""

@@ -207,7 +207,7 @@ class KeyedQueue:
         self._reader().acknowledge(item._message)
 
     def nack(self, item: Item, delay_s: float = 0.0) -> None:
-        """Give it back: it comes again after so many seconds, here or at another reader."""
+        """Give an item back: it comes again after a number of seconds, here or at another reader."""
         self._reader().negative_acknowledge(item._message, delay_ms=int(delay_s * 1000))
 
     # -- the queue ------------------------------------------------------------------------------------------------
@@ -228,11 +228,11 @@ class KeyedQueue:
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """There is no room for one more."""
+        """Whether there is no room for another item."""
         return self.maxsize > 0 and self.qsize() >= self.maxsize
 
     def close(self) -> None:
-        """Close it here: what was put becomes durable first, what was not acknowledged comes again elsewhere."""
+        """Close the queue here: items that were put become durable first, unacknowledged ones come again elsewhere."""
         with self._lock:
             connection, self._connection, self._closed = self._connection, None, True
         if connection is not None:
@@ -271,7 +271,7 @@ class KeyedQueue:
             return self._connection
 
     def _found(self, connection: _Connection) -> _Connection:
-        """The topic and its subscription are there before the first item is."""
+        """Make sure that the topic and its subscription exist before the first item."""
         client = connection.client
         try:
             if self.name not in [row["topic"] for row in client.topics()]:

@@ -48,7 +48,7 @@ class StoredRange:
 
 
 def ranges_of(partition: int, ends: Ends) -> list[StoredRange]:
-    """What a partition stores, in order, by what its owner says of its ends. Empty ledgers are left out."""
+    """The ranges that a partition stores, in order, by the ends that its owner reports. Empty ledgers are left out."""
     found = []
     for ledger, closed_at in ends.ledgers:
         # An open ledger reaches as far as what is confirmed, which may still lie in the one before it.

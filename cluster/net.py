@@ -139,7 +139,7 @@ class DirectNet:
 
 
 async def ask_once(to: Address, request: Request[R], timeout: int) -> R | Unknown:
-    """One call, by who makes no other; see actors.ports.Net."""
+    """One call of a caller that makes no other; see actors.ports.Net."""
     net = DirectNet()
     try:
         return await net.call(to, request, timeout)
@@ -160,7 +160,7 @@ def cluster_token() -> bytes:
 
 
 async def find(host: str) -> Endpoint | Unknown:
-    """Where the process of a name listens, as it told Ray."""
+    """Where the process of a name listens, as Ray knows it."""
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 

@@ -12,7 +12,7 @@ ROOT_USER = 0
 
 
 def read_own_file(path: Path) -> bytes:
-    """What is in a file. Raises Invalid in one line if another user could have written it; OSError.
+    """The contents of a file. Raises Invalid in one line if another user could have written it; OSError.
 
     The opened file is looked at, so nobody can put another in its place between the look and the read. It is opened
     without waiting: a named pipe in its place would hold this process up.

@@ -60,7 +60,7 @@ class ProcessActors:
         self._releasing: dict[asyncio.Task[None], None] = {}
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
-        """Start an actor and return its address; the same call again waits for the first. Raises what it raises."""
+        """Start an actor and return its address; a repeated call waits for the first one. Raises its errors."""
         address = f"{self.name}/{actor}"
         if actor not in self._actors:
             await self.released()

@@ -251,7 +251,7 @@ class Producer:
             self._loop.run(part.flush(), timeout_s)
 
     def close(self, timeout_s: float | None = 30) -> None:
-        """Wait for what is on its way, then refuse further sends."""
+        """Wait for messages on their way, then refuse further sends."""
         if self._closed:
             return
         try:

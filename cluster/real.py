@@ -100,7 +100,7 @@ class TroubleLog:
                 del self._latest[next(iter(self._latest))]
 
     def troubles(self) -> list[str]:
-        """What was written in the last TROUBLE_MS milliseconds, oldest first."""
+        """Troubles of the last TROUBLE_MS milliseconds, oldest first."""
         now = self._clock.monotonic()
         return [said for said, at in list(self._latest.items()) if now - at < TROUBLE_MS]
 

@@ -35,7 +35,7 @@ class Receipt:
         self.grow(count)
 
     def grow(self, count: int) -> None:
-        """Say how many messages there are, where that was not known at first; before any of them is settled."""
+        """Set the number of messages if it was not known at first; before any of them is settled."""
         self.partitions: npt.NDArray[np.uint16] = np.zeros(count, np.uint16) if count else _NO_PARTITIONS
         self.positions: Positions = np.empty(count, np.int64) if count else _NO_NUMBERS
         self.positions.fill(-1)
@@ -44,7 +44,7 @@ class Receipt:
         self._open = count
 
     def settle(self, rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
-        """Note the outcome of some rows, and wake those who wait for them.
+        """Note the outcome of some rows, and wake their waiters.
 
         first: position of the first of these rows, the others follow it; -1 if it is not known.
         """

@@ -62,14 +62,14 @@ class ReceiverQueue:
             self._wake(len(part))
 
     def end(self, error: SluiceError) -> None:
-        """Nothing arrives any more: whoever waits, or comes later and finds nothing, is told the first such error."""
+        """Nothing arrives any more: waiting and later receivers that find nothing get the first such error."""
         with self.lock:
             self._ended = self._ended or error
             self._arrived.notify_all()
             self._wake(len(self._waiters))
 
     def clear(self) -> list[Received]:
-        """Take out the parts of which nobody has seen anything."""
+        """Take out the parts that no user has seen anything of."""
         with self.lock:
             unseen = list(self._queue)
             self._queue.clear()
@@ -102,7 +102,7 @@ class ReceiverQueue:
         return message
 
     def receive_nowait(self, count: int) -> list[Message] | None:
-        """So many messages if they are all here, else None, and then all of them stay. Raises the error of `end`."""
+        """This number of messages if all are here; else None, and all of them stay. Raises the error of `end`."""
         with self.lock:
             taken: list[Message] = []
             if self._has(count):
@@ -204,7 +204,7 @@ class ReceiverQueue:
             self._current = following.messages()[::-1]
 
     def _has(self, count: int) -> bool:
-        """Whether so many messages are here and ours."""
+        """Whether this number of messages is here and still ours."""
         here = 0
         for message in reversed(self._current[-count:]):
             part = message.batch.received
@@ -218,7 +218,7 @@ class ReceiverQueue:
         return here >= count
 
     def _wake(self, count: int) -> None:
-        """Let so many of the threads, and of the tasks, look again."""
+        """Let this number of the threads, and of the tasks, look again."""
         self._arrived.notify(count)
         for arrived in list(self._waiters)[:count]:
             with contextlib.suppress(RuntimeError):  # its loop has ended

@@ -44,5 +44,5 @@ def describe(values: Configuration) -> dict[str, Any]:
 
 
 def _free_bytes(data_dir: str | None) -> int | None:
-    """What is free on this machine where the cluster keeps its data; None if that folder is not here."""
+    """Free bytes at the cluster's data folder; None if that folder is not on this machine."""
     return shutil.disk_usage(data_dir).free if data_dir and Path(data_dir).exists() else None

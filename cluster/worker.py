@@ -34,7 +34,7 @@ class Worker:
         return not self._under_way
 
     def do(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        """Call a function in the thread; the future brings what it returns or raises.
+        """Call a function in the thread; the future gets its result or error.
 
         A caller that gives up changes nothing: the work is done all the same. Raises RuntimeError once closed.
         """
@@ -49,7 +49,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Finish what was given, then end. Idempotent."""
+        """Finish the given work, then end. Idempotent."""
         self.closed = True
         if self._thread is not None:
             self._queue.put(None)

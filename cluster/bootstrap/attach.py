@@ -99,7 +99,7 @@ def own_addresses() -> set[str]:
 
 
 def _check_token(address: str) -> None:
-    """Ask the head something that it tells to those only who have the token; Ray itself would try for minutes.
+    """Ask the head a question that needs the token, because Ray itself would try for minutes.
 
     Raises Invalid if it refuses. Whatever else goes wrong is left for Ray to say.
     """

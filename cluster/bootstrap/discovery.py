@@ -31,7 +31,7 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
 
 
 def runs(state: dict[str, Any]) -> bool:
-    """Whether the cluster of a state file is there; another program may have got its port since."""
+    """Whether the cluster of a state file runs; another program may have its port now."""
     if "process" in state:
         return process_of(state) is not None
     if state["session"] and not processes_of(state["session"]):

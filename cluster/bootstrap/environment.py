@@ -81,7 +81,7 @@ def prepare(token_file: Path | None = None) -> None:
 
 
 def allow_other_machines() -> None:
-    """Let what this process starts from now on take part in a cluster of several machines, until the next `prepare`."""
+    """Let processes that this one starts join a cluster of several machines, until the next `prepare`."""
     os.environ.pop(LOOPBACK_SWITCH, None)
 
 
@@ -127,6 +127,6 @@ def ray_folder(session: str) -> str:
 
 
 def is_session_folder(path: str) -> bool:
-    """Whether `short_folder` may have made it: what it names is removed with the cluster, so it must be that."""
+    """Whether `short_folder` may have made this folder; only such a folder may be removed with the cluster."""
     folder = Path(path)
     return folder.name.startswith(SESSION_PREFIX) and str(folder.parent) == SHORT_ROOT and not folder.is_symlink()

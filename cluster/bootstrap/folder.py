@@ -24,7 +24,7 @@ LOCK_FILE = ".cluster.lock"
 
 
 def prepare_folder(data_dir: Path) -> Path:
-    """Make the data folder and try to write to it. Raises Invalid in one line, also if others have a say in it."""
+    """Make the data folder and try to write to it. Raises Invalid in one line, also if others can write to it."""
     try:
         make_private(data_dir)
         refuse_foreign(data_dir)
@@ -70,7 +70,7 @@ def claimed(root: Path) -> Iterator[None]:
 
 
 def _holder(handle: int) -> str:
-    """Who holds a locked folder, as it has written there itself."""
+    """The holder of a locked folder, as it has written there itself."""
     pid, _, program = os.pread(handle, 4096, 0).decode(errors="replace").partition(" ")
     if pid == str(os.getpid()):
         return "this process itself"

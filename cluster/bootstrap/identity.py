@@ -109,7 +109,7 @@ def _read(store: Metadata) -> str:
 
 
 def _make(store: Metadata) -> str:
-    """Draw the id; of several who do it at once, one is first."""
+    """Draw the id; if several processes do so at once, one of them wins."""
     store.create(CLUSTER, 1, secrets.token_hex(8).encode())
     return _read(store)
 

@@ -37,7 +37,7 @@ def note(state: dict[str, Any], options: ClusterOptions, nodes: int, *, fresh: b
 
 
 def kept(stored: Mapping[str, Any], options: ClusterOptions, nodes: tuple[int, int]) -> dict[str, list[Any]]:
-    """Name of each option without effect: what the cluster has, and what was asked for.
+    """By option without effect: the value of the cluster, and the requested one.
 
     stored: the options of the start, empty if they are not known. nodes: how many run, how many were asked for. More
     bookies or nodes are no such option: they are added.

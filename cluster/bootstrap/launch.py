@@ -274,7 +274,7 @@ def stop_hosts() -> None:
 
 
 def forget(values: Configuration) -> str:
-    """Set aside the data of a folder that the metadata store does not know; says what was given up, and where it is.
+    """Set aside the data of a folder that the metadata store does not know; returns what was moved, and where.
 
     Raises Invalid if a cluster runs on the folder, or if the two belong together; Unavailable.
     """
@@ -355,7 +355,7 @@ def _start_ray(root: Path, state: dict[str, Any], options: ClusterOptions) -> No
 
 
 def _add_nodes(state: dict[str, Any], nodes: int, options: ClusterOptions) -> None:
-    """Bring a session that `up` started to so many live nodes."""
+    """Bring a session that `up` started to this number of live nodes."""
     if state["session"]:
         prepare(token_of(state))  # this process may know nothing of the cluster yet
         for _ in range(nodes - count_nodes(state["session"])):
@@ -392,7 +392,7 @@ def _end(root: Path, state: dict[str, Any]) -> int:
 
 
 def _forget(data_dir: Path, state: dict[str, Any]) -> int:
-    """End what is left of a session and remove its traces; the data stays."""
+    """End the remaining processes of a session and remove its traces; the data stays."""
     ended = 0
     if state.get("session"):
         ended = stop_session(state["session"])

@@ -66,7 +66,7 @@ async def answer(packed: Packed) -> Answer:
 
 
 def open_door(data_dir: Path, address: str, endpoint: Endpoint) -> None:
-    """Say in the data folder where this process listens; only its user can read it.
+    """Write into the data folder where this process listens; only its user can read that.
 
     Without an effect where the cluster's token lies in no file: then nobody could prove that he knows it.
     """
@@ -89,7 +89,7 @@ def read_door(data_dir: Path) -> Door | None:
 
 
 def through(data_dir: Path, address: str) -> DirectNet | None:
-    """A net that needs no Ray, to the cluster at this address; None if there is no door to it on this folder.
+    """A net without Ray to the cluster at this address; None if this folder has no door file of it.
 
     Raises Invalid if the token cannot be read, or another user could have written the door.
     """

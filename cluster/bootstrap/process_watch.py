@@ -21,7 +21,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_process() -> str:
-    """The name of the calling process for `ProcessWatch`, empty where there is no proof of its end."""
+    """The name of this process for `ProcessWatch`; empty if its end could not be proved."""
     machine = _machine()
     return f"{machine}/{os.getpid()}/{_started(os.getpid())}" if machine else ""
 

@@ -107,7 +107,7 @@ class RayProcesses:
             end(handle)
 
     async def _ask(self, name: str, timeout: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """What a call of a host returns, or Unknown. Raises what it raises, as a SluiceError."""
+        """The result of a call to a host, or Unknown. Raises its error as a SluiceError."""
         handle = self._handles.get(name)
         if handle is None:
             return Unknown(f"{name} was ended", gone=True)

@@ -20,7 +20,7 @@ _held: list[int] = []
 
 
 def claim(folder: Path) -> None:
-    """Say that this process, as long as it lives, is the owner of a folder."""
+    """Claim a folder for this process, as long as it lives."""
     handle = keep_from_children(os.open(folder / OWNER_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     fcntl.flock(handle, fcntl.LOCK_EX)
     _held.append(handle)
@@ -38,7 +38,7 @@ def clear(parent: Path, prefix: str) -> list[Path]:
 
 
 def _abandoned(folder: Path) -> bool:
-    """Whether this user claimed it with a process that is no more."""
+    """Whether this user claimed it with a process that has ended."""
     from cluster.bootstrap.sessions import processes_of
 
     with contextlib.suppress(OSError):

@@ -74,7 +74,7 @@ def up(values: Configuration) -> dict[str, Any]:
 
 
 def _start(root: Path, options: dict[str, Any]) -> None:
-    """Start the process and wait until it serves. Raises what it says, in its own words."""
+    """Start the process and wait until it serves. Raises its error in its own words."""
     command = [sys.executable, "-c", "from cluster.bootstrap.standalone import main; main()", str(root)]
     with open(os.open(root / LOG_FILE, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "ab") as errors:
         child = subprocess.Popen(
@@ -119,7 +119,7 @@ def join(data_dir: Path | None, address: str | None) -> Client | None:
 
 
 def down(data_dir: Path) -> int | None:
-    """End the one that runs on a folder, or clear away what is left of it; None if there is none of this sort.
+    """End the cluster on a folder, or clear away its remains; None if there is none of this sort.
 
     Returns how many processes were ended.
     """
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def _say(what: Sequence[str] | None) -> None:
-    """One line to the one who started this, who may have gone."""
+    """Write one line to the process that started this one, which may have ended."""
     with contextlib.suppress(OSError):
         print(json.dumps(what), flush=True)
         sys.stdout.close()

@@ -28,7 +28,7 @@ class HttpDoor(asyncio.Protocol):
         self._take(self._accepted)
 
     def data_received(self, data: bytes) -> None:
-        """Keep it, and read no more."""
+        """Keep the bytes, and read no more."""
         self.came += data
         if self._accepted is not None:
             self._accepted.pause_reading()
@@ -60,7 +60,7 @@ class HeadAlone(asyncio.Protocol):
         self._behind.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """What was written piles up."""
+        """Written bytes pile up."""
         self._behind.pause_writing()
 
     def resume_writing(self) -> None:

@@ -94,7 +94,7 @@ class HttpServer:
         transport.resume_reading()
 
     async def close(self) -> None:
-        """Listen no more, and end every connection."""
+        """Stop listening, and end every connection."""
         if self._listening is not None:
             self._listening.close()
         await self._runner.cleanup()

@@ -81,7 +81,7 @@ class FramedSocket:
 
     @property
     def binding(self) -> bytes:
-        """What is known of this very connection by its two ends alone; empty without TLS."""
+        """A value that only the two ends of this connection know; empty without TLS."""
         return b"" if self._secured is None else self._secured.binding
 
     @property
@@ -99,7 +99,7 @@ class FramedSocket:
         await self._room.wait()
 
     def admit(self, limit: int) -> None:
-        """Take frames of up to so many bytes from now on."""
+        """Take frames of up to this number of bytes from now on."""
         self._reader.limit = limit
 
     def send(self, pieces: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:

@@ -59,7 +59,7 @@ class Connection:
         return self._carrier.full
 
     async def room(self) -> None:
-        """Wait until the other side has taken enough of what it was sent."""
+        """Wait until the other side has read enough."""
         await self._carrier.room()
 
     def ask(self, route: bytes, packed: Packed) -> tuple[int, asyncio.Future[Answer]]:
@@ -80,12 +80,12 @@ class Connection:
         self._asked.pop(number, None)
 
     def orphans(self) -> list[asyncio.Future[Answer]]:
-        """The requests that have no answer, for who knows what has become of the process; they are given out once."""
+        """The unanswered requests, for a caller that knows what became of the process. They are returned once."""
         asked, self._asked = self._asked, {}
         return [future for future in asked.values() if not future.done()]
 
     def close(self) -> None:
-        """End it. Who waits for an answer is not told."""
+        """End the connection, without a word to callers that wait for an answer."""
         self._carrier.close()
         if not self.ended.done():
             self.ended.set_result(ConnectionResetError("the connection was closed here"))

@@ -85,6 +85,6 @@ class SocketFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder with what is in it."""
+        """Remove the folder with its contents."""
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)

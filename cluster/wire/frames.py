@@ -135,7 +135,7 @@ class FrameReader:
         return self._body[self._filled :] if self._header is not None else self._scratch[self._end :]
 
     def advance(self, count: int) -> list[WireFrame]:
-        """So many bytes were written to `buffer`: the frames that are complete now. Raises MalformedFrame."""
+        """Bytes were written to `buffer`; returns the frames that are now complete. Raises MalformedFrame."""
         if self._header is not None:
             self._filled += count
             if self._filled < len(self._body):
@@ -203,7 +203,7 @@ class FrameReader:
 
 
 def _cut(body: memoryview, table: int, count: int, parts: list[memoryview]) -> int:
-    """The attachments of a frame, whose lengths stand in a table; returns where they end. Raises MalformedFrame."""
+    """Cut out the attachments of a frame by their table of lengths; returns where they end. Raises MalformedFrame."""
     at = table + count * _LENGTH.size
     for number in range(count):
         (length,) = _LENGTH.unpack_from(body, table + number * _LENGTH.size)

@@ -81,7 +81,7 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
-        """Listen no more, and end every connection."""
+        """Stop listening, and end every connection."""
         for sock in self._sockets:
             self._loop.remove_reader(sock.fileno())
             sock.close()
@@ -149,7 +149,7 @@ class _Incoming:
         return self._carrier.is_open
 
     def close(self) -> None:
-        """End it. What it asked is answered all the same, to nobody."""
+        """End the connection. Its requests are still carried out."""
         self._late.cancel()
         self._carrier.close()
         self._moved(self)

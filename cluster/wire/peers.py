@@ -106,7 +106,7 @@ class Peers:
             await connection.room()
 
     async def _open(self, peer: _Peer) -> Connection | Unknown:
-        """A connection to it, opened once for everybody who waits. Raises Invalid."""
+        """A connection to it, opened once for all callers that wait. Raises Invalid."""
         if peer.opening is None or peer.opening.done():
             if asyncio.get_running_loop().time() < peer.rest_until:
                 return _said(peer.failure)
@@ -158,7 +158,7 @@ class Peers:
         return None if trust is None else trust.secured(server_side=False)
 
     async def _watch(self, peer: _Peer, connection: Connection) -> None:
-        """When the connection has ended, find out whether the process has, and tell those who wait for it."""
+        """When the connection has ended, find out whether the process has, and tell its callers."""
         error = await connection.ended
         if peer.connection is connection:
             peer.connection = None

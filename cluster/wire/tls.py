@@ -77,7 +77,7 @@ class Trust:
 
 @functools.lru_cache(maxsize=16)
 def trust_in(files: TlsFiles) -> Trust:
-    """One for all who name the same files. Raises Invalid."""
+    """One object for all callers that name the same files. Raises Invalid."""
     return Trust(files)
 
 
