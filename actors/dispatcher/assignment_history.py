@@ -44,7 +44,7 @@ class AssignmentHistory:
         self._number = 0
 
     async def run(self) -> None:
-        """Read back what is there, then write down what changes, for ever."""
+        """Read the stored history back, then record changes, for ever."""
         while not await self._load():
             await self._ports.clock.sleep(RETRY_MS)
         while True:

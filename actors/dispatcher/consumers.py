@@ -25,7 +25,7 @@ from storage.position import Positions
 
 
 class Consumers:
-    """Who attaches and detaches."""
+    """Attaches and detaches consumers."""
 
     def __init__(self, context: SubscriptionContext, leases: Leases, grace: Grace) -> None:
         self._ports, self._epoch, self._ownership = context.ports, context.epoch, context.ownership
@@ -103,7 +103,7 @@ class Consumers:
         return session
 
     async def _enter_core(self, request: Attach, now: int) -> int:
-        """Its number. Who finds its place taken asks those who have it, as Pulsar does (KS-15)."""
+        """Returns its number. If its place is taken, those that have it are asked first, as in Pulsar (KS-15)."""
         holding = ascending(request.holding)
 
         async def join() -> int:

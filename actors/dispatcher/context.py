@@ -1,4 +1,4 @@
-"""What all parts of a dispatcher share. `takeover` makes it once, and every part is given it whole.
+"""The context that all parts of a dispatcher share. `takeover` makes it once, and every part gets the whole.
 
 It holds the ports, the identity and the state of one subscription, and those parts that need no other one: whatever a
 part keeps for itself is not here.
@@ -44,7 +44,7 @@ class Ownership(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wakeups:
-    """What wakes the parts. A part that changes something sets a signal, and does not know who waits.
+    """The signals that wake the parts. A part that changes something sets one, and does not know which parts wait.
 
     Everything that may make a message deliverable sets `route`. Setting it twice before the router runs costs one pass,
     and a pass that finds nothing is cheap; so no change needs to know what it might have freed, and none can be
@@ -100,12 +100,12 @@ class SubscriptionContext:
 
     @property
     def cursor(self) -> Cursor:
-        """What is done."""
+        """The messages that are done."""
         return self.state.cursor
 
     @property
     def membership(self) -> Membership:
-        """Who may hold messages."""
+        """The consumers that may hold messages."""
         return self.state.membership
 
     def payloads(self) -> Payloads:

@@ -76,7 +76,7 @@ class DeadLetters:
         self._working = False
 
     async def _move(self, part: Part, resets: int) -> None:
-        """Publish a part's messages, then acknowledge them; what was trimmed is nowhere any more, and done as well.
+        """Publish a part's messages, then acknowledge them; trimmed messages no longer exist, and are done as well.
 
         Not after the core was reset: whoever sought back wants them again.
         """
@@ -131,7 +131,7 @@ class DeadLetters:
 
 
 def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
-    """The rows with two more properties each, the topic and the message id in it; who has them already keeps them."""
+    """The rows with two more properties, topic and message id; rows that have them already keep theirs."""
     rows = received.rows
     kind = pa.map_(pa.string(), pa.string())
     known = rows.column("properties") if "properties" in rows.schema.names else pa.nulls(rows.num_rows, kind)

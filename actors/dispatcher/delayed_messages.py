@@ -118,7 +118,7 @@ class DelayedMessages:
     # -- the deed ---------------------------------------------------------------------------------------------------
 
     def _look(self, positions: Positions) -> Codes:
-        """What is true of each message now; _OPEN: nobody holds it, and it is not done."""
+        """The present state of each message; _OPEN: no consumer holds it, and it is not done."""
         codes = np.full(len(positions), _OPEN, np.int64)
         codes[np.isin(positions, self._core.dead_letters())] = _ANSWERS.index(TOO_LATE_DELIVERED)
         for number, session in enumerate(self._sessions.all()):
@@ -186,7 +186,7 @@ class _Tally:
         self._rows: list[dict[str, str]] = []
 
     def add(self, found: SelectedDelays, codes: Codes) -> None:
-        """Count these; of a filter, what is done does not count, for nobody asked about it."""
+        """Count these. With a filter, messages that are done do not count, because nobody asked about them."""
         names = [session.name for session in self._sessions.all()]
         for code in np.unique(codes).tolist():
             number = int(np.count_nonzero(codes == code))
@@ -289,7 +289,7 @@ class DelayedSelection:
         return fits
 
     async def _named(self, wanted: SelectDelayed, entries: Entries) -> SelectedDelays:
-        """Those whose key, or sender's id, is the wanted one indeed: a hash may stand for several."""
+        """Those that really have the wanted key or sender's id, because several can share a hash."""
         if wanted.key is None and not wanted.delay_ids:
             return SelectedDelays(entries, _NO_NAMES)
         positions: list[Positions] = []
@@ -304,7 +304,7 @@ class DelayedSelection:
 
 
 def named_positions(wanted: SelectDelayed) -> Positions:
-    """The positions that are named, int64, ascending, each once. Raises Invalid for what is no message id."""
+    """The named positions, int64, ascending, each once. Raises Invalid for an invalid message id."""
     return np.unique(np.array([parse(text) for text in wanted.message_ids], np.int64))
 
 

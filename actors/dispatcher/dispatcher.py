@@ -133,7 +133,7 @@ class Dispatcher(Actor):
         return self._parts is not None
 
     async def start(self) -> None:
-        """Take the subscription over under a new epoch, and find out where it stands."""
+        """Take the subscription over under a new epoch, and find out its state."""
         context = await take_over(
             self.ports, self.directory, self.identity, self, self._record, self._settings, self._shared
         )
@@ -147,7 +147,7 @@ class Dispatcher(Actor):
             self._shared.leave(self.identity.subscription, self._record.epoch)
 
     def end(self, reason: str) -> None:
-        """There is, or will be, another owner: refuse everything, and let nobody believe that a session stands."""
+        """There is, or will be, another owner: refuse everything, and end all sessions."""
         context = self.parts.context
         if self.stopped is None:
             self.ports.spawn(context.tracker.close(), "close")

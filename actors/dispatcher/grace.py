@@ -110,7 +110,7 @@ class Grace:
             heard.add(rival.number)
 
     def _decide(self, request: Attach, heard: set[int]) -> tuple[JoinAs, Session | None]:
-        """The entry, or a consumer of the same name who must be asked first whether it lives."""
+        """The entry, or a consumer of the same name that must be asked first whether it lives."""
         entry = self._own_place(request)
         if entry is None and request.hands_over_to:
             entry = JoinAs(apart=True)
@@ -150,7 +150,7 @@ class Grace:
         return JoinAs(into=place.slot) if place.slot in ring.kept else JoinAs(after=place.number)
 
     def _kept_place(self, request: Attach) -> JoinAs | None:
-        """One that is kept for its name, unless who had it may still come back by itself."""
+        """A place that is kept for its name, unless its former consumer may still come back itself."""
         ring = self._core.ring
         kept = [ring.place(slot) for slot in ring.kept]
         mine = [place for place in kept if place.name == request.consumer and place.keeps_place]
@@ -178,13 +178,13 @@ class Grace:
         return self._damping.delay(name, self._ports.clock.monotonic())
 
     def _live(self) -> list[AttachedConsumer]:
-        """Who has a place and is attached."""
+        """The attached consumer of a place."""
         ring = self._core.ring
         kept = ring.kept
         return [place for place in ring.places() if place.slot not in kept]
 
     def entered(self, number: int, request: Attach) -> None:
-        """A consumer came in as `entry` said."""
+        """A consumer was attached as `entry` said."""
         ring = self._core.ring
         if not ring.keeps_places:
             return
@@ -225,7 +225,7 @@ class Grace:
     # -- time -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Give up what was kept for long enough, and give places to those who waited for one."""
+        """Give up places that were kept long enough, and give places to consumers that wait for one."""
         while self.keeps_places:
             await self._wakeups.places.wait(self._ports, self._look())
             self._wakeups.places.clear()
@@ -233,7 +233,7 @@ class Grace:
                 return
 
     def _look(self) -> int | None:
-        """Do what is due; returns when to look again at the latest, ms from now."""
+        """Carry out due changes; returns when to look again at the latest, ms from now."""
         now, ring = self._ports.clock.monotonic(), self._core.ring
         next_looks = []
         for slot, kept in list(ring.kept.items()):
@@ -256,7 +256,7 @@ class Grace:
         return min(next_looks, default=None)
 
     def _begin(self, slot: int, place: AttachedConsumer, now: int) -> None:
-        """The grace begins when nobody who had the place may be alive."""
+        """The grace begins when no consumer that had the place can be alive."""
         if self._membership.awaits(place.base):
             return
         grace = self._settings.grace_ms if place.keeps_place else 0

@@ -71,7 +71,7 @@ class HotKeys:
             self._count()
 
     def look(self) -> None:
-        """See who holds what now; called every now and then."""
+        """Sample the messages that consumers hold; called from time to time."""
         now = self._ports.clock.monotonic()
         passed, self._looked = now - self._looked, now
         hashes, positions = held_keys(self._core.window)
@@ -217,7 +217,7 @@ class HotKeyWatch:
         self._key, self._name, self.problem = -1, "", ""
 
     async def _warn(self, found: Heaviest) -> None:
-        """Look up what the key is called, and tell it. The line stays as it is, so that nobody is told twice."""
+        """Look up the key's name, and report it. The line does not change, so it is reported once."""
         name = await self._hot_keys.name_at(found.position)
         if self._key != found.key:
             return

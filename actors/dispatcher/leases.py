@@ -41,7 +41,7 @@ class Leases:
         self.unidentified: dict[int, str] = {}
 
     async def run(self, look: Callable[[], None]) -> None:
-        """End what is over, twice in the time of trust. look: called each time that nobody is awaited."""
+        """End expired sessions, twice in the time of trust. look: called each time that no consumer is awaited."""
         while True:
             await self._ports.clock.sleep(max(self._membership.trust_ms // 2, 1))
             self._store.look_if_idle()
@@ -59,7 +59,7 @@ class Leases:
     # -- the living -----------------------------------------------------------------------------------------------
 
     def heard(self, session: Session) -> None:
-        """This consumer said something."""
+        """This consumer sent a request."""
         session.heard.set()
         self.renew(session)
 
@@ -120,7 +120,7 @@ class Leases:
         return silent
 
     def retire(self, session: Session, *, succeeded: bool = False) -> None:
-        """It does not answer: it loses its place, and as long as its lease may last it keeps what it holds.
+        """It does not answer: it loses its place, and keeps its messages as long as its lease may last.
 
         succeeded: another consumer takes its place over at once; until then the place stays as it is.
         """
@@ -133,7 +133,7 @@ class Leases:
         self._forget_when_ended(member)
 
     def forget_retired(self, members: Iterable[LeaseHolder]) -> None:
-        """These hold nothing any more: what they had goes to the others."""
+        """These hold nothing any more: their messages go to the others."""
         for member in members:
             self._membership.leave(member.incarnation)
             if member.session:
@@ -172,17 +172,17 @@ class Leases:
             self._forget_when_ended(member)
 
     def awaited(self) -> list[LeaseHolder]:
-        """Members of an earlier owner who have not come back, nor must have stopped by now."""
+        """Members of an earlier owner that have not come back and may still be alive."""
         if self._membership.forget_overdue(self._ports.clock.monotonic()):
             self._store.dirty()
         return self._membership.all(LeaseState.AWAITED)
 
     def settled(self) -> bool:
-        """Whether nobody is awaited, and what those hold who came back is known."""
+        """Whether no consumer is awaited, and the messages of those that came back are known."""
         return not (self.awaited() or self.unidentified)
 
     def identify(self, session: Session) -> None:
-        """Ask for the hashes of what this consumer holds and was not read."""
+        """Ask for the hashes of messages that this consumer holds and that were not read."""
         if self._core.ordered and len(self._core.unread(session.number)):
             self.unidentified[session.number] = "the topic was not asked yet"
             self._ports.spawn(self._identify(session), "identify")
@@ -196,7 +196,7 @@ class Leases:
         self._wakeups.route.set()
 
     async def _row_index(self, session: Session) -> RowIndex:
-        """Index columns of what it holds and was not read; waits for the topic as long as the session stands."""
+        """Index columns of its unread messages; waits for the topic as long as the session is open."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while self._sessions.is_open(session) and len(unread := self._core.unread(session.number)):
             try:

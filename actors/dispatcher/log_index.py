@@ -11,7 +11,7 @@ FOREVER_MS = 1 << 62
 
 
 async def read_ends(ports: Ports, topic: TopicClient, patience: int = FOREVER_MS) -> Ends:
-    """Where the partition begins and ends now; waits so many ms for its owner. Raises Unavailable: why it has none."""
+    """Where the partition begins and ends now; waits a time (ms) for its owner. Raises Unavailable with the reason."""
     until = ports.clock.monotonic() + patience
 
     def waits(error: SluiceError) -> bool:

@@ -40,7 +40,7 @@ class LeaseState(Enum):
 
 
 def trust_of(lease_ms: int) -> int:
-    """For so many milliseconds after its last proof an owner lengthens leases without a new one."""
+    """How long (ms) after its last proof an owner extends leases without a new one."""
     return lease_ms // 4
 
 
@@ -71,7 +71,7 @@ class LeaseHolder:
     """When its lease is over; of no meaning while it joins."""
 
     def row(self) -> dict[str, Any]:
-        """As it stands in the record."""
+        """The row in the record."""
         row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
         return {**row, "dismissed": True} if self.dismissed else row
 
@@ -96,7 +96,7 @@ class Membership:
             )
 
     def begin(self, now: int) -> None:
-        """The record is this owner's: no session that an earlier one lengthens outlasts what is awaited from now on."""
+        """The record is this owner's, so no session that an earlier owner extends outlasts the waiting from now on."""
         for member in self.all(LeaseState.AWAITED):
             member.until = now + member.lease
 
@@ -162,7 +162,7 @@ class Membership:
         return bool(earlier)
 
     def retired_lives(self, incarnation: str) -> list[LeaseHolder]:
-        """Earlier lives of it that lost their place, of which it says now that it knows."""
+        """Its earlier lives that lost their place, which it now acknowledges."""
         return [member for member in self._lives_before(incarnation) if member.state is LeaseState.RETIRED]
 
     def _lives_before(self, incarnation: str) -> list[LeaseHolder]:
@@ -190,13 +190,13 @@ class Membership:
             del self._ended[next(iter(self._ended))]
 
     def retire(self, incarnation: str) -> LeaseHolder:
-        """It does not answer, and loses its place; not what it holds."""
+        """It does not answer and loses its place, but keeps its messages."""
         member = self._members[incarnation]
         member.state, member.dismissed = LeaseState.RETIRED, True
         return member
 
     def dismiss(self) -> None:
-        """Every session ends from here, also of those who have not come back yet.
+        """End every session, also those of members that have not come back yet.
 
         They may work on what they hold until they are told, or their leases end: until then nothing is sent.
         """
@@ -220,7 +220,7 @@ class Membership:
         return [member for member in self.all(state) if member.until <= now]
 
     def forget_overdue(self, now: int) -> bool:
-        """Wait for nobody who must have stopped by now; True if the record still names one of these."""
+        """Stop waiting for members that must have stopped; True if the record still names one of them."""
         gone = self.overdue(LeaseState.AWAITED, now)
         for member in gone:
             del self._members[member.incarnation]

@@ -84,7 +84,7 @@ class OpenRuns:
             self._shared_bytes -= oldest.bytes
 
     def done(self, positions: Positions) -> None:
-        """These messages (int64, ascending) are done, each told once. A run without open messages is forgotten."""
+        """These messages (int64, ascending) are done, each reported once. A run without open messages is forgotten."""
         if not len(positions) or not self._live:
             return
         if len(positions) == 1:
@@ -216,7 +216,7 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
 def parts_to_ask_for(
     positions: Positions, redeliveries: npt.NDArray[np.uint8] = NO_COUNTS, dispatch: int = 0
 ) -> list[Part]:
-    """Ascending positions as parts of which only the topic has the payload, one a ledger: their rows are entry ids."""
+    """Ascending positions as parts whose payload only the topic has, one for each ledger; their rows are entry ids."""
     parts = []
     ledgers = ledgers_of(positions)
     bounds = [0, *(np.flatnonzero(np.diff(ledgers)) + 1).tolist(), len(positions)]
@@ -238,7 +238,7 @@ def parts_to_ask_for(
 
 
 def mark_overtook(parts: list[Part], positions: Positions) -> None:
-    """Tell with each part which of its rows the application had before an earlier message of their key came again."""
+    """Mark in each part the rows that the application had before an earlier message of their key came again."""
     for part in parts:
         places = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
         part.overtook = part.rows[np.isin(places, positions)]

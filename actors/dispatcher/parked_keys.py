@@ -1,4 +1,4 @@
-"""Parked and blocked keys of a subscription: whose the held messages are, and what operators decide of them.
+"""Parked and blocked keys of a subscription: finds the keys of parked messages, and carries out decisions.
 
 The core holds messages by hash; here they are read, a few at a time and in ascending order, and their keys are told to
 it. What stands in the subscription's record is which keys they are and which of their messages failed; the messages
@@ -43,7 +43,7 @@ AT_ONCE = 4_096
 
 
 class ParkedKeys:
-    """See the module."""
+    """The parked keys of one subscription."""
 
     def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
         self._ports, self._identity, self._topic = context.ports, context.identity, context.topic
@@ -74,7 +74,7 @@ class ParkedKeys:
         self._working = False
 
     async def _read(self, positions: Positions, *, failed: bool) -> None:
-        """Read these messages, and tell the core their keys. Not after it was reset. Raises SluiceError."""
+        """Read these messages, and report their keys to the core unless it was reset. Raises SluiceError."""
         resets = self._core.resets
         async for received in self._messages(positions):
             if self._core.resets != resets:
@@ -85,7 +85,7 @@ class ParkedKeys:
                 self._backlog.done_elsewhere(received)
 
     async def _messages(self, positions: Positions) -> AsyncIterator[Received | Positions]:
-        """These messages, and as positions those that the topic has no more. Raises SluiceError."""
+        """These messages, and the positions of those that the topic no longer has. Raises SluiceError."""
         if not len(positions):
             return
         parts = self._runs.parts(positions, NO_COUNTS, 0)
@@ -131,7 +131,7 @@ class ParkedKeys:
         }
 
     def alarm(self) -> str:
-        """What is at its limit; empty if nothing is."""
+        """Which limit is reached; empty if none is."""
         parking = self._core.parking
         if not parking.limited:
             return ""
@@ -143,7 +143,7 @@ class ParkedKeys:
         )
 
     def stats(self) -> dict[str, Any]:
-        """What was discarded since this owner began, and the alarm."""
+        """The count of discarded messages since this owner began, and the alarm."""
         return {"msgDiscardedTotal": self.discarded, "parkingAlarm": self.alarm()}
 
     def gate(self, key: bytes | None, position: int | None) -> dict[str, Any] | None:
@@ -217,7 +217,7 @@ class ParkedKeys:
         return {"keys": len(chosen), "messages": len(gone)}
 
     async def _of_keys(self, chosen: list[ParkedKey], end: int) -> AsyncIterator[Positions]:
-        """What is not done, nor delayed, of these keys from their failed messages to `end`. Raises SluiceError."""
+        """Messages of these keys from the failed ones to `end`, neither done nor delayed. Raises SluiceError."""
         named = [each for each in chosen if each.key is not None]
         if not named:
             return

@@ -50,7 +50,7 @@ class ProgressReporter:
         )
 
     async def introduce(self) -> None:
-        """Before a new subscription is used: from now on the topic keeps what it has not seen."""
+        """Introduce a new subscription before it is used, so that the topic keeps messages that it has not seen."""
         while not self._state.known:
             with contextlib.suppress(Unavailable, Fenced):
                 await self._send(await self._topic.owner(), self._state.cursor.mark_delete)
@@ -59,7 +59,7 @@ class ProgressReporter:
                 await self._ports.clock.sleep(RETRY_MS)
 
     async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]]) -> None:
-        """Tell the topic whenever this subscription has come further, and every new owner of it again; then let old
+        """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
         messages expire.
         """
         told = ""
@@ -81,14 +81,14 @@ class ProgressReporter:
                     self._ports.log("progress_waits", error=told)
 
     async def _send(self, address: Address, reached: int) -> None:
-        """Tell the topic; `reached` must be durable. Raises Unavailable if it did not answer."""
+        """Report to the topic; `reached` must be durable. Raises Unavailable if it did not answer."""
         seeks = self._seeks
         await self._topic.ask(self.statement(reached), to=address)
         if seeks == self._seeks:
             self._reported = (address, reached)
 
     async def gone(self) -> None:
-        """Tell the topic that this subscription is no more. Raises Unavailable if it did not answer."""
+        """Tell the topic that this subscription was deleted. Raises Unavailable if it did not answer."""
         await self._topic.ask(self.statement(gone=True))
 
     @contextlib.contextmanager
@@ -104,7 +104,7 @@ class ProgressReporter:
             self._reported = ("", -1)
 
     async def secure(self, target: int) -> int:
-        """Have the topic keep everything from `target` on; returns where what it still has begins, or `target`.
+        """Let the topic keep everything from `target` on; returns its oldest kept position, or `target`.
 
         To be called within `seeking`. Raises Unavailable or Fenced if the topic did not confirm it.
         """

@@ -57,14 +57,14 @@ class Reader:
         self._rescans: list[tuple[int, int]] = []
 
     def move(self, to: int) -> None:
-        """Read on from another position (start, seek, skip); what is under way becomes void."""
+        """Read on from another position (start, seek, skip); a read under way becomes void."""
         self._begin_anew()
         self.position, self.over = to, False
         self._wakeups.read.set()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Read nothing within the block; what is under way becomes void."""
+        """Read nothing within the block; a read under way becomes void."""
         self._begin_anew()
         self._holds += 1
         try:
@@ -74,7 +74,7 @@ class Reader:
             self._wakeups.read.set()
 
     def _begin_anew(self) -> None:
-        """What is under way becomes void."""
+        """A read under way becomes void."""
         self.generation += 1
         self._asked.wake()
 
@@ -116,7 +116,7 @@ class Reader:
         return min(room, self._tracker.room()) if room > 0 else room
 
     async def _attempt(self, room: int) -> bool:
-        """One read; False if there was no answer, so that the next try had better wait.
+        """One read; False without an answer, so that the next try waits.
 
         Whatever it is refused with, another one follows: nobody else would ask for it (KS-66).
         """
@@ -205,7 +205,7 @@ class Reader:
         return at
 
     async def _take(self, reply: IndexRead, generation: int, start: int) -> bool:
-        """Feed what was read; an answer to a read of an older generation is dropped. False: columns were gone."""
+        """Feed the answer to the core, unless its read is of an older generation. False: columns were gone."""
         first = _first_ledger(reply)
         if first > ledger_of(start) and generation == self.generation:
             # An answer names every ledger from the asked position on. The asked one is not among them: it is gone, or
@@ -253,7 +253,7 @@ class Reader:
         return self.end if self.end >= 0 else self.position - 1
 
     def _reaches(self, end: int) -> None:
-        """The topic told its end: the position of the last confirmed message, -1 if there is none."""
+        """The topic reported its end: the position of the last confirmed message, -1 if there is none."""
         self.end = max(self.end, end)
         self.end_known = True
 

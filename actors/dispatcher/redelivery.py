@@ -85,7 +85,7 @@ class RecordedRedeliveries:
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:
-    """Positions ascending, each once, with the counts that were told of them. Raises Invalid if those do not fit."""
+    """Positions ascending, each once, with their reported counts. Raises Invalid if the lengths do not match."""
     if len(seen) and (len(seen) != len(positions) or seen.dtype != np.uint8):
         raise Invalid(f"{len(seen)} redelivery counts ({seen.dtype}) were sent for {len(positions)} messages")
     if len(positions) and not bool((positions[1:] > positions[:-1]).all()):

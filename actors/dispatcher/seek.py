@@ -56,7 +56,7 @@ class Seeker:
         return self._asked
 
     async def skip(self, messages: int) -> tuple[int, int]:
-        """The next so many messages that are not done count as done, whatever ledgers they lie in.
+        """The next `messages` that are not done count as done, in whichever ledgers they lie.
 
         Returns how many, and where it goes on; so do the following.
         """
@@ -65,7 +65,7 @@ class Seeker:
         return await self._skip_to(behind(self._cursor, ends, messages))
 
     async def clear(self) -> tuple[int, int]:
-        """Everything that is there counts as done, also what was read meanwhile, and what is delayed."""
+        """All existing messages count as done, including those read meanwhile and delayed ones."""
         return await self._skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
 
     async def expire(self, before: int) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class Seeker:
     # -- how it is done -------------------------------------------------------------------------------------------
 
     async def _skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
-        """Everything before a position counts as done. What comes meanwhile is not in the number that is told."""
+        """Everything before a position counts as done. Messages that come meanwhile are not in the returned number."""
         await self._reader.look()
         end = self._reader.end
         before = self._backlog.count(end)
@@ -124,7 +124,7 @@ class Seeker:
         return target
 
     async def _forward(self, target: int, *, everything: bool = False) -> None:
-        """Everything before `target` is done; with `everything`, also what was read beyond it meanwhile."""
+        """Everything before `target` is done; with `everything`, also messages read beyond it meanwhile."""
         with self._reader.held():
             if everything:
                 target = max(target, self._reader.position)
@@ -168,7 +168,7 @@ def check_time(time: int, now: int) -> None:
 
 
 def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
-    """The position behind the next so many messages that are not done; the end of the topic if there are fewer."""
+    """The position behind the next `messages` that are not done; the end of the topic if there are fewer."""
     for ledger, last_entry in ends.ledgers:
         first = max(position(ledger, 0), cursor.mark_delete + 1)
         last = min(

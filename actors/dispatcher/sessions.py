@@ -63,7 +63,7 @@ class Session:
         return True
 
     def settle(self, ack_turn: int) -> None:
-        """All that an acknowledgement turn said is noted."""
+        """Everything in an acknowledgement turn is recorded."""
         self.early[ack_turn] = True
         while self.early.get(self.received + 1, False):
             self.received += 1
@@ -103,7 +103,7 @@ class Session:
         self.ready.set()
 
     def tell_end(self) -> None:
-        """Everything is done and nothing comes any more: it is told once."""
+        """Report once that everything is done and nothing comes any more."""
         if not self.knows_end:
             self.knows_end = True
             self.tell([Event(kind="end_of_topic")])
@@ -162,7 +162,7 @@ class Session:
         return self.answered
 
     def _revocation_told(self) -> None:
-        """What is to be given back was told, or came back with everything; the number stays."""
+        """The revocation was sent, or everything came back; the number stays."""
         if self.revocation is not None:
             self.revocation = Revocation(number=self.revocation.number)
 
@@ -214,5 +214,5 @@ class Sessions:
         return self._open.get(number)
 
     def is_open(self, session: Session) -> bool:
-        """Whether this very session still stands (to be asked again after every await)."""
+        """Whether this session is still open (ask again after every await)."""
         return self._open.get(session.number) is session

@@ -75,7 +75,7 @@ class Statistics:
         }
 
     def _position(self) -> dict[str, Any]:
-        """How far it is, and what it keeps for that."""
+        """Its position, and what it keeps for it."""
         delayed = self._tracker.count()
         backlog = self._backlog.count(self._reader.reach)
         return {

@@ -38,10 +38,10 @@ class Recorded(Protocol):
     def field(self) -> str: ...
 
     def to_record(self) -> Any:
-        """As it stands now, in types of msgpack; None leaves the field out."""
+        """The present state, in types of msgpack; None leaves the field out."""
 
     async def load(self, stored: Any) -> None:
-        """Begin with what the last owner left; None: there was no such field. Raises Corrupt, Unavailable."""
+        """Begin with the state that the last owner left; None: there was no such field. Raises Corrupt, Unavailable."""
 
 
 def settings_in(value: bytes) -> SubscriptionSettings:
@@ -121,7 +121,7 @@ class SubscriptionState:
         self.paused = paused
 
     def delete(self) -> None:
-        """The subscription is no more, as soon as the record says so."""
+        """Delete the subscription: it is gone as soon as the record says so."""
         self.deleted = True
 
     def begin_next_with(self, settings: SubscriptionSettings) -> None:

@@ -120,7 +120,7 @@ async def take_over(
 
 
 def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[str, Any]:
-    """What the record is to say now."""
+    """The present contents of the record."""
     fields = {part.field: part.to_record() for part in recorded}
     return state.to_record() | {field: value for field, value in fields.items() if value is not None}
 
