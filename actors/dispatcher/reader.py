@@ -235,6 +235,7 @@ class Reader:
             self._cursor.chain(chain)
         self._reaches(reply.last_confirmed)
         self.position, self.over = max(self.position, reply.resume), reply.ends
+        self._core.reach(self.position - 1)
         self._wakeups.route.set()
         return True
 

@@ -115,7 +115,7 @@ class Core:
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
         self.kept: dict[int, KeptPlace] = {}  # by slot
-        self.last_read = self.mark_delete = EARLIEST
+        self.last_read = self.reached = self.mark_delete = EARLIEST
         self.recheck = False
         self.later: list[tuple[int, int, Positions]] = []
         self.unread = NOTHING
@@ -165,7 +165,7 @@ class Core:
         """Which rows wait because the log was not read up to them: consumers held them from an earlier owner and
         gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
         """
-        unreached: Mask = self.window.position[rows] > self.last_read
+        unreached: Mask = self.window.position[rows] > max(self.last_read, self.reached)
         if unreached.any():
             unreached &= self.window.state[rows] == REPLAY
         return unreached

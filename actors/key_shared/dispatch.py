@@ -251,6 +251,12 @@ class Dispatch:
             rows = core.window.find(positions[delayed])
             core.hold(rows[core.window.state[rows] == FRESH])
 
+    def reach(self, position: int) -> None:
+        """The log was read up to here; what of it did not come to `append` is done or delayed."""
+        if position > self._core.reached:
+            self._core.reached = position
+            self._core.recheck |= self._core.nack_ordered
+
     def due(self, positions: Positions, hashes: Hashes) -> None:
         """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
 

@@ -169,6 +169,17 @@ def test_what_comes_back_waits_for_what_was_not_read_yet() -> None:
     assert driver.send("k", "k") == {"a": ["1:0", "1:1"]}
 
 
+def test_what_comes_back_goes_on_when_only_done_lay_before_it() -> None:
+    """What is done, or delayed, is read and not handed on: nothing more comes before it."""
+    driver = Driver(nack_order="key")
+    driver.join("a", holding=at("1:1"))
+    driver.bring("a", {"1:1": "k"})
+    give_back(driver, "a", "1:1")
+    assert driver.route() == {}
+    driver.dispatch.reach(int(at("1:1")[0]))
+    assert driver.route() == {"a": ["1:1"]}
+
+
 def test_the_answer_names_what_the_key_waits_for() -> None:
     driver = ordered()
     driver.send("k", "k")

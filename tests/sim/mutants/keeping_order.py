@@ -51,7 +51,7 @@ KEEPING_ORDER: list[Mutant] = [
     Mutant(
         name="what comes back overtakes what was not read yet",
         module="actors.key_shared.core",
-        old="self.window.position[rows] > self.last_read",
+        old="self.window.position[rows] > max(self.last_read, self.reached)",
         new="self.window.position[rows] < 0",
         world=NACK_ORDER,
         test=f"{_UNITS}::test_what_comes_back_waits_for_what_was_not_read_yet",
