@@ -43,14 +43,14 @@ class Pace:
     at: int
 
     def write(self, path: Path) -> None:
-        """Tell; a reader sees the whole or nothing."""
+        """Write the pace; a reader sees the whole or nothing."""
         partial = path.with_name(f".{path.name}")
         partial.write_text(json.dumps({"rate": self.rate, "at": self.at}))
         partial.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Pace | None:
-        """What was told, None if nothing was."""
+        """The pace that was written, None if there is none."""
         try:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class Act:
 
 
 def second_rate(throughput: float, messages: int) -> float:
-    """The rate of the second act, which sends so many messages."""
+    """The rate of the second act, which sends this number of messages."""
     return max(min(throughput * LOAD, messages / LEAST_S), 1.0)
 
 
@@ -85,12 +85,12 @@ class Reserve:
     """Makes the last part of the second act last until the faults have had their turn."""
 
     def __init__(self, path: Path, rate: float, messages: int) -> None:
-        """path: where the pace is told. rate, messages: of the whole act, of all tasks together."""
+        """path: the file of the pace. rate, messages: of the whole act, of all tasks together."""
         self._path, self._rate, self._messages = path, rate, messages
         self._told = rate
 
     def look(self, left: int, needed_s: float, now: int) -> None:
-        """Tell another pace if it must change. left: messages not sent yet; needed_s: seconds, 0 when none is needed.
+        """Change the pace if necessary. left: messages not sent yet; needed_s: seconds, 0 when none is needed.
 
         It is slowed again when only half of the time that is needed is left, so it never runs out before.
         """

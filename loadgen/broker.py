@@ -25,7 +25,7 @@ class BrokerReceipt(Protocol):
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Position of each row, shape (n,); ledger 0 where the place is no longer remembered."""
+        """Position of each row, shape (n,); ledger 0 if the place is forgotten."""
 
     @property
     def confirmed_at(self) -> npt.NDArray[np.int64]:
@@ -84,7 +84,7 @@ class BrokerConsumer(Protocol):
         """Wait until all acknowledgements so far are durable. Raises Unavailable if they are not in time."""
 
     def close(self, drain_timeout_ms: int = 0) -> None:
-        """Leave the subscription; what was not acknowledged goes to the others."""
+        """Leave the subscription; unacknowledged messages go to the others."""
 
 
 class BrokerClient(Protocol):

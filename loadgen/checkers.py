@@ -95,7 +95,7 @@ class Findings:
             kept.extend(lines[: MAX_EXAMPLES - len(kept)])
 
     def leave_out(self, kinds: Iterable[str]) -> None:
-        """Forget what was counted of promises that could not be judged."""
+        """Drop the counts of promises that could not be judged."""
         for kind in kinds:
             self.violations.pop(kind, None)
             self.examples.pop(kind, None)

@@ -106,14 +106,14 @@ class ConsumerProgress:
     error: str = ""
 
     def write(self, path: Path) -> None:
-        """Tell; a reader sees the whole or what was there before."""
+        """Write it; a reader sees all of it or the earlier version."""
         partial = path.with_name(f".{path.name}")
         partial.write_bytes(_PROGRESS.pack(self.joined, self.received, self.redelivered) + self.error.encode())
         partial.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> ConsumerProgress:
-        """What was told last; nothing yet if there is no file."""
+        """The last written progress; none if there is no file yet."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class FloodConsumer:
             self._thread.join(timeout_s)
 
     def _tell(self) -> None:
-        """Say how far it is, in a file: asking a busy process would disturb it, and a killed one does not answer."""
+        """Write the progress into a file: asking would disturb a busy process, and a killed one does not answer."""
         told = ConsumerProgress(self._joined, self._received, self._redelivered, self._error)
         if told != self._told_last:
             self._told_last, self._told_at = told, time.monotonic()

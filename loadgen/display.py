@@ -65,7 +65,7 @@ class LineDisplay:
         self._faults = 0
 
     def show(self, progress: FloodProgress) -> None:
-        """Say what is new, if it is time."""
+        """Show news, if it is time."""
         for line in progress.faults[self._faults :]:
             self._console.print(f"  {line}", highlight=False)
         self._faults = len(progress.faults)

@@ -38,7 +38,7 @@ class Effect:
         return next(mine, None)
 
     def seen(self) -> str:
-        """What was seen, in words; nothing while it was not."""
+        """The effect in words; empty until it was seen."""
         entry = self.entry
         if entry is None or 0 in (entry.get("held"), entry.get("behind")):
             return ""
@@ -66,7 +66,7 @@ class Effect:
         return began or time.monotonic() - self._began > DRAIN_S
 
     def note(self, what: str) -> None:
-        """Write into the fault's row what was seen, or that nothing was."""
+        """Write the effect into the fault's row, or that there was none."""
         if self.entry is not None:
             self.entry["effect"] = what
             self.entry["hashes_drained"] = self._latest().get("begun", 0) - self._before.get("begun", 0)

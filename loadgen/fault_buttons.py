@@ -64,7 +64,7 @@ class FaultButtons:
         self._enough()
 
     def _known(self) -> list[Victim]:
-        """Who can be broken; while the controller is just being replaced, who could be before."""
+        """The possible victims; while the controller is being replaced, those of before."""
         if time.monotonic() - self._looked > _LOOK_EVERY_S:
             with contextlib.suppress(SluiceError):
                 self._victims, self._looked = self._chaos.victims(), time.monotonic()

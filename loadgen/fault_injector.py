@@ -43,7 +43,7 @@ class FaultInjector:
         self._presser.start()
 
     def press(self, fault: Fault) -> None:
-        """A person wants this broken, besides what is planned; soon. Raises Conflict if the load is not there."""
+        """A person asks for a fault in addition to the planned ones. Raises Conflict without a load."""
         if not self.open:
             raise Conflict("faults need a load, and there is none now")
         self._pressed.put(fault)
@@ -59,7 +59,7 @@ class FaultInjector:
         return self._thread is not None and self._thread.is_alive()
 
     def end(self) -> None:
-        """Inject no more, and wait for what is being mended."""
+        """Inject no more faults, and wait until the present ones are mended."""
         self.ended.set()
         if self._thread is not None:
             self._pressed.put(None)

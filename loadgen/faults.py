@@ -87,7 +87,7 @@ class Fault:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What the history says of it, whomever it hits."""
+        """The row of the history, whichever victim it hits."""
         lasts = {"lasts_s": self.lasts_s} if self.lasts_s else {}
         return {"kind": self.kind, **lasts, **({PRESSED: True} if self.pressed else {})}
 
@@ -212,7 +212,7 @@ class Fleet:
         self.keep_spares(kept)
 
     def prepare(self, spares: int, queue: int) -> None:
-        """Have so many processes ready for those who will join; returns when they are up.
+        """Prepare this number of processes for later joins; returns when they are up.
 
         queue: receiver_queue_size of everybody who joins from now on. That of a flood would hold more than comes under
         a fixed rate, and nobody's would ever be full.
@@ -338,7 +338,7 @@ class Fleet:
             time.sleep(_LOOK_EVERY_S)
 
     def strike(self, pids: Sequence[int]) -> list[ConsumerProcess]:
-        """SIGKILL processes, whoever's they are; the consumers among them are dead from now on, and are returned."""
+        """SIGKILL any processes; the consumers among them count as dead from now on, and are returned."""
         with self._changing:
             dead = [member for member in self.working if member.pid in pids]
             at = self._job.clock.now()
@@ -375,7 +375,7 @@ class Fleet:
         self._episodes = []
 
     def _victim(self, fault: Fault) -> ConsumerProcess | None:
-        """Who is hit: a consumer that works. None while half of the consumers are still joining or suffer already.
+        """The victim: a consumer that works. None while half of the consumers are joining or already suffer.
 
         Otherwise a machine on which a join takes longer than the time between two faults ends without consumers.
         """
@@ -481,7 +481,7 @@ class Fleet:
         self.note({**fault.row, "target": target, **more})
 
     def note(self, what: dict[str, Any]) -> None:
-        """Remember what was done, now."""
+        """Record what was done, with the time."""
         self.history.append({"at_us": self._job.clock.now(), **what})
 
 

@@ -270,7 +270,7 @@ class Flood:
             client.create_producer(self._topic).close()
 
     def _jobs(self) -> tuple[ConsumeJob, PublishJob]:
-        """What consumers and producers are told, and the folders that they write into."""
+        """The jobs of consumers and producers, and the folders that they write into."""
         options = self._options
         consume = ConsumeJob(
             self._clients,

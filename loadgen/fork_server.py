@@ -48,7 +48,7 @@ class ForkServer:
         self._one_by_one = threading.Lock()
 
     def __call__(self, job: ConsumeJob) -> ForkedConsumer:
-        """A new process with a consumer in it that waits to be told who it is; a loadgen.faults.Spawn.
+        """A new process with a consumer that waits for its identity; a loadgen.faults.Spawn.
 
         Raises Unavailable if there is no such process any more.
         """

@@ -127,7 +127,7 @@ def own_signals() -> Iterator[None]:
 
 
 def given_up(trouble: str, spark: Any) -> list[str]:
-    """Let go of publishers that hang, which would keep the judge waiting; says what is wrong, with the cluster too."""
+    """Give up publishers that hang, so that the judge need not wait; says what is wrong, with the cluster too."""
     spark.cancelAllJobs()
     try:
         return [trouble, *condition()["alarms"]]

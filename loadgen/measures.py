@@ -49,7 +49,7 @@ class Span:
         return cls(start, width, (end - start) // width + 1, tuple(cuts))
 
     def act(self, times: Int64s) -> Int64s:
-        """The act, from 0, of what was sent at each time, shape kept."""
+        """The act, from 0, of messages sent at these times; same shape."""
         return np.asarray(np.searchsorted(np.array(self.cuts, np.int64), times, side="right"), np.int64)
 
     def steps(self, times: Int64s) -> Int64s:

@@ -113,7 +113,7 @@ class Report:
 
     @property
     def not_shown(self) -> list[str]:
-        """What this run was to test and did not, one sentence each; empty if everything has shown itself."""
+        """What this run should have tested and did not, one sentence each; empty if nothing is missing."""
         return not_shown(self)
 
     def told_acts(self) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ class Report:
         return dict(sorted(whole.items()))
 
     def told_faults(self) -> list[dict[str, Any]]:
-        """What was injected, and how long it took to mend: see tell_faults."""
+        """The injected faults, and how long each took to mend: see tell_faults."""
         return tell_faults(self.judgement.recovery, self.faults)
 
     def recovery(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def percentiles(histogram: Any) -> dict[str, float]:
 
 
 def not_shown(report: Report) -> list[str]:
-    """What a run was to test and did not. Only what was planned is missed."""
+    """Promises that a run should have tested and did not. Only planned ones count."""
     missing = [f"{kind}: {why}" for kind, why in report.untold.items()]
     for fault in report.faults:
         if fault.get("effect") == "":

@@ -296,7 +296,7 @@ class PulsarConsumer:
         raise Unavailable("a Pulsar client in Python is not told when an acknowledgement is durable")
 
     def close(self, drain_timeout_ms: int = 0) -> None:
-        """Leave; what was not acknowledged goes to the others."""
+        """Leave; unacknowledged messages go to the others."""
         with _refusals("closing the consumer"):
             self._one.close()
 

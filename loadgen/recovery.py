@@ -227,7 +227,7 @@ def _by_role(takeovers: Sequence[Takeover]) -> dict[str, dict[str, float]]:
 
 
 def tell_faults(recovery: RecoveryTimes, faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """What was injected, and after how many milliseconds each partition that it took was served again.
+    """The injected faults, and after how many milliseconds each of their partitions was served again.
 
     Each row has at_s, kind and target, and next_delivery_ms (role -> partition -> ms) if the fault took owners.
     """

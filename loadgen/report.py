@@ -266,7 +266,7 @@ def _fault_table(report: Report) -> str:
 
 
 def _effect(fault: dict[str, Any]) -> str:
-    """What was seen of a fault; empty where nothing was waited for."""
+    """The effect of a fault; empty if none was expected."""
     return str(fault["effect"] or "no effect was seen") if "effect" in fault else ""
 
 
@@ -277,7 +277,7 @@ def _next_delivery(fault: dict[str, Any]) -> str:
 
 
 def _recovery_rows(report: Report) -> list[tuple[str, str]]:
-    """What is known of the recovery, as (what, how long) in words."""
+    """The recovery times, as (what, how long) in words."""
     told = report.recovery()
     rows = []
     again = "the same, where neither its successor nor the controller was hit as well"
@@ -403,7 +403,7 @@ def summary(report: Report) -> RenderableType:
 
 
 def _information_in_words(report: Report) -> list[tuple[str, str]]:
-    """What was seen that the subscription, as it is set, does not promise to prevent."""
+    """Observations that the subscription, with its settings, does not promise to prevent."""
     overtaken = report.judgement.findings.information.get("redelivery_order", 0)
     return (
         [("not promised", f"{overtaken:,} redeliveries overtaken by later messages of their key")] if overtaken else []

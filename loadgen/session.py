@@ -52,7 +52,7 @@ class SparkStart:
         self._thread.start()
 
     def context(self) -> Any:
-        """The SparkContext, which is waited for. Raises what its start raised."""
+        """Wait for the SparkContext. Raises the errors of its start."""
         self._thread.join()
         if self._failure is not None:
             sys.stderr.write(self._log.read_text(errors="replace")[-2000:])
@@ -61,7 +61,7 @@ class SparkStart:
 
     @property
     def up(self) -> bool:
-        """Whether it is there, or has failed."""
+        """Whether it has started, or failed."""
         return not self._thread.is_alive()
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ def spark_session(folder: Path, *, cores: int = 2, attempts: int = 3, memory: st
 
 
 def session_of(context: Any) -> Any:
-    """The SparkSession over a SparkContext, for who works with frames."""
+    """The SparkSession over a SparkContext, for work with frames."""
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.config(conf=context.getConf()).getOrCreate()

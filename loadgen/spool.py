@@ -77,7 +77,7 @@ class Spool:
         return self._next
 
     def numbers(self) -> set[int]:
-        """The files that are there."""
+        """The numbers of the existing files."""
         return set(self._places)
 
     def append(self, rows: pa.Table) -> int:

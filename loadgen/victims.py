@@ -31,7 +31,7 @@ class Victims:
         self._client, self._topic, self._subscription = client, topic, subscription
 
     def held(self, name: str) -> int:
-        """Messages that were sent to a consumer and are not acknowledged; 0 while the owners do not tell."""
+        """Unacknowledged messages of a consumer; 0 while the owners do not answer."""
         return sum(int(row["unackedMessages"]) for _, row in self._rows(name))
 
     def behind(self, name: str) -> int:
@@ -57,7 +57,7 @@ class Victims:
 
 
 def _enough(count: Callable[[], int], least: int, seconds: float) -> int:
-    """Count until it is enough, or for so many seconds; the last count."""
+    """Count until there are enough, or for a number of seconds; returns the last count."""
     deadline = time.monotonic() + seconds
     while (seen := count()) < least and time.monotonic() < deadline:
         time.sleep(_ASK_EVERY_S)

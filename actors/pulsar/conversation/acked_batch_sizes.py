@@ -74,7 +74,7 @@ class AckedBatchSizes:
         return (key, position) in self._counts
 
     def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
-        """So many rows an id stands for at least, and whether it is known that they are no more.
+        """How many rows an id stands for at least, and whether this number is known to be exact.
 
         ack_set: its last open bit is one of its rows, if there is one.
         """
@@ -100,7 +100,7 @@ def acknowledged_rows(count: int, ack_set: Iterable[int]) -> Rows:
 
 
 def rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
-    """The positions that an id stands for, by the columns: its row, and those of the same batch that follow."""
+    """The positions that an id stands for, from the columns: its row and the following ones of the same batch."""
     start = entry_of(at) - run.first_entry
     count = 1
     if "batch_index" in run.rows.schema.names:

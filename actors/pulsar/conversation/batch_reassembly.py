@@ -75,7 +75,7 @@ def begun_in(part: Received, first: int = 0) -> PartialBatch | None:
 
 
 def leading(stretch: RowRange, room: int) -> tuple[RowRange, RowRange | None]:
-    """What of a stretch goes to a client that has room for so many messages, one or more; and what stays.
+    """The part of a stretch that goes to a client with room for some messages, at least one; and the rest.
 
     A batch goes whole where there is room for its first message. What is done before and between its messages may go
     as holes, which take room as well.
@@ -203,7 +203,7 @@ class BatchReassembler:
         return run.follows(entry_of(at) - run.first_entry)
 
     async def _continue(self, part: Received) -> int:
-        """What was begun goes on with a part, or does not; returns the row from which on nothing of it is taken.
+        """A begun batch goes on with a part, or does not; returns the first row of the part that it does not take.
 
         Nothing of the part that lies behind a batch goes out before what was begun of it: keys keep their order.
         """
@@ -232,7 +232,7 @@ class BatchReassembler:
         return first
 
     async def _begin(self, part: Received, first: int) -> None:
-        """Send a part from a row on, but for a batch of which something is still to come."""
+        """Send a part from a row on, except a batch whose rest is still to come."""
         begun = begun_in(part, first) if first < len(part) else None
         end = len(part) if begun is None or not await self._is_missing(begun) else begun.first
         await self._put(part, first, end)
@@ -242,12 +242,12 @@ class BatchReassembler:
             self._ports.spawn(self._be_patient(begun), "patience")
 
     async def _put(self, part: Received, first: int, end: int) -> None:
-        """These rows of a part may be sent. What is behind a batch has come already: its rest is not waited for."""
+        """These rows of a part may be sent. If later messages have come, the rest of a batch is not waited for."""
         if first < end:
             self.ready.append(RowRange(part, first, end, rest=await self._is_cut(part, first, end)))
 
     def _may_be_cut(self, part: Received, first: int, end: int) -> bool:
-        """Whether the log has to say where one of these batches ends; it need not once ids may stand for parts."""
+        """Whether the log must say where one of these batches ends; it need not once ids may stand for parts."""
         return not self._batches.apart and len(unsure_ends(part, first, end)) > 0
 
     async def _is_cut(self, part: Received, first: int, end: int) -> bool:

@@ -111,13 +111,13 @@ class ClientConnection(ClientSession):
         self.end()
 
     def _count(self) -> None:
-        """Say how much was read and waits, and whether more is wanted."""
+        """Report how many bytes were read and wait, and whether more may be read."""
         if not self.closed:
             self.intake.unfinished(self._waiting())
             self.look()
 
     def look(self) -> None:
-        """Stop reading if there is no room, or something waits; go on by itself when that has changed."""
+        """Stop reading if there is no room or if frames wait, and go on when that has changed."""
         if self.closed or not (self._read or self.intake.full or self.intake.crowded):
             return
         if not self.intake.connecting:  # of a stranger who has left we want to hear, and it may send little
@@ -128,7 +128,7 @@ class ClientConnection(ClientSession):
         self._going_on = self.gateway.ports.spawn(self._go_on(), "read")
 
     async def _go_on(self) -> None:
-        """Take up what was read, turn by turn, as far as there is room; then read again."""
+        """Handle the frames that were read, turn by turn, as far as there is room; then read again."""
         ports, intake = self.gateway.ports, self.intake
         while not self.closed and (self._read or intake.full or intake.crowded):
             if self._read and not intake.full:
@@ -143,7 +143,7 @@ class ClientConnection(ClientSession):
         self.link.resume()
 
     def _turn(self) -> None:
-        """Take up what was read, in order, as far as there is room; neighbouring SENDs together."""
+        """Handle the frames that were read in order, as far as there is room, and neighbouring SENDs together."""
         left = TURN
         try:
             while self._read and left and not (self.intake.full or self.closed):
@@ -280,7 +280,7 @@ class ClientConnection(ClientSession):
                 self.begin(self._confirm(consumer, asked, unknown), "ack", asked.ByteSize())
 
     async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
-        """Say of an acknowledgement that it is durable."""
+        """Confirm that an acknowledgement is durable."""
         try:
             unsure = await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)
             if asked.HasField("request_id"):
@@ -312,7 +312,7 @@ class ClientConnection(ClientSession):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def _keep_alive(self) -> None:
-        """Ask a silent client whether it is there; one that says nothing for two spells is not.
+        """Ping a silent client; one that is silent for two spells counts as gone.
 
         To take what it was written is a sign of life as well, because meanwhile nothing is read from it.
         """

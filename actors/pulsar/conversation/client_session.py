@@ -75,7 +75,7 @@ class ClientSession:
         """The connection may have become full, or have room again."""
 
     def settled(self, size: int) -> None:
-        """So many bytes of sends have their outcome."""
+        """Sends with this number of bytes have their outcome."""
         self.intake.pending(-size)
 
     def write(self, data: bytes) -> None:
@@ -91,7 +91,7 @@ class ClientSession:
         self.say("error", request_id=request, error=code, message=text[:MOST_TEXT])
 
     def choke(self, choked: bool) -> None:
-        """What was written piles up, or was taken: hand out and read no more meanwhile, or go on."""
+        """Written bytes pile up, or were taken: stop delivering and reading meanwhile, or go on."""
         self.intake.choke(choked)
         for consumer in list(self.consumers.values()):
             consumer.choke(choked)
@@ -175,7 +175,7 @@ class ClientSession:
         self.gateway.introductions.pop(producer, None)
 
     def send_away(self, consumer: WireConsumer) -> None:
-        """The client has to come back with this consumer: it drops what it was sent, and subscribes again.
+        """The client must come back with this consumer: it drops its messages, and subscribes again.
 
         One that is still being opened is refused instead, where that was asked for.
         """

@@ -79,7 +79,7 @@ class CommandHandlers:
     # -- where things are -----------------------------------------------------------------------------------------
 
     async def connect(self, asked: Any) -> None:
-        """CONNECT: who is this?"""
+        """CONNECT: identify the client."""
         identity: ClientIdentity | None = None
         if self._session.certified and asked.auth_method_name == BY_CERTIFICATE:
             identity = Certified(self._session.certified)
@@ -249,7 +249,7 @@ class CommandHandlers:
         made.subscribed()
 
     async def _wait_alone(self, place: TopicPartition, name: str) -> None:
-        """Readers of one name keep each other out where they meet, as long as the earlier one's client is there."""
+        """Readers of one name exclude each other at a gateway, as long as the earlier one's client lives."""
 
         def readers() -> list[ConsumerHere]:
             here = self._gateway.consumers.get((place.topic, name), [])
@@ -315,7 +315,7 @@ class CommandHandlers:
         return found
 
     async def close_consumer(self, asked: Any) -> None:
-        """CLOSE_CONSUMER: what it holds goes to the others, after what it acknowledged before is said."""
+        """CLOSE_CONSUMER: its acknowledgements are passed on, and then its messages go to the others."""
         self._session.seeks.forget(asked.consumer_id)
         consumer = self._session.consumers.get(asked.consumer_id)
         if consumer is not None:
@@ -365,7 +365,7 @@ class CommandHandlers:
         self._session.say("success", request_id=asked.request_id)
 
     async def _seek_all(self, place: TopicPartition, subscription: str, target: int) -> None:
-        """Consumers leave before the subscription moves: who had to be sent away would be waited for.
+        """Consumers leave before the subscription moves, because the seek would wait for those that are sent away.
 
         They are told afterwards, and until then nobody subscribes.
         """
@@ -440,7 +440,7 @@ class CommandHandlers:
 
 
 def _opening(what: str) -> CommandRefused:
-    """The answer to who asks again for an id while the first request for it is carried out."""
+    """The answer to a repeated request for an id while the first one is carried out."""
     return CommandRefused(ServerError.SERVICE_NOT_READY, f"the {what} is being opened")
 
 

@@ -102,7 +102,7 @@ class ConsumerHere(Protocol):
         """Whether its client shows a sign of life soon; the connection of one that does not is over."""
 
     async def close(self) -> None:
-        """Leave; what is still held goes to the others in order."""
+        """Leave; messages that are still held go to the others in order."""
 
 
 class ProducerHere(Protocol):
@@ -186,7 +186,7 @@ class Gateway:
         return (topic, partition) in self._readers
 
     def fresh(self, word: str) -> str:
-        """A name that nobody else has; short, because a producer's stands in each of its frames."""
+        """A name that nobody else has. It is short, because each frame of a producer carries its producer's name."""
         self._made += 1
         drawn, made = (np.base_repr(number, 36).lower() for number in (self.ports.rng.randrange(1 << 48), self._made))
         return f"{word}-{drawn:0>10}-{made}"

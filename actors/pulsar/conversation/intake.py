@@ -52,7 +52,7 @@ MOST_TEXT = 1_000
 
 
 async def rest(clock: Clock, took: int = 0) -> None:
-    """Leave time to the others after something that took so many milliseconds, more if the event loop is late now."""
+    """Leave time to others after work that took this long (ms), and more if the event loop is late now."""
     begun = clock.monotonic()
     await clock.sleep(REST_MS)
     late = clock.monotonic() - begun - REST_MS
@@ -68,7 +68,7 @@ class HeldBytes:
         self._waiting: dict[Intake, None] = {}
 
     def change(self, size: int) -> None:
-        """So many bytes more or, below 0, fewer."""
+        """Add a number of bytes, or subtract it if it is negative."""
         before, self.total = self.total, self.total + size
         if before > BUFFER_BYTES >= self.total:
             waiting, self._waiting = self._waiting, {}
@@ -111,7 +111,7 @@ class Turn:
             await rest(clock, clock.monotonic() - self._since)
 
     def over(self) -> None:
-        """It has its answer, or waits for somebody else and is one of the connection's producers meanwhile."""
+        """It has its answer, or waits for another client and counts as one of the connection's producers meanwhile."""
         if not self._over:
             self._over = True
             for semaphore in self._taken:
@@ -137,7 +137,7 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """Whether no more is taken up now."""
+        """Whether no more requests are handled now."""
         busy = self._requests >= MOST_REQUESTS or self._bytes >= REQUEST_BYTES or self._pending > PENDING_BYTES
         return self.choked or self.connecting or busy
 
@@ -148,7 +148,7 @@ class Intake:
 
     @property
     def crowded(self) -> bool:
-        """Whether no more is read now, because all connections together hold too much."""
+        """Whether nothing more is read now, because all connections together hold too much."""
         crowded = self._held.full and self._pending + self._unfinished > OWN_BYTES
         if crowded:
             self._held.tell(self)
@@ -159,32 +159,32 @@ class Intake:
         self._changed()
 
     def pending(self, size: int) -> None:
-        """So many more bytes of sends are under way; below 0, fewer."""
+        """Add a number of bytes of sends under way; negative: subtract."""
         if not self._over:
             self._pending += size
             self._held.change(size)
             self.look()
 
     def unfinished(self, size: int) -> None:
-        """So many bytes were read and wait: for the rest of their frame, or for room."""
+        """This number of bytes was read and waits, for the rest of a frame or for room."""
         if not self._over and size != self._unfinished:
             before, self._unfinished = self._unfinished, size
             self._held.change(size - before)
             self.look()
 
     def request(self, size: int) -> Turn:
-        """One more request, of so many bytes."""
+        """One more request with this number of bytes."""
         self.requested(1, size)
         return Turn(self, size)
 
     def requested(self, count: int, size: int) -> None:
-        """So many more requests are under way; below 0, fewer."""
+        """Add a number of requests under way; negative: subtract."""
         self._requests += count
         self._bytes += size
         self.look()
 
     def choke(self, choked: bool) -> None:
-        """The client does not take what it is written, or does again."""
+        """The client has stopped reading, or reads again."""
         self.choked = choked
         if choked:
             self.drained.clear()

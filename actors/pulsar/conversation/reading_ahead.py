@@ -27,7 +27,7 @@ class Reading:
     """Neighbouring SENDs, number first .. end-1; None before the first look."""
 
     def sends_from_here(self, least: int) -> int:
-        """The end of the SENDs that begin here, if there are so many and they were not looked at before; else `at`."""
+        """The end of the SENDs that begin here, if there are enough and they were not tried before; else `at`."""
         if len(self.cut) < least:
             return self.at
         if self.stretches is None:

@@ -33,7 +33,7 @@ def end_of(sequence: int) -> int:
 
 
 def last_complete(sequence: int) -> int:
-    """The client's last sequence id of which the topic has everything, where it has come up to a sequence; -1: none."""
+    """The client's last sequence id that is complete in the topic, which has stored up to a sequence; -1: none."""
     return (sequence + 1 >> SHIFT) - 1
 
 

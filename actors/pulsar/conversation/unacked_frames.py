@@ -105,7 +105,7 @@ class UnackedFrames:
         return np.fromiter(found, bool, len(positions))
 
     def take(self, positions: Ints) -> tuple[list[tuple[Received, Ints]], Ints]:
-        """These are at the client no more: (rows by part, how many rows each position stood for; 0: it is not here)."""
+        """Remove these: (rows by part, how many rows each position stood for; 0: it is not here)."""
         found = map(self._numbers.pop, positions.tolist(), repeat(-1))
         numbers = np.fromiter(found, np.int64, len(positions))
         counts = np.zeros(len(positions), np.int64)

@@ -296,7 +296,7 @@ class WireConsumer:
 
     @property
     def _apart(self) -> bool:
-        """Whether an id that is not known here may stand for a part of a batch."""
+        """Whether an unknown id may stand for a part of a batch."""
         return isinstance(self._part, PartitionConsumer) and self._part.batches.apart
 
     async def _note_apart(self, stretch: RowRange) -> None:
@@ -396,7 +396,7 @@ class WireConsumer:
         return True
 
     def _forget(self, positions: Rows) -> list[tuple[Received, Rows]]:
-        """These are not at the client any more, which may still say their ids; returns the rows, by part."""
+        """These are not at the client any more, which may still name their ids; returns the rows, by part."""
         rows, counts = self._sent.take(positions)
         known = counts > 0
         if known.any():

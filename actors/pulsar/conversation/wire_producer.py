@@ -61,7 +61,7 @@ class ProducerSession(Protocol):
         """Send bytes to the client."""
 
     def settled(self, size: int) -> None:
-        """Sends of so many bytes have their outcome."""
+        """Sends with this number of bytes have their outcome."""
 
     def fenced(self, producer: WireProducer) -> None:
         """Another one has taken its place."""
