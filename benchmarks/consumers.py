@@ -30,7 +30,7 @@ from cluster.client import Client
 KEYS, PER_KEY = 1_000, 5
 EVERY_S = 0.001
 """Between two messages that are published while others join."""
-COMMAND = "import sys; from cluster.cli import main; sys.argv[0] = 'sluice'; main()"
+COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
 VICTIM = """
 import sys
 from cluster import connect

@@ -28,7 +28,7 @@ import psutil
 from benchmarks._arguments import count
 
 HERE = Path(__file__).resolve().parent.parent
-COMMAND = "import sys; from cluster.cli import main; sys.argv[0] = 'sluice'; main()"
+COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
 LOOK_EVERY_S = 0.05
 
 

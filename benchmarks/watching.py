@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks._arguments import count
 
 HERE = Path(__file__).resolve().parent.parent
-COMMAND = "import sys; from cluster.cli import main; sys.argv[0] = 'sluice'; main()"
+COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _ADDRESS = re.compile(r"the live page: (http://\S+)")
 

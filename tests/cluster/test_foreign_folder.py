@@ -11,11 +11,11 @@ import pytest
 
 import cluster
 from actors.ports import Unknown
+from cli import main
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.environment import CONTROLLER_HOST
 from cluster.bootstrap.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, prepare_folder, read_state
 from cluster.bootstrap.naming import ACTOR, Door, Whereabouts, read_door, through
-from cluster.cli import main
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint, this_machine
 from tests.cluster.helpers import values

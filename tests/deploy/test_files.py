@@ -20,7 +20,7 @@ import typer.main
 import yaml
 from packaging.requirements import Requirement
 
-from cluster.cli.app import app
+from cli.app import app
 from cluster.config import PREFIX, known_keys
 from cluster.metrics import LATENCIES, OPERATIONS, SUBSCRIPTION, TOPIC
 
@@ -123,7 +123,7 @@ def test_what_the_image_copies_is_there() -> None:
         for line in re.findall(r"^COPY (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
         for source in [word for word in line.split() if not word.startswith("--")][:-1]
     ]
-    assert {"actors", "cluster", "loadgen", "storage", "pyproject.toml"} <= set(sources)
+    assert {"actors", "cli", "cluster", "loadgen", "storage", "pyproject.toml"} <= set(sources)
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 

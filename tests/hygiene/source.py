@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PACKAGES = ("storage", "actors", "cluster", "loadgen")
+PACKAGES = ("storage", "actors", "cluster", "loadgen", "cli")
 """The packages, lowest layer first."""
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

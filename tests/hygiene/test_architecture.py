@@ -8,10 +8,12 @@ import re
 import pytest
 
 from tests.hygiene.picture import drawn, picture, rooms
-from tests.hygiene.source import ROOT, modules
+from tests.hygiene.source import PACKAGES, ROOT, modules
 
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"`((?:storage|actors|cluster|loadgen|tests|deploy|benchmarks|docs)/[\w./-]*)`", TEXT)))
+NAMED = sorted(
+    set(re.findall(r"`((?:storage|actors|cluster|loadgen|cli|tests|deploy|benchmarks|docs)/[\w./-]*)`", TEXT))
+)
 MOST_FILES = 25
 
 
@@ -64,7 +66,7 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
     """Whoever exchanges the folder finds what it offers in these imports."""
     users = {
         module.path
-        for module in modules("actors", "cluster", "loadgen")
+        for module in modules("actors", "cluster", "loadgen", "cli")
         for name, _ in module.imports()
         if name.startswith("cluster.wire.") and not module.path.startswith("cluster/wire/")
     }
@@ -98,7 +100,7 @@ def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
 def test_no_two_classes_have_one_name() -> None:
     """A reader who meets a name knows which class it is."""
     places: dict[str, list[str]] = {}
-    for module in modules("storage", "actors", "cluster", "loadgen"):
+    for module in modules(*PACKAGES):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module.path)

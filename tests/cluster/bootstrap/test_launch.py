@@ -226,7 +226,7 @@ def assert_strangers_are_kept_out(address: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong-token"
     wrong.write_text("ab" * 32)
     wrong.chmod(0o600)
-    script = "import sys; from cluster.cli import main; sys.argv = ['sluice', *sys.argv[1:]]; main()"
+    script = "import sys; from cli import main; sys.argv = ['sluice', *sys.argv[1:]]; main()"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     for more in ({"RAY_AUTH_TOKEN_PATH": str(wrong)}, {"HOME": str(tmp_path)}):
         done = subprocess.run(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli import checkout, delayed, inspection, load, messages, parked, running, subscriptions, topics, watching
+from cli import checkout, delayed, inspection, load, messages, parked, running, subscriptions, topics, watching
 
 _START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
 

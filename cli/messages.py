@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.cli.options import (
+from cli.options import (
     AddressOption,
     ConsumerNameOption,
     DataDirOption,
@@ -25,10 +25,10 @@ from cluster.cli.options import (
     milliseconds,
     moment,
 )
-from cluster.cli.output import iso_time, say, show_json, text_of
-from cluster.cli.printable import printable
-from cluster.cli.session import joined
-from cluster.cli.waiting import Waiting
+from cli.output import iso_time, say, show_json, text_of
+from cli.printable import printable
+from cli.session import joined
+from cli.waiting import Waiting
 
 if TYPE_CHECKING:
     from cluster.consumer import Consumer

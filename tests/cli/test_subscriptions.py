@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cli.conftest import Cli, FakeClient
+from tests.cli.conftest import Cli, FakeClient
 
 
 @pytest.mark.parametrize(

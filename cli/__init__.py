@@ -22,8 +22,8 @@ import sys
 
 def main() -> None:
     """The console script: run the command line of this process and exit with its code."""
+    from cli.outcome import run
     from cluster.arrow import without_pandas
-    from cluster.cli.outcome import run
 
     without_pandas()
     sys.exit(run(sys.argv[1:]))

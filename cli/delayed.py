@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import AddressOption, DataDirOption, DryRunOption, JsonOption, KeyOption, TopicArgument, moment
-from cluster.cli.output import show, show_json
-from cluster.cli.session import joined
-from cluster.cli.subscriptions import Where
+from cli.options import AddressOption, DataDirOption, DryRunOption, JsonOption, KeyOption, TopicArgument, moment
+from cli.output import show, show_json
+from cli.session import joined
+from cli.subscriptions import Where
 
 Subscription = Annotated[str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="Default: each one of the topic.")]
 Ids = Annotated[list[str], typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message; can be repeated.")]

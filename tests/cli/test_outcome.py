@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from storage.errors import Corrupt, Fenced, Invalid, InvariantViolation, NotFound, Overloaded, Unavailable
-from tests.cluster.cli.conftest import Cli, FakeClient
+from tests.cli.conftest import Cli, FakeClient
 
 _HEAVY = (
     "ray", "pyspark", "numpy", "pandas", "pyarrow", "boto3", "pydantic_settings", "plotly", "msgspec", "grpc",
@@ -21,7 +21,7 @@ _HEAVY = (
 
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom cluster.cli.outcome import run\nassert run(['topics', 'create', '--help']) == 0\n"
+        "import sys\nfrom cli.outcome import run\nassert run(['topics', 'create', '--help']) == 0\n"
         f"print('HEAVY', [name for name in {_HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -94,7 +94,7 @@ def test_termination_ends_like_an_interruption(cli: Cli, client: FakeClient, fak
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    script = "from cluster.cli import main; main()"
+    script = "from cli import main; main()"
     command = f"'{sys.executable}' -c '{script}' config show | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

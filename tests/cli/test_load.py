@@ -11,7 +11,7 @@ import pytest
 
 from loadgen.options import FloodOptions
 from storage.errors import Invalid
-from tests.cluster.cli.conftest import Cli
+from tests.cli.conftest import Cli
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import DataDirOption, JsonOption
-from cluster.cli.output import show
+from cli.options import DataDirOption, JsonOption
+from cli.output import show
 from storage.errors import Invalid
 
 app = typer.Typer(no_args_is_help=True, help="Read the data on the disk, without a running cluster.")

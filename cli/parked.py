@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import (
+from cli.options import (
     AddressOption,
     DataDirOption,
     DryRunOption,
@@ -15,9 +15,9 @@ from cluster.cli.options import (
     SubscriptionArgument,
     TopicArgument,
 )
-from cluster.cli.output import say, show, show_json
-from cluster.cli.session import joined
-from cluster.cli.subscriptions import TopOption, Where, message_id_of
+from cli.output import say, show, show_json
+from cli.session import joined
+from cli.subscriptions import TopOption, Where, message_id_of
 from storage.errors import Invalid
 
 All = Annotated[bool, typer.Option("--all", help="Every key that is parked or blocked.")]

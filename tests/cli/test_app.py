@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer.main
 
-from cluster.cli.app import app
-from tests.cluster.cli.conftest import Cli
+from cli.app import app
+from tests.cli.conftest import Cli
 
 PROMISED = (
     "flood", "up", "down", "status", "watch", "produce", "consume", "chaos", "simulate", "bench", "test", "config show",

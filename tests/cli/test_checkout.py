@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.cluster.cli.conftest import Cli
+from cli.outcome import run
+from tests.cli.conftest import Cli
 
 
 @pytest.fixture
@@ -48,20 +48,15 @@ def test_bench_hands_its_arguments_on(
 ) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "journal.py").write_text('"""Journal against the raw disk.\n\nMore."""\n')
-    monkeypatch.setattr("cluster.cli.checkout.checkout", lambda: tmp_path)
+    monkeypatch.setattr("cli.checkout.checkout", lambda: tmp_path)
     assert cli("bench")[1].split(maxsplit=1) == ["journal", "Journal against the raw disk.\n"]
     assert cli("bench", "journal", "--size", "3")[0] == 0
     assert runs["commands"] == [[str(tmp_path / "benchmarks" / "journal.py"), "--size", "3"]]
     assert cli("bench", "nope")[::2] == (2, "sluice: there is no benchmark 'nope'; there are: journal\n")
 
 
-def test_simulate_hands_its_arguments_on(cli: Cli, fake_module: Callable[..., None]) -> None:
-    seen: list[list[str]] = []
-
-    def main(arguments: list[str]) -> int:
-        seen.append(arguments)
-        return 1
-
-    fake_module("tests.sim.cli", command=main)
-    assert cli("simulate", "--seeds", "1:5", "--help")[0] == 1
-    assert seen == [["--seeds", "1:5", "--help"]]
+def test_simulate_hands_its_arguments_and_its_exit_code_on(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--world", "placement", "--seeds", "1:2"]) == 0
+    assert "1 seed" in capfd.readouterr().out
+    assert run(["simulate", "--world", "nowhere"]) == 2
+    assert "'nowhere'" in capfd.readouterr().err

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from storage.errors import NotFound
-from tests.cluster.cli.conftest import Cli, FakeClient
+from tests.cli.conftest import Cli, FakeClient
 
 
 def test_create_hands_over_the_whole_settings(cli: Cli, client: FakeClient) -> None:

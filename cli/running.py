@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import (
+from cli.options import (
     AddressOption,
     ConfigOption,
     DataDirOption,
@@ -19,7 +18,7 @@ from cluster.cli.options import (
     WatchOption,
     parse_settings,
 )
-from cluster.cli.output import say, show, show_json, show_one, watch
+from cli.output import say, show, show_json, show_one, watch
 
 MOST_NODES = 64
 """More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""
@@ -53,6 +52,7 @@ def up(
     """
     if embedded and (nodes > 1 or address):
         raise typer.BadParameter("--embedded is one process: it has no --nodes and no --address")
+    from cluster.bootstrap import launch, standalone
     from cluster.config import load
 
     flags: dict[str, object] = _nested(parse_settings(settings))
@@ -65,8 +65,8 @@ def up(
     }
     loaded = load(config, **(flags | {name: value for name, value in given.items() if value is not None}))
     if forget:
-        say(_launch("forget", loaded.values))
-    answer = _standalone(loaded.values) if embedded else _launch("up", loaded.values, nodes)
+        say(launch.forget(loaded.values))
+    answer = standalone.up(loaded.values) if embedded else launch.up(loaded.values, nodes)
     for name, (has, asked) in answer.get("kept", {}).items():
         if nodes > 1 if name == "nodes" else _was_given(name, loaded.sources):
             say(f"{name} stays {has!r}, not {asked!r}: the cluster runs already; use `./sluice down`, then `up`")
@@ -88,10 +88,11 @@ def _was_given(option: str, sources: Mapping[str, str]) -> bool:
 
 def down(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
     """Stop the cluster cleanly. The data stays; the next `up` finds everything again."""
+    from cluster.bootstrap import launch
     from cluster.config import load
 
     folder = load(config, data_dir=data_dir).values.data_dir
-    _launch("down", folder)
+    launch.down(folder)
     say(f"down; the data stays in {folder.absolute()}")
 
 
@@ -104,9 +105,10 @@ def status(
 ) -> None:
     """Show nodes, actors, topics with their owners and epochs, disk, objects, alarms."""
     from cluster.config import load
+    from cluster.status import describe
 
     values = load(config, data_dir=data_dir, address=address).values
-    watch(again, lambda: _show_status(import_module("cluster.status").describe(values), json))
+    watch(again, lambda: _show_status(describe(values), json))
 
 
 @config_app.command("show")
@@ -132,14 +134,6 @@ def _nested(pairs: Mapping[str, str]) -> dict[str, object]:
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
     return tree
-
-
-def _launch(verb: str, *arguments: object) -> Any:
-    return getattr(import_module("cluster.bootstrap.launch"), verb)(*arguments)
-
-
-def _standalone(values: object) -> Any:
-    return import_module("cluster.bootstrap.standalone").up(values)
 
 
 def _show_status(answer: Mapping[str, Any], json: bool) -> None:

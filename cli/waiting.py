@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cluster.cli.output import say
+from cli.output import say
 from storage.errors import SluiceError
 
 if TYPE_CHECKING:

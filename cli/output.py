@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from cluster.cli.printable import printable, printable_json
+from cli.printable import printable, printable_json
 
 Row = Mapping[str, Any]
 

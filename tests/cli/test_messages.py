@@ -11,9 +11,9 @@ from datetime import timedelta
 
 import pytest
 
-from cluster.cli.waiting import Waiting
+from cli.waiting import Waiting
 from storage.errors import Unavailable
-from tests.cluster.cli.conftest import Cli, FakeClient, Message
+from tests.cli.conftest import Cli, FakeClient, Message
 
 
 def _sent(client: FakeClient) -> list[tuple[bytes, bytes | None]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import (
+from cli.options import (
     AddressOption,
     DataDirOption,
     DryRunOption,
@@ -22,9 +22,9 @@ from cluster.cli.options import (
     WatchOption,
     moment,
 )
-from cluster.cli.output import say, show, show_json, show_one, show_partitions, watch
-from cluster.cli.printable import printable
-from cluster.cli.session import joined
+from cli.output import say, show, show_json, show_one, show_partitions, watch
+from cli.printable import printable
+from cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
 

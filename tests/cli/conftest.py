@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from cluster.cli.outcome import run
+from cli.outcome import run
 from storage.errors import NotFound
 
 Outcome = tuple[int, str, str]
@@ -129,12 +128,11 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
 @pytest.fixture
 def fake_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put a module with these attributes in place of the real one."""
+    """Put these attributes in place of a module's own."""
 
     def put(name: str, **attributes: Any) -> None:
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
+        for attribute, value in attributes.items():
+            monkeypatch.setattr(import_module(name), attribute, value)
 
     return put
 

@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 
 import typer
 
-from cluster.cli.output import say
+from cli.output import say
 from storage.errors import Corrupt, InvariantViolation, SluiceError
 
 FINE = 0
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, _interrupt)
     try:
-        from cluster.cli.app import app
+        from cli.app import app
 
         code = app(list(arguments), standalone_mode=False, prog_name="sluice")
         sys.stdout.flush()

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.cli.options import ConfigOption, DataDirOption
-from cluster.cli.output import say
-from cluster.cli.printable import printable
+from cli.options import ConfigOption, DataDirOption
+from cli.output import say
+from cli.printable import printable
 from storage.errors import Invalid, NotFound, Unavailable
 
 EVENTS_SHOWN = 12

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
-from cluster.cli.watching import Server
+from cli.watching import Server
 from cluster.http.admin import PORT_FILE, TOKEN_FILE
 from storage.errors import NotFound
-from tests.cluster.cli.conftest import Cli
+from tests.cli.conftest import Cli
 
 Calls = list[tuple[str, Any]]
 

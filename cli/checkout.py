@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cluster.cli.output import say
+from cli.output import say
 from storage.errors import Invalid, NotFound
 
-FOLDERS = ("actors", "cluster", "loadgen", "storage", "tests", "benchmarks")
+FOLDERS = ("actors", "cli", "cluster", "loadgen", "storage", "tests", "benchmarks")
 """What is checked for types."""
 
 LANES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "short", "--durations", "10")
@@ -26,7 +25,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 def checkout() -> Path:
     """The folder of the checkout that this code runs from. Raises Invalid if it was installed without one."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     if not (root / "tests" / "__init__.py").is_file():
         raise Invalid("this command needs a checkout of the repository: git clone it and use its ./sluice")
     return root
@@ -56,10 +55,8 @@ def test(context: typer.Context) -> int:
 
 def simulate(context: typer.Context) -> int:
     """Run simulated clusters from seeds, with faults, and judge them. `./sluice simulate --help` shows the options."""
-    sys.path.insert(0, str(checkout()))
-    run: Any = import_module("tests.sim.cli").command
-    code: int = run(context.args) or 0
-    return code
+    command = [sys.executable, "-m", "tests.sim.cli", *context.args]
+    return subprocess.run(command, cwd=checkout(), check=False).returncode
 
 
 def bench(

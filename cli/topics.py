@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.cli.options import (
+from cli.options import (
     AddressOption,
     DataDirOption,
     DryRunOption,
@@ -16,8 +16,8 @@ from cluster.cli.options import (
     WatchOption,
     parse_settings,
 )
-from cluster.cli.output import say, show, watch
-from cluster.cli.session import joined
+from cli.output import say, show, watch
+from cli.session import joined
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cluster.cli.output import iso_time, show, show_json, show_one, show_partitions, text_of
-from cluster.cli.printable import printable
+from cli.output import iso_time, show, show_json, show_one, show_partitions, text_of
+from cli.printable import printable
 
 
 def test_json_has_text_where_there_is_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from cli.options import AddressOption, NackOrderOption, ObjectsOption, S3EndpointOption, milliseconds
 from cluster.bootstrap.environment import TOKEN_PATH
-from cluster.cli.options import AddressOption, NackOrderOption, ObjectsOption, S3EndpointOption, milliseconds
 from storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
@@ -205,14 +204,15 @@ def chaos(
 
     Exit 0 when every promise held, 1 when one was broken.
     """
+    from loadgen.kinds import KINDS
+
     period = milliseconds(every)
     if period <= 0:
         raise typer.BadParameter("--every must be more than 0")
     names = [name.strip() for name in faults.split(",") if name.strip()] if faults else ["all"]
-    kinds: Any = import_module("loadgen.kinds").KINDS
-    unknown = [name for name in names if name not in kinds and names != ["all"]]
+    unknown = [name for name in names if name not in KINDS and names != ["all"]]
     if unknown:
-        raise typer.BadParameter(f"there is no fault {unknown[0]!r}; there are {', '.join(kinds)}")
+        raise typer.BadParameter(f"there is no fault {unknown[0]!r}; there are {', '.join(KINDS)}")
     if faults and scenario:
         raise typer.BadParameter("--scenario has its own faults; give it or --faults")
     if minutes is None:
@@ -302,10 +302,9 @@ def _flood(**options: object) -> int:
         if isinstance(path, Path):
             _check_writable(path.absolute())
     os.environ.update(ensure_java())  # before anything is started, so that a missing Java costs no time
-    # The load generator lies above the cluster in the order of imports, so it is looked up and not imported.
-    command: Any = import_module("loadgen.flood").flood_command
-    code: int = command(**options)
-    return code
+    from loadgen.flood import flood_command  # Java first: this imports Spark
+
+    return flood_command(**options)
 
 
 def _check_writable(path: Path) -> None:
