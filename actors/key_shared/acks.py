@@ -15,7 +15,8 @@ import numpy as np
 
 from actors.key_shared import parking
 from actors.key_shared.core import Core
-from actors.key_shared.window import DONE, PENDING, REMOVED
+from actors.key_shared.position_table import DONE
+from actors.key_shared.window import PENDING, REMOVED
 from actors.messages import NO_POSITIONS
 from storage.position import Positions
 from storage.redeliveries import NOTHING

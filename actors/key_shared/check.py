@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from actors.key_shared import parking
 from actors.key_shared.core import Core
+from actors.key_shared.position_table import DONE
 from actors.key_shared.tables import NOTHING_HELD
 from actors.key_shared.window import (
-    DONE,
     DUE,
     FRESH,
     HELD,

@@ -20,13 +20,13 @@ from actors.key_shared.history import History, drained
 from actors.key_shared.members import AttachedConsumer, KeptPlace, Members
 from actors.key_shared.parked_messages import ParkedMessages
 from actors.key_shared.policies import Policy, Unordered, held_elsewhere, make_policy
+from actors.key_shared.position_table import DONE, Rows
 from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
 from actors.key_shared.sentinel import Sentinel
 from actors.key_shared.tables import NOTHING_HELD, HashTables
 from actors.key_shared.window import (
     DEAD,
     DELIVERED,
-    DONE,
     DUE,
     EXAMINED,
     FRESH,
@@ -41,7 +41,6 @@ from actors.key_shared.window import (
     WAITING,
     Mask,
     Reduced,
-    Rows,
     Window,
 )
 from actors.messages import SubscriptionSettings
@@ -109,7 +108,7 @@ class Core:
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
-        self.revoked = self.revoked_total = self.parked_total = self.redriven_total = 0
+        self.revoked = self.revoked_total = 0
         self.overtaken = False
         """Some row was ever OVERTOOK."""
         self.history = history or History()
@@ -132,7 +131,7 @@ class Core:
         new.next_dispatch = self.next_dispatch
         new.members.sent_to_leavers = self.members.sent_total
         new.revoked_total = self.revoked_total
-        new.parked_total, new.redriven_total = self.parked_total, self.redriven_total
+        new.lot.goes_on_from(self.lot)
         new.places_returned, new.hand_overs = self.places_returned, self.hand_overs
         return new
 
@@ -340,7 +339,7 @@ class Core:
         if self.lot.on:
             self.lot.stale = True
             if self.lot.examined:  # it may be of the key that was another one
-                alike = np.isin(window.key[window.head : window.tail], window.key[rows])
+                alike = np.isin(window.masked_hash[window.head : window.tail], window.masked_hash[rows])
                 window.flags[window.head : window.tail][alike] &= np.uint8(0xFF ^ EXAMINED)
         self.settle_limits()
 

@@ -36,22 +36,10 @@ from actors.key_shared.hash_assignments import NEW, HashAssignments, JoinAs
 from actors.key_shared.history import History, take_events
 from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.policies import held_elsewhere
+from actors.key_shared.position_table import DONE
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import (
-    DEAD,
-    DONE,
-    DUE,
-    FRESH,
-    HELD,
-    NO_SLOT,
-    PENDING,
-    REPLAY,
-    UNORDERED,
-    Mask,
-    Reduced,
-    Window,
-)
+from actors.key_shared.window import DEAD, DUE, FRESH, HELD, NO_SLOT, PENDING, REPLAY, UNORDERED, Mask, Reduced, Window
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes

@@ -23,19 +23,8 @@ from actors.key_shared.assignments import NO_REDELIVERIES, Assignments, Share
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
 from actors.key_shared.policies import Candidates, Gate
-from actors.key_shared.window import (
-    DELIVERED,
-    DUE,
-    FRESH,
-    NO_SLOT,
-    PENDING,
-    REPLAY,
-    SENT,
-    UNORDERED,
-    Mask,
-    Reduced,
-    Rows,
-)
+from actors.key_shared.position_table import Rows
+from actors.key_shared.window import DELIVERED, DUE, FRESH, NO_SLOT, PENDING, REPLAY, SENT, UNORDERED, Mask, Reduced
 from storage.position import Positions
 
 _NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)

@@ -16,6 +16,7 @@ import numpy as np
 from actors.key_shared.core import Core
 from actors.key_shared.dispatch_pass import candidates_of, closed, closed_rows, redelivered
 from actors.key_shared.policies import Candidates, Gate, RecentlyJoined
+from actors.key_shared.position_table import Rows
 from actors.key_shared.window import (
     DEAD,
     FRESH,
@@ -28,7 +29,6 @@ from actors.key_shared.window import (
     STATES,
     UNORDERED,
     WAITING,
-    Rows,
 )
 from storage.errors import Invalid, InvariantViolation, NotFound
 from storage.hashing import HASH_RANGE, MASK
@@ -339,7 +339,7 @@ def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
 
 def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
     """Another key shares the hash, and the key waits for its messages."""
-    others = rows[core.window.key[rows] != key_hash]
+    others = rows[core.window.masked_hash[rows] != key_hash]
     held = others[core.window.state[others] == PENDING]
     if len(held) == 0:
         return []

@@ -38,7 +38,7 @@ def heaviest(window: Window, members: list[AttachedConsumer]) -> Heaviest | None
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, WAITING, PENDING)
     if not len(rows):
         return None
-    keys = window.key[rows]
+    keys = window.masked_hash[rows]
     key = int(np.partition(keys, len(keys) // 2)[len(keys) // 2])
     mine = rows[keys == key]
     if 2 * len(mine) <= len(rows):
@@ -59,4 +59,4 @@ def heaviest(window: Window, members: list[AttachedConsumer]) -> Heaviest | None
 def held_keys(window: Window) -> tuple[Hashes, Positions]:
     """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""
     rows = window.rows_in(PENDING)
-    return window.key[rows], window.position[rows]
+    return window.masked_hash[rows], window.position[rows]

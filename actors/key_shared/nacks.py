@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from actors.key_shared.core import Core, raised
 from actors.key_shared.members import AttachedConsumer
+from actors.key_shared.position_table import DONE, Rows
 from actors.key_shared.revocation import revoke
 from actors.key_shared.window import (
     DELIVERED,
-    DONE,
     DUE,
     FRESH,
     OVERTOOK,
@@ -30,7 +30,6 @@ from actors.key_shared.window import (
     UNORDERED,
     WAITING,
     Mask,
-    Rows,
 )
 from actors.messages import NO_POSITIONS
 from storage import redeliveries

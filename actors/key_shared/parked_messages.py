@@ -19,13 +19,14 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.window import DONE, FRESH, HELD, WAITING, Mask, Window
+from actors.key_shared.position_table import DONE, PositionTable
+from actors.key_shared.window import Mask
 from actors.messages import NO_POSITIONS, SubscriptionSettings
 from storage.hashing import Hashes
 from storage.position import Positions
 
-UNKNOWN, PARKED, BLOCKED = FRESH, WAITING, HELD
-"""States of a row here; the numbers are the window's, the meanings are not."""
+UNKNOWN, PARKED, BLOCKED = range(1, 4)
+"""States of a parked message; DONE is 0, as in every table by position."""
 MOST_KEYS = 10_000
 MOST_NAME_BYTES = 1 << 20
 """So many keys, of so many bytes together, the subscription's record takes; a failed message beyond blocks its hash."""
@@ -46,18 +47,30 @@ class ParkedKey:
     decided: bool = False
 
 
-class ParkedMessages:
-    """The parked messages of one subscription.
+class ParkedTable(PositionTable):
+    """One row a message of the lot. key_number: of its `ParkedKey`. size: its bytes. Both are 0 while it is UNKNOWN."""
 
-    `table` is a window in which the column `consumer` has the number of the key and `since` the bytes of the message.
-    """
+    columns = (*PositionTable.columns, "key_number", "size")
+
+    def __init__(self) -> None:
+        super().__init__(4, rows=16)
+        self.key_number: npt.NDArray[np.uint16] = np.zeros(self.capacity, np.uint16)
+        self.size: npt.NDArray[np.int64] = np.zeros(self.capacity, np.int64)
+
+    def put(self, positions: Positions, masked: Hashes) -> None:
+        """Messages come as UNKNOWN: positions strictly ascending, and none of them is here now."""
+        self._put(UNKNOWN, positions, {"masked_hash": masked, "key_number": 0, "size": 0})
+
+
+class ParkedMessages:
+    """The parked messages of one subscription, their keys, and how many there ever were."""
 
     def __init__(self, settings: SubscriptionSettings) -> None:
         self.on = settings.dead_letter_policy != "skip"
         self.parks = settings.dead_letter_policy == "park"
         self._keys_most = settings.park_max_keys if self.parks else 0
         self._bytes_most = settings.park_max_bytes if self.parks else 0
-        self.table = Window(rows=16)
+        self.table = ParkedTable()
         self.keys: dict[int, ParkedKey] = {}
         """By number, in the order in which they failed."""
         self._names: dict[bytes, int] = {}
@@ -68,12 +81,18 @@ class ParkedMessages:
         """stale: other hashes are closed than `close` was told. asks_back: a consumer may hold what lies behind."""
         self.examined = False
         """Some row of the window was here, and is of another key."""
+        self.parked_total = self.redriven_total = 0
+        """How many keys were ever parked, and how many messages operators let go."""
         self._closed: Hashes = np.empty(0, np.uint32)
         self._from = NO_POSITIONS
         self._near: Mask = np.zeros(0, np.bool_)
         self._free: list[int] = []  # numbers below the highest that no key has; a heap
         self._may_park: Mask = np.zeros(16, np.bool_)
         self._may_park_stale = False
+
+    def goes_on_from(self, before: ParkedMessages) -> None:
+        """The totals go on; everything else begins anew."""
+        self.parked_total, self.redriven_total = before.parked_total, before.redriven_total
 
     # -- keys -------------------------------------------------------------------------------------------------------
 
@@ -186,15 +205,15 @@ class ParkedMessages:
         found: Mask = np.isin(positions, self.table.position[self.table.find(positions)])
         return found
 
-    def add(self, positions: Positions, hashes: Hashes, now: int) -> None:
+    def add(self, positions: Positions, hashes: Hashes) -> None:
         """These (ascending, none of them here) come as UNKNOWN."""
-        self.table.put(positions, hashes, np.zeros(len(positions), np.uint16), UNKNOWN, 0, now)
+        self.table.put(positions, hashes)
 
     def known(self, positions: Positions, numbers: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> None:
         """These (ascending, UNKNOWN) belong to the keys with these numbers, and have these sizes in bytes."""
         table = self.table
         rows = table.find(positions)
-        table.consumer[rows], table.since[rows] = numbers, sizes
+        table.key_number[rows], table.size[rows] = numbers, sizes
         parks = self._allowed()[numbers]
         parks &= self.bytes + np.cumsum(np.where(parks, sizes, 0)) <= self._bytes_most
         table.move(rows[parks], int(np.count_nonzero(parks)), UNKNOWN, PARKED)
@@ -206,8 +225,8 @@ class ParkedMessages:
         table = self.table
         rows = table.rows_live()
         unknown = table.state[rows] == UNKNOWN
-        mine = ~unknown & np.isin(table.consumer[rows], numbers)
-        mine |= unknown & np.isin(table.key[rows], [self.keys[number].hash for number in numbers])
+        mine = ~unknown & np.isin(table.key_number[rows], numbers)
+        mine |= unknown & np.isin(table.masked_hash[rows], [self.keys[number].hash for number in numbers])
         positions: Positions = table.position[rows[mine]]
         return positions
 
@@ -215,9 +234,9 @@ class ParkedMessages:
         """Take these out, as far as they are here; returns them with their hashes, ascending."""
         table = self.table
         rows = table.find(positions)
-        taken = table.position[rows].copy(), table.key[rows].copy()
+        taken = table.position[rows].copy(), table.masked_hash[rows].copy()
         state = table.state[rows]
-        self.bytes -= int(table.since[rows[state == PARKED]].sum())
+        self.bytes -= int(table.size[rows[state == PARKED]].sum())
         for before in (UNKNOWN, PARKED, BLOCKED):
             table.move(rows[state == before], int(np.count_nonzero(state == before)), before, DONE)
         table.trim()
@@ -227,8 +246,8 @@ class ParkedMessages:
         """There is room again: park messages that were blocked at a limit, the earliest first."""
         table = self.table
         rows = table.rows_in(PARKED, BLOCKED)
-        allowed = self._allowed()[table.consumer[rows]]
-        sizes = np.where(allowed, table.since[rows], 0)
+        allowed = self._allowed()[table.key_number[rows]]
+        sizes = np.where(allowed, table.size[rows], 0)
         parks = allowed & (np.cumsum(sizes) <= self._bytes_most)
         table.state[rows] = np.where(parks, PARKED, BLOCKED)
         table.count[PARKED], table.count[BLOCKED] = int(np.count_nonzero(parks)), int(np.count_nonzero(~parks))

@@ -22,18 +22,8 @@ import pyarrow.compute as pc
 from actors.key_shared import nacks, revocation
 from actors.key_shared.core import Core
 from actors.key_shared.parked_messages import BLOCKED, PARKED, UNKNOWN, ParkedKey
-from actors.key_shared.window import (
-    DEAD,
-    DELIVERED,
-    EXAMINED,
-    FRESH,
-    OVERTOOK,
-    REPLAY,
-    UNORDERED,
-    WAITING,
-    Mask,
-    Rows,
-)
+from actors.key_shared.position_table import Rows
+from actors.key_shared.window import DEAD, DELIVERED, EXAMINED, FRESH, OVERTOOK, REPLAY, UNORDERED, WAITING, Mask
 from actors.messages import NO_POSITIONS
 from storage import redeliveries
 from storage.errors import InvariantViolation
@@ -61,15 +51,15 @@ def collect(core: Core) -> None:
 
 def _put_aside(core: Core, rows: Rows) -> None:
     lot, window = core.lot, core.window
-    rows = rows[lot.closed(window.key[rows], window.position[rows])]
+    rows = rows[lot.closed(window.masked_hash[rows], window.position[rows])]
     if not len(rows):
         return
     if lot.examined:
         rows = rows[_not_known(core, rows)]
-    positions, hashes = window.position[rows].copy(), window.key[rows].copy()
+    positions, hashes = window.position[rows].copy(), window.masked_hash[rows].copy()
     _remember_overtaking(core, rows)
     core.drop(rows)
-    lot.add(positions, hashes, core.now)
+    lot.add(positions, hashes)
 
 
 def _not_known(core: Core, rows: Rows) -> Mask:
@@ -79,11 +69,11 @@ def _not_known(core: Core, rows: Rows) -> Mask:
     window, table = core.window, core.lot.table
     unknown: Mask = (window.flags[rows] & EXAMINED) == 0
     there = table.rows_in(UNKNOWN)
-    hashes = np.concatenate([table.key[there], window.key[rows[unknown]]])
+    hashes = np.concatenate([table.masked_hash[there], window.masked_hash[rows[unknown]]])
     positions = np.concatenate([table.position[there], window.position[rows[unknown]]])
     order = np.lexsort((positions, hashes))
     hashes, positions = hashes[order], positions[order]
-    wanted = window.key[rows]
+    wanted = window.masked_hash[rows]
     first = np.minimum(np.searchsorted(hashes, wanted), max(len(hashes) - 1, 0))
     if len(hashes):
         unknown |= (hashes[first] == wanted) & (positions[first] < window.position[rows])
@@ -194,10 +184,10 @@ class Parking:
         rows = table.rows_in(UNKNOWN)
         if len(rows) and window.count[DEAD]:
             dead = window.rows_in(DEAD)
-            order = np.lexsort((window.position[dead], window.key[dead]))
-            hashes, failed = window.key[dead[order]], window.position[dead[order]]
-            first = np.minimum(np.searchsorted(hashes, table.key[rows]), len(hashes) - 1)
-            rows = rows[(hashes[first] != table.key[rows]) | (failed[first] > table.position[rows])]
+            order = np.lexsort((window.position[dead], window.masked_hash[dead]))
+            hashes, failed = window.masked_hash[dead[order]], window.position[dead[order]]
+            first = np.minimum(np.searchsorted(hashes, table.masked_hash[rows]), len(hashes) - 1)
+            rows = rows[(hashes[first] != table.masked_hash[rows]) | (failed[first] > table.position[rows])]
         positions: Positions = table.position[rows[:most]]
         return positions
 
@@ -214,17 +204,17 @@ class Parking:
         numbers: list[int] = []
         for position, key in zip(positions[here].tolist(), keys.filter(pa.array(here)).to_pylist(), strict=True):
             row = window.find(np.array([position], np.int64))
-            opened = lot.open(key, int(window.key[row[0]]), now, position)
+            opened = lot.open(key, int(window.masked_hash[row[0]]), now, position)
             if opened is None:
                 break
             numbers.append(opened.number)
         positions, sizes = positions[here][: len(numbers)], sizes[here][: len(numbers)]
         rows = window.find(positions)
-        hashes = window.key[rows].copy()
+        hashes = window.masked_hash[rows].copy()
         core.drop(rows)
-        lot.add(positions, hashes, now)
+        lot.add(positions, hashes)
         lot.known(positions, np.array(numbers, np.uint16), sizes)
-        core.parked_total += len(numbers)
+        lot.parked_total += len(numbers)
         window.trim()
 
     def examined(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64]) -> None:
@@ -268,7 +258,7 @@ class Parking:
         rows = table.find(np.array([position], np.int64))
         if not len(rows) or table.state[rows[0]] == UNKNOWN:
             return None
-        return self._lot.keys[int(table.consumer[rows[0]])]
+        return self._lot.keys[int(table.key_number[rows[0]])]
 
     def contains(self, position: int) -> bool:
         """Whether a message is in the lot."""
@@ -278,22 +268,22 @@ class Parking:
         """Whether a key is parked and all of it is; else it is blocked."""
         table = self._lot.table
         rows = table.rows_in(BLOCKED)
-        return self._lot.may_park(number) and not bool((table.consumer[rows] == number).any())
+        return self._lot.may_park(number) and not bool((table.key_number[rows] == number).any())
 
     def counts(self) -> dict[int, tuple[int, int]]:
         """By number of a key: its messages, and their bytes, as far as they were read."""
         table = self._lot.table
         rows = table.rows_in(PARKED, BLOCKED)
-        numbers = table.consumer[rows]
+        numbers = table.key_number[rows]
         slots = max(self._lot.keys, default=0) + 1
         messages = np.bincount(numbers, minlength=slots)
-        sizes = np.bincount(numbers, table.since[rows], minlength=slots)
+        sizes = np.bincount(numbers, table.size[rows], minlength=slots)
         return {number: (int(messages[number]), int(sizes[number])) for number in self._lot.keys}
 
     def redrive(self, numbers: Iterable[int]) -> int:
         """Let these keys go on: their messages go out in order, before newer ones. Returns how many wait now."""
         count = redrive(self._core, numbers)
-        self._core.redriven_total += count
+        self._lot.redriven_total += count
         return count
 
     def decide(self, keys: Iterable[ParkedKey]) -> None:
@@ -323,8 +313,8 @@ class Parking:
             "msgBlockedByKey": lot.counted + dead,
             "parkedBytes": lot.bytes,
             "parkingLimitReached": self.limited,
-            "keysParkedTotal": self._core.parked_total,
-            "msgRedrivenTotal": self._core.redriven_total,
+            "keysParkedTotal": self._lot.parked_total,
+            "msgRedrivenTotal": self._lot.redriven_total,
         }
 
     def check(self) -> None:
@@ -334,8 +324,8 @@ class Parking:
         if len(core.window.find(table.position[rows])):
             raise InvariantViolation("a message is in the window and in the parking lot")
         parked = table.rows_in(PARKED)
-        if int(table.since[parked].sum()) != lot.bytes:
-            raise InvariantViolation(f"{int(table.since[parked].sum())} bytes are parked, the count says {lot.bytes}")
+        if int(table.size[parked].sum()) != lot.bytes:
+            raise InvariantViolation(f"{int(table.size[parked].sum())} bytes are parked, the count says {lot.bytes}")
         known = table.rows_in(PARKED, BLOCKED)
-        if not np.isin(table.consumer[known], list(lot.keys)).all():
+        if not np.isin(table.key_number[known], list(lot.keys)).all():
             raise InvariantViolation("a message is parked whose key is not")

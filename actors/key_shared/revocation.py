@@ -20,6 +20,7 @@ import numpy as np
 
 from actors.key_shared.core import Core
 from actors.key_shared.members import AttachedConsumer
+from actors.key_shared.position_table import Rows
 from actors.key_shared.window import (
     DEAD,
     DUE,
@@ -32,7 +33,6 @@ from actors.key_shared.window import (
     REPLAY,
     REVOKED,
     WAITING,
-    Rows,
 )
 from storage.hashing import HASH_RANGE
 from storage.position import Positions
@@ -67,7 +67,7 @@ def revoke(core: Core) -> None:
 def close_hashes(core: Core) -> None:
     """Of which hashes nothing behind some position goes out (`parked_messages`): look again."""
     dead = core.window.rows_in(DEAD)
-    core.lot.close(core.window.position[dead], core.window.key[dead])
+    core.lot.close(core.window.position[dead], core.window.masked_hash[dead])
     core.recheck = True
 
 
@@ -77,7 +77,7 @@ def ask_back_closed(core: Core) -> None:
     lot.asks_back = False
     if lot.closes_any and window.count[PENDING]:
         rows = window.rows_in(PENDING)
-        rows = rows[lot.closed(window.key[rows], window.position[rows])]
+        rows = rows[lot.closed(window.masked_hash[rows], window.position[rows])]
         ask_back(core, rows[(window.flags[rows] & (REVOKED | DUE | EXAMINED | REMOVED)) == 0])
 
 

@@ -15,25 +15,20 @@ One row a message, by column, always ascending by position. A row is in one of t
 `since` is when a row came into its state, for ages in explanations, and of a WAITING row when it may leave it;
 `redelivery` counts counted redeliveries.
 
-Rows leave from anywhere, so the table keeps holes. The head moves over holes, and when the table is full, holes are
-squeezed out or the table grows. Squeezing copies the live rows only after at least as many rows have gone, so the
-cost is constant per message however long one stuck message holds the head in place. Nothing outside keeps a row
-number across a call: rows are found again by position, mostly by one subtraction, because positions of one ledger
-are consecutive. Where holes were squeezed out, a short list of stretches without a gap says what to subtract.
+`masked_hash` is the masked hash of a message's key (`storage.hashing`), and `hash` is what the selector makes of it.
+How rows are found, added and squeezed is `position_table`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import NO_POSITIONS
-from storage.errors import InvariantViolation
+from actors.key_shared.position_table import DONE, PositionTable, Rows
 from storage.hashing import Hashes
-from storage.position import Positions, show
-
-Rows = npt.NDArray[np.intp]
-"""Row numbers of the window, shape (n,), valid until rows are added or squeezed out."""
+from storage.position import Positions
 
 Reduced = npt.NDArray[np.uint16]
 """Hashes as the selector sees them, 1 .. 65535; 0 never occurs (KS-2)."""
@@ -45,7 +40,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 # States of a row, see above. Plain numbers, because columns are compared with them on every path.
-DONE, FRESH, REPLAY, UNORDERED, WAITING, PENDING, DEAD, HELD = range(8)
+FRESH, REPLAY, UNORDERED, WAITING, PENDING, DEAD, HELD = range(1, 8)
 STATES = ("done", "fresh", "replay", "unordered", "waiting", "pending", "dead", "held")
 
 DELIVERED = 1
@@ -65,194 +60,33 @@ EXAMINED = 64
 
 NO_SLOT = 0xFFFF
 MAX_REDELIVERIES = 255
-_SMALLEST = 1024
-_BLOCK = 1024
-_COLUMNS = ("position", "key", "hash", "state", "flags", "redelivery", "consumer", "since")
 
 
-class Window:
-    """The table. Columns are valid in rows head .. tail-1; `count[state]` says how many rows are in each state.
+class Window(PositionTable):
+    """The messages of one subscription that were read and are not done."""
 
-    rows: for how many there is room at first.
-    """
+    columns = (*PositionTable.columns, "hash", "flags", "redelivery", "consumer", "since")
 
-    def __init__(self, rows: int = _SMALLEST) -> None:
-        self.head = 0
-        self.tail = 0
-        self.position: Positions = np.zeros(rows, np.int64)
-        self.key: Hashes = np.zeros(rows, np.uint32)
+    def __init__(self) -> None:
+        super().__init__(len(STATES))
+        rows = self.capacity
         self.hash: Reduced = np.zeros(rows, np.uint16)
-        self.state: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.flags: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.redelivery: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.consumer: Reduced = np.zeros(rows, np.uint16)
         self.since: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
-        self.count = [0] * len(STATES)
         self.fresh_from = 0
+        """No row before it is FRESH."""
         self.redelivered = False
-        self._stretch_from: Positions = NO_POSITIONS
-        self._stretch_by: Positions = NO_POSITIONS
-        self._stretched = 0
+        """Some redelivery was counted since the table was empty."""
 
-    @property
-    def live(self) -> int:
-        """Rows that are not DONE."""
-        return sum(self.count[1:])
-
-    @property
-    def capacity(self) -> int:
-        """Rows that fit without growing."""
-        return len(self.position)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(int(getattr(self, name).nbytes) for name in _COLUMNS)
-
-    # -- adding -----------------------------------------------------------------------------------------------------
-
-    def add(self, positions: Positions, keys: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
+    def add(self, positions: Positions, masked: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
         """Add rows; positions strictly ascending and not in the table. Anywhere, but at the end it is cheapest."""
-        count = len(positions)
-        if count == 0:
-            return
-        if not bool((positions[1:] > positions[:-1]).all()):
-            raise InvariantViolation(f"positions from {show(int(positions[0]))} on are not ascending")
-        self._reserve(count)
-        start, end = self.tail, self.tail + count
-        behind = start == self.head or bool(positions[0] > self.position[start - 1])
-        self.position[start:end] = positions
-        self.key[start:end] = keys
-        self.hash[start:end] = hashes
-        self.state[start:end] = state
-        self.flags[start:end] = flags
-        self.redelivery[start:end] = 0
-        self.consumer[start:end] = NO_SLOT
-        self.since[start:end] = now
-        self.tail = end
-        self.count[state] += count
-        if not behind:
-            self._sort()
+        self._add(state, positions, _values(masked, hashes, flags, now))
 
-    def put(self, positions: Positions, keys: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
-        """Like `append`, for positions that may have been here before: a hole becomes its row again."""
-        rows, known = self.locate(positions)
-        if len(known):
-            new = np.isin(positions, known, invert=True)
-            self.revive(rows, state)
-            self.flags[rows], self.consumer[rows], self.since[rows] = flags, NO_SLOT, now
-            positions, keys, hashes = positions[new], keys[new], hashes[new]
-        self.add(positions, keys, hashes, state, flags, now)
-
-    def _sort(self) -> None:
-        """Bring rows that were put at the end to their places; timsort merges the two ascending runs."""
-        old = slice(self.head, self.tail)
-        order = np.argsort(self.position[old], kind="stable")
-        for name in _COLUMNS:
-            column = getattr(self, name)
-            column[old] = column[old][order]
-        self.fresh_from = self.head
-        self._forget_stretches()
-
-    def _reserve(self, count: int) -> None:
-        if self.tail + count <= self.capacity:
-            return
-        keep = self._worth_keeping()
-        capacity = self.capacity
-        while (len(keep) + count) * 4 > capacity:
-            capacity *= 2
-        while capacity > _SMALLEST and (len(keep) + count) * 16 < capacity:
-            capacity //= 2
-        for name in _COLUMNS:
-            old = getattr(self, name)
-            new = old if capacity == len(old) else np.zeros(capacity, old.dtype)
-            new[: len(keep)] = old[keep]
-            setattr(self, name, new)
-        self.fresh_from = int(np.searchsorted(keep, self.fresh_from))
-        self.head, self.tail = 0, len(keep)
-        self._forget_stretches()
-
-    def _worth_keeping(self) -> Rows:
-        """The live rows, and holes among them where they are few: stretches without a squeeze are found faster."""
-        first = self.head - self.head % _BLOCK
-        blocks = np.add.reduceat(self.state[first : self.tail] != DONE, np.arange(0, self.tail - first, _BLOCK))
-        whole = np.repeat(blocks * 2 >= _BLOCK, _BLOCK)[self.head - first : self.tail - first]
-        return np.flatnonzero(whole | (self.state[self.head : self.tail] != DONE)) + self.head
-
-    # -- finding ----------------------------------------------------------------------------------------------------
-
-    def find(self, positions: Positions) -> Rows:
-        """Rows of the given positions that are live, ascending, each once; positions not here are left out."""
-        rows, _ = self.locate(positions)
-        alive = self.state[rows] != DONE
-        return rows if alive.all() else rows[alive]
-
-    def locate(self, positions: Positions) -> tuple[Rows, Positions]:
-        """Rows of the given positions, ascending, each once, and their positions. Some may be DONE."""
-        view = self.position[self.head : self.tail]
-        if len(positions) == 0 or len(view) == 0:
-            return np.empty(0, np.intp), np.empty(0, np.int64)
-        if not bool((positions[1:] > positions[:-1]).all()):
-            positions = np.unique(positions)
-        last = min(int(view.searchsorted(positions[-1])), len(view) - 1)
-        # Where no position is missing from the table between a wanted one and the last one, a subtraction finds it.
-        at = positions - (int(view[last]) - last)
-        if view[last] == positions[-1] and at[0] >= 0 and view[at[0]] == positions[0]:
-            # Positions rise by one a row or more; from the first to the last by exactly one, so none is missing.
-            at += self.head
-            return at, positions
-        self._find_stretches()
-        which = self._stretch_from.searchsorted(positions, side="right") - 1
-        at = positions - self._stretch_by[which]
-        if which[0] < 0 or at.min() < self.head or at.max() >= self.tail:
-            # Before the first stretch, before the head, or behind the end of a stretch (another ledger's, perhaps).
-            inside = (which >= 0) & (at >= self.head) & (at < self.tail)
-            at, positions = at[inside], positions[inside]
-        found = self.position[at] == positions
-        return (at, positions) if found.all() else (at[found], positions[found])
-
-    def _find_stretches(self) -> None:
-        """Note where the rows that were added since the last time leave positions out."""
-        start = max(self._stretched, self.head)
-        if start == self.tail:
-            return
-        part = self.position[max(start - 1, self.head) : self.tail]
-        breaks = np.flatnonzero(part[1:] - part[:-1] != 1) + (self.tail - len(part) + 1)
-        if start == self.head:
-            breaks = np.append(start, breaks)
-        self._stretch_from = np.append(self._stretch_from, self.position[breaks])
-        self._stretch_by = np.append(self._stretch_by, self.position[breaks] - breaks)
-        self._stretched = self.tail
-
-    def _forget_stretches(self) -> None:
-        self._stretch_from = self._stretch_by = NO_POSITIONS
-        self._stretched = 0
-
-    def rows_in(self, *states: int) -> Rows:
-        """All rows in the given states, ascending."""
-        view = self.state[self.head : self.tail]
-        wanted = view == states[0]
-        for state in states[1:]:
-            wanted |= view == state
-        return np.flatnonzero(wanted) + self.head
-
-    def rows_live(self) -> Rows:
-        """All rows that are not DONE, ascending."""
-        return np.flatnonzero(self.state[self.head : self.tail]) + self.head
-
-    def rows_fresh(self) -> Rows | slice:
-        """The FRESH rows: a slice when they are all that is at the end of the table, as they almost always are."""
-        if self.count[FRESH] == self.tail - self.fresh_from:
-            return slice(self.fresh_from, self.tail)
-        return np.flatnonzero(self.state[self.fresh_from : self.tail] == FRESH) + self.fresh_from
-
-    # -- changing ---------------------------------------------------------------------------------------------------
-
-    def move(self, rows: Rows | slice, count: int, before: int, after: int) -> None:
-        """Put `count` rows from one state into another."""
-        self.state[rows] = after
-        self.count[before] -= count
-        self.count[after] += count
+    def put(self, positions: Positions, masked: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
+        """Like `add`, for positions that may have been here before: a hole becomes its row again."""
+        self._put(state, positions, _values(masked, hashes, flags, now))
 
     def revive(self, rows: Rows, state: int) -> None:
         """Rows that are DONE are open again, as they were read."""
@@ -260,15 +94,36 @@ class Window:
         self.flags[rows] = 0
         self.redelivery[rows] = 0
 
+    def rows_fresh(self) -> Rows | slice:
+        """The FRESH rows: a slice when they are all that is at the end of the table, as they almost always are."""
+        if self.count[FRESH] == self.tail - self.fresh_from:
+            return slice(self.fresh_from, self.tail)
+        return np.flatnonzero(self.state[self.fresh_from : self.tail] == FRESH) + self.fresh_from
+
     def trim(self) -> None:
         """Move the head over rows that are DONE; an empty table starts again at row 0."""
-        if self.live == 0:
-            self.head = self.tail = self.fresh_from = 0
-            self.redelivered = False
-            self._forget_stretches()
-            return
-        while self.state[self.head] == DONE:
-            part = self.state[self.head : self.head + 4096] != DONE
-            ahead = int(part.argmax())
-            self.head += ahead if part[ahead] else len(part)
+        super().trim()
+        if self.tail == 0:
+            self.fresh_from, self.redelivered = 0, False
         self.fresh_from = max(self.fresh_from, self.head)
+
+    def _sort(self) -> None:
+        super()._sort()
+        self.fresh_from = self.head
+
+    def _squeeze(self, count: int) -> Rows:
+        keep = super()._squeeze(count)
+        self.fresh_from = int(np.searchsorted(keep, self.fresh_from))
+        return keep
+
+
+def _values(masked: Hashes, hashes: Reduced, flags: int, now: int) -> dict[str, Any]:
+    """What rows begin with, by column."""
+    return {
+        "masked_hash": masked,
+        "hash": hashes,
+        "flags": flags,
+        "redelivery": 0,
+        "consumer": NO_SLOT,
+        "since": now,
+    }

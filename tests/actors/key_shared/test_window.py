@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.key_shared.window import DONE, FRESH, PENDING, REPLAY, Window
+from actors.key_shared.position_table import DONE
+from actors.key_shared.window import FRESH, PENDING, REPLAY, Window
 from storage.errors import InvariantViolation
 from storage.position import ENTRY_BITS, run_positions
 from tests.actors.key_shared.driver import ints
