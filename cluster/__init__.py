@@ -25,6 +25,7 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from cluster.keyed_queue import KeyedQueue
+    from cluster.workers.pool import Workers
 
 __all__ = [
     "Conflict",
@@ -38,6 +39,7 @@ __all__ = [
     "ProducerFenced",
     "SluiceError",
     "Unavailable",
+    "Workers",
     "connect",
 ]
 
@@ -51,4 +53,8 @@ def __getattr__(name: str) -> Any:
         from cluster.keyed_queue import KeyedQueue
 
         return KeyedQueue
+    if name == "Workers":
+        from cluster.workers.pool import Workers
+
+        return Workers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,3 +60,12 @@ def test_the_gateway_of_the_python_page_serves(tmp_path: Path) -> None:
 def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
     (example,) = examples("docs/delayed-messages.md")
     assert "cancelled" in run(example, tmp_path)
+
+
+def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
+    (example,) = examples("docs/workers.md")
+    lines = run(example, tmp_path).splitlines()
+    for customer in range(2):
+        assert [line for line in lines if f"customer-{customer}" in line] == [
+            f"customer-{customer} {number}" for number in range(customer, 6, 2)
+        ]

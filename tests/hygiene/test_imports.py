@@ -117,14 +117,24 @@ def test_the_list_of_stores_is_true() -> None:
 RAY_METHODS = {"ready", "wake", "serve", "node", "start", "stop", "endpoint", "introduce"}
 """All that is asked of a host through Ray: starting, placing, naming. What actors say to each other is not among it."""
 
+WORKERS_FOLDER = "cluster/workers/"
+WORKER_METHODS = {"report", "stop"}
+"""The same of a user's worker, which is no host: its pool asks how it stands. Its messages come as a consumer's do."""
+
+
+def _asked_through_ray(*, of_workers: bool) -> set[str]:
+    return {
+        call.func.value.attr
+        for module in modules("cluster")
+        if module.path.startswith(WORKERS_FOLDER) == of_workers
+        for call in module.calls()
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "remote"
+        if isinstance(call.func.value, ast.Attribute)
+    }
+
 
 def test_ray_starts_places_and_names_and_carries_nothing() -> None:
-    chains = [call.func for module in modules("cluster") for call in module.calls()]
-    asked = {
-        chain.value.attr
-        for chain in chains
-        if isinstance(chain, ast.Attribute) and chain.attr == "remote" and isinstance(chain.value, ast.Attribute)
-    }
-    assert asked == RAY_METHODS
+    assert _asked_through_ray(of_workers=False) == RAY_METHODS
+    assert _asked_through_ray(of_workers=True) == WORKER_METHODS
     wire = [module for module in modules("cluster") if module.path.startswith("cluster/wire/")]
     assert [module.path for module in wire for name, _ in module.imports() if name.split(".")[0] == "ray"] == []

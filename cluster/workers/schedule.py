@@ -1,0 +1,76 @@
+"""Which messages a worker may handle now: different keys at once, one key never twice, each key in order.
+
+A key that is being handled keeps its later messages waiting until `done`. What was taken back meanwhile, because an
+earlier message of the key failed, is left out when its turn comes: it comes again behind that message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class KeySchedule(Generic[T]):
+    """No I/O and no clock. concurrency: so many keys are handled at once. is_stale: the item is no longer ours."""
+
+    def __init__(self, concurrency: int, is_stale: Callable[[T], bool]) -> None:
+        self._concurrency, self._is_stale = concurrency, is_stale
+        self._waiting: dict[bytes, deque[T]] = {}
+        """Of each key that has any, in order; of keys that are being handled too."""
+        self._ready: deque[bytes] = deque()
+        """Keys that wait for their turn and are not being handled, the longest first."""
+        self.running: dict[bytes, T] = {}
+        """What is being handled."""
+        self.waiting = 0
+
+    def add(self, key: bytes, item: T) -> None:
+        """An item came, behind all of its key that came before."""
+        items = self._waiting.get(key)
+        if items is None:
+            items = self._waiting[key] = deque()
+            if key not in self.running:
+                self._ready.append(key)
+        items.append(item)
+        self.waiting += 1
+
+    def start(self) -> list[tuple[bytes, T]]:
+        """What is to be handled from now on: as much as there is room for."""
+        started = []
+        while self._ready and len(self.running) < self._concurrency:
+            key = self._ready.popleft()
+            item = self._next(key)
+            if item is not None:
+                self.running[key] = item
+                started.append((key, item))
+        return started
+
+    def done(self, key: bytes) -> None:
+        """What was handled of the key has ended, well or not; if not, it was given back before."""
+        del self.running[key]
+        if key in self._waiting:
+            self._ready.append(key)
+
+    def first_waiting(self) -> list[tuple[bytes, T]]:
+        """The first item that waits, of each key."""
+        return [(key, items[0]) for key, items in self._waiting.items()]
+
+    def clear(self) -> None:
+        """Forget all that waits; what is being handled goes on."""
+        self._waiting.clear()
+        self._ready.clear()
+        self.waiting = 0
+
+    def _next(self, key: bytes) -> T | None:
+        items = self._waiting[key]
+        found: T | None = None
+        while items and found is None:
+            item = items.popleft()
+            self.waiting -= 1
+            if not self._is_stale(item):
+                found = item
+        if not items:
+            del self._waiting[key]
+        return found
