@@ -148,7 +148,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     (actors.ledger.garbage_collection). producers holds what was confirmed up to (covered_ledger, covered_run), both
     inclusive; what came later is found in the frames. subscriptions maps a durable subscription to a mark-delete
     position that it has surely reached. last_trimmed: the last message that was trimmed, which stays the last one
-    for as long as nothing follows it. terminated: nothing is stored any more.
+    for as long as nothing follows it. ever_given_up: runs were given up in ledgers that are gone. terminated: nothing
+    is stored any more.
     """
 
     format: int = FORMAT
@@ -168,6 +169,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = False
     released: tuple[int, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
+    ever_given_up: bool = False
     exclusivity: Exclusivity = Exclusivity()
     terminated: bool = False
 
@@ -211,6 +213,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
             trimmed_before=before,
             last_trimmed=max([self.last_trimmed, *stored]),
             given_up=given_up,
+            ever_given_up=self.ever_given_up or given_up != self.given_up,
         )
         return trimmed.with_released(ids)
 

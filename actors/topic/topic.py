@@ -215,7 +215,8 @@ class Topic(Actor):
             # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.
             return stored.place
         run = await self._check(request)
-        if self._log.record.given_up and request.follows is not None:
+        record = self._log.record
+        if (record.given_up or record.ever_given_up) and request.follows is not None:
             self._producers.believe(producer, request.follows)
         blob: Blob | None = None
         while True:
