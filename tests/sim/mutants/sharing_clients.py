@@ -1,4 +1,4 @@
-"""Mutants of what several threads and tasks of a program share of the client."""
+"""Mutants of what several threads and tasks of a program share of the client, and several clients of a gateway."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from tests.sim.mutants import Mutant
 THREADS = "tests/cluster/test_threads.py"
 GIVEN_UP = "tests/cluster/test_given_up.py::test_a_subscribe_in_vain_leaves_no_consumer"
 BROKER = "broker"
+GATEWAY = "gateway"
 
 SHARING_CLIENTS: list[Mutant] = [
+    Mutant(
+        name="whoever floods is read without end",
+        module="actors.pulsar.conversation.intake",
+        old="busy = self._requests >= MOST_REQUESTS or self._bytes >= REQUEST_BYTES or ",
+        new="busy = ",
+        world=GATEWAY,
+        seed=1,
+    ),
     Mutant(
         name="two threads may receive at once",
         module="cluster.receiver_queue",

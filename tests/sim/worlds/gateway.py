@@ -9,7 +9,8 @@ acknowledgement; and with deduplication nothing is stored twice. Receipts come i
 sent more than was asked for.
 
 In some runs the topic is given more partitions while all that goes on, and in some it is terminated: then nothing is
-confirmed behind the end that the operator was told, and in the end every client knows it.
+confirmed behind the end that the operator was told, and in the end every client knows it. In some a client floods the
+gateways and reads nothing, and what is held for it is bounded.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
 from tests.sim.worlds.clients import SOMEBODY
+from tests.sim.worlds.flooding import Flooder
 from tests.sim.worlds.manner import FAILOVER, KEY_SHARED, SHARED, Manner
 from tests.sim.worlds.types import ORDER, RELAYED
 from tests.sim.worlds.wire import Stamp
@@ -240,6 +242,15 @@ class GatewayCourse(Course):
         """See Course."""
         await super()._begin_clients()
         self.world.background(self._change(), "changes of the topic")
+        if random.Random(f"flood/{self.world.seed}").random() < 0.2:
+            self.world.background(self._flood(), "somebody floods")
+
+    async def _flood(self) -> None:
+        flooder = Flooder(self.world, self.pipes, list(self.manner.gateways))
+        try:
+            await flooder.run(self.world.loop.now + self.size.trouble_ms)
+        finally:
+            self._add("asked by who reads nothing", flooder.asked)
 
     async def _change(self) -> None:
         """What an operator does while everything else goes on; asked again until it is answered."""
