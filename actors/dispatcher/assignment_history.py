@@ -18,7 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from actors.dispatcher.subscription import PartitionSubscription
-from actors.key_shared.history import KEPT, Change, History
+from actors.key_shared import KEPT, Change, History
 from actors.ports import Ports
 from actors.signal import Signal
 from storage.errors import NotFound, Overloaded, Unavailable

@@ -21,7 +21,7 @@ from actors.dispatcher.progress import ProgressReporter
 from actors.dispatcher.sessions import Sessions
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription, SubscriptionState
-from actors.key_shared.dispatch import Dispatch
+from actors.key_shared import Dispatch
 from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from actors.signal import Signal

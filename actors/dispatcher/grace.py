@@ -24,10 +24,7 @@ from actors.dispatcher.damping import Damping
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.membership import base_of, life_of
 from actors.dispatcher.sessions import Session
-from actors.key_shared.dispatch import Dispatch
-from actors.key_shared.hash_assignments import NEW, JoinAs
-from actors.key_shared.members import AttachedConsumer
-from actors.key_shared.selectors import same_ranges
+from actors.key_shared import NEW, AttachedConsumer, Dispatch, JoinAs, same_ranges
 from actors.messages import Attach, HandOver, SubscriptionSettings
 from actors.names import check_name
 from actors.ports import Ports

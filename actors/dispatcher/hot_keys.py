@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.open_runs import parts_to_ask_for
-from actors.key_shared.heaviest import Heaviest, heaviest, held_keys
+from actors.key_shared import Heaviest
 from storage.errors import SluiceError
 from storage.hashing import Hashes
 from storage.heavy_hitters import HeavyHitters
@@ -74,7 +74,7 @@ class HotKeys:
         """Sample the messages that consumers hold; called from time to time."""
         now = self._ports.clock.monotonic()
         passed, self._looked = now - self._looked, now
-        hashes, positions = held_keys(self._core.window)
+        hashes, positions = self._core.held_keys()
         if not len(hashes) or passed <= 0:
             return
         distinct, first, number = np.unique(hashes, return_index=True, return_counts=True)
@@ -191,7 +191,7 @@ class HotKeyWatch:
     def look(self, *, paused: bool) -> None:
         """Look again; called every now and then. paused: nothing is sent at all, so no key is in the way."""
         now = self._ports.clock.now()
-        found = None if paused else heaviest(self._core.window, self._core.consumers())
+        found = None if paused else self._core.heaviest()
         if found is None or not self._is_held_back(found, now):
             self._over()
             return

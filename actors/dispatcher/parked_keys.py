@@ -27,8 +27,7 @@ from actors.consumer.held import Received
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.log_index import read_ends, read_index
-from actors.key_shared.dispatch import Dispatch
-from actors.key_shared.parked_messages import ParkedKey
+from actors.key_shared import Dispatch, ParkedKey
 from actors.messages import NO_COUNTS, NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
 from storage.cursor import Cursor

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.sessions import Session
-from actors.key_shared.dispatch import Dispatch
+from actors.key_shared import Dispatch
 from actors.messages import GivenBack, NegativeAcknowledge, RedeliverUnacknowledged
 from actors.ports import Ports
 from storage import redeliveries

@@ -28,7 +28,7 @@ from actors.dispatcher.sessions import Sessions, first_session
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription, Recorded, SubscriptionState
 from actors.fenced_record import FencedRecord
-from actors.key_shared.dispatch import Dispatch
+from actors.key_shared import Dispatch
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import stored_settings
 from actors.ports import Ports

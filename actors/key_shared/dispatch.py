@@ -3,19 +3,22 @@
 A plain synchronous object. It knows positions and hashes, never payloads; it does no I/O and has no clock (`now` is
 milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
 
-    window            the messages that are read and not done, by column, each in one state
-    tables            owner, holder, pending and replayed by hash; draining is derived from them
-    members           consumers, permits, limits
-    selectors         who owns which hash
-    policies          the one gate in which the four ways of keeping order differ
-    dispatch_pass     one routing of all waiting messages
-    assignments       its result, by column
-    hash_assignments  consumers join and leave, and their hashes change hands
-    acks, nacks       messages are done, or come back
-    revocation        what is given back keeps its place (nack_order=key)
-    parking           keys that wait for an operator's decision
-    sentinel          checks every delivery against the promises, from its own books
-    explain           the same gates with reasons
+    core             the state that several operations need, and the transitions of which they are made
+    position_table   rows by position: what the window and the parked messages have in common
+    window           the messages that are read and not done, by column, each in one state
+    tables           owner, holder, pending and replayed by hash; draining is derived from them
+    members          consumers, permits, limits
+    selectors        who owns which hash
+    policies         the one gate in which the four ways of keeping order differ
+    dispatch_pass    one pass of the dispatch
+    assignments      what it sends to whom, by column
+    hash_assignments who comes and goes, and what becomes of its hashes
+    acks, nacks      what is done, and what is given back
+    revocation       what is given back keeps its place (nack_order=key)
+    parking          keys that wait for a decision
+    parked_messages  the messages of these keys, in a table of their own
+    sentinel         checks every delivery against the promises, from its own books
+    explain          the same gates with reasons
 """
 
 from __future__ import annotations
@@ -26,20 +29,21 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import explain, hash_assignments, nacks, parking, revocation, stats
+from actors.key_shared import explain, hash_assignments, heaviest, nacks, parking, revocation, stats
 from actors.key_shared.acks import acknowledge, acknowledge_all, remove
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
 from actors.key_shared.core import Core
 from actors.key_shared.dispatch_pass import route, would_send
 from actors.key_shared.hash_assignments import NEW, HashAssignments, JoinAs
+from actors.key_shared.heaviest import Heaviest
 from actors.key_shared.history import History, take_events
 from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.policies import held_elsewhere
 from actors.key_shared.position_table import DONE
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import DEAD, DUE, FRESH, HELD, NO_SLOT, PENDING, REPLAY, UNORDERED, Mask, Reduced, Window
+from actors.key_shared.window import DEAD, DUE, FRESH, HELD, NO_SLOT, PENDING, REPLAY, UNORDERED, Mask, Reduced
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes
@@ -209,11 +213,6 @@ class Dispatch:
         return self._core.nack_ordered
 
     @property
-    def window(self) -> Window:
-        """The messages that are read and not done; for reading only."""
-        return self._core.window
-
-    @property
     def holds_keys(self) -> bool:
         """`append` wants the delayed messages too, because they hold back their keys (`delay_key_policy=block_key`)."""
         return self._core.holds_keys
@@ -265,7 +264,8 @@ class Dispatch:
         core.recheck = True
 
     def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
-        core, window = self._core, self.window
+        core = self._core
+        window = core.window
         if core.lot.live:
             new = ~core.lot.contains(positions)
             positions, hashes = positions[new], hashes[new]
@@ -352,7 +352,8 @@ class Dispatch:
 
         They stay here, and are sent to nobody, until they are acknowledged.
         """
-        return NO_POSITIONS if self._core.lot.on else self.window.position[self.window.rows_in(DEAD)]
+        core = self._core
+        return NO_POSITIONS if core.lot.on else core.window.position[core.window.rows_in(DEAD)]
 
     @property
     def parking(self) -> parking.Parking:
@@ -478,6 +479,15 @@ class Dispatch:
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them, uint16."""
         return self._core.reduce(masked)
+
+    def heaviest(self) -> Heaviest | None:
+        """The key that has more than half of the unfinished messages; None: no key has."""
+        core = self._core
+        return heaviest.heaviest(core.window, list(core.members))
+
+    def held_keys(self) -> tuple[Hashes, Positions]:
+        """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""
+        return heaviest.held_keys(self._core.window)
 
     def consumers(self) -> list[AttachedConsumer]:
         """The connected consumers in order of joining; for reading only."""

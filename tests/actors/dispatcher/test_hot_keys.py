@@ -9,7 +9,6 @@ import pytest
 
 from actors.dispatcher.hot_keys import FEWEST, HELD_BACK_MS
 from actors.key_shared.dispatch import Dispatch
-from actors.key_shared.heaviest import heaviest
 from actors.messages import Alive, Ping, SubscriptionSettings
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -98,7 +97,7 @@ def test_the_heaviest_is_who_has_more_than_half(seed: int) -> None:
     core.grant(number, int(rng.integers(0, count + 1)))
     core.append(np.arange(count), keys)
     sent = [position for assignment in core.route(5) for position in assignment.positions.tolist()]
-    found = heaviest(core.window, core.consumers())
+    found = core.heaviest()
     distinct, each = np.unique(keys, return_counts=True)
     most = int(np.argmax(each))
     if 2 * each[most] <= count:

@@ -1,0 +1,44 @@
+"""The Key_Shared decisions have one entry: what their package offers, and `Dispatch` above all parts."""
+
+from __future__ import annotations
+
+import ast
+
+import actors.key_shared
+from tests.hygiene.source import PACKAGES, Module, modules
+
+PACKAGE = "actors.key_shared"
+FOLDER = "actors/key_shared/"
+OFFERED = {f"{PACKAGE}.{name}" for name in actors.key_shared.__all__}
+
+
+def past_the_entry(file: Module) -> list[int]:
+    """Lines that import something of the folder which its package does not offer."""
+    return [line for name, line in file.imports() if f"{name}.".startswith(f"{PACKAGE}.") and name not in OFFERED]
+
+
+def knows_the_entry(file: Module) -> list[int]:
+    """Lines that import `Dispatch` or the package as a whole, from wherever."""
+    return [line for name, line in file.imports() if name in OFFERED or name.startswith(f"{PACKAGE}.dispatch.")]
+
+
+def test_modules_outside_import_only_what_the_package_offers() -> None:
+    others = [file for file in modules(*PACKAGES) if not file.path.startswith(FOLDER)]
+    assert any(name in OFFERED for file in others for name, _ in file.imports())
+    assert {file.path: lines for file in others if (lines := past_the_entry(file))} == {}
+
+
+def test_no_part_knows_the_entry() -> None:
+    parts = [file for file in modules("actors") if file.path.startswith(FOLDER)]
+    inside = [file for file in parts if file.path != f"{FOLDER}__init__.py"]
+    assert len(parts) == len(inside) + 1
+    assert {file.path: lines for file in inside if (lines := knows_the_entry(file))} == {}
+
+
+def test_a_way_past_the_entry_is_seen() -> None:
+    broken = (
+        "import actors.key_shared.core\nfrom actors.key_shared import window\n"
+        "from actors.key_shared.dispatch import Dispatch\nfrom actors.key_shared import Dispatch\n"
+    )
+    file = Module("actors/x.py", broken, ast.parse(broken))
+    assert (past_the_entry(file), knows_the_entry(file)) == ([1, 2, 3], [3, 4])
