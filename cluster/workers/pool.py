@@ -121,7 +121,9 @@ class Workers:
             raise Invalid("a pool of workers needs a handler")
         if self._thread is not None:
             raise Invalid("this pool was started already; make another one")
-        if self.options.ray_actor_options is None and self._client is None:
+        if self.options.ray_actor_options is not None:
+            _check_ray()
+        elif self._client is None:
             self._client = self._own_client = connect(**self.options.connect)
         self._thread = threading.Thread(target=self._look_after, name=self.options.name, daemon=True)
         self._thread.start()
@@ -242,7 +244,7 @@ class Workers:
             else:
                 assert self._client is not None
                 member.placed = ThreadWorker(self._client, place, self._handler, self.options)
-        except SluiceError as error:
+        except (SluiceError, TypeError, ValueError) as error:  # the last two are Ray's, of a handler or an option
             self._wait_longer(member, f"{place[-1]} cannot start: {error}")
 
     def _died(self, number: int, member: _Member, why: str) -> None:
@@ -289,3 +291,11 @@ class Workers:
 
         short = lacking(self.options.ray_actor_options, ray.available_resources())
         return f"Ray cannot place one more worker: {short}" if short else ""
+
+
+def _check_ray() -> None:
+    """Ray starts a cluster of its own for a program that is attached to none. Raises Invalid."""
+    import ray
+
+    if not ray.is_initialized():
+        raise Invalid("ray_actor_options want a program that is attached to Ray: call ray.init first")

@@ -254,3 +254,25 @@ def test_a_pool_without_handler_does_not_start(client: Client) -> None:
 def test_what_ray_does_not_have_is_named() -> None:
     assert lacking({"num_cpus": 1, "num_gpus": 1}, {"CPU": 4}) == "GPU: 1 wanted, 0 free"
     assert lacking({}, {"CPU": 1}) == ""
+
+
+def test_a_pool_on_ray_needs_a_program_that_uses_ray() -> None:
+    """Else Ray would start a cluster of its own, of which nobody knows."""
+    with pytest.raises(Invalid, match="Ray"):
+        Workers("orders", "billing", print, ray_actor_options={}).start()
+
+
+def test_a_worker_that_cannot_be_made_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray refuses handlers that cannot be pickled, and options that it does not know, with Python's own errors."""
+
+    def refused(*_: object) -> None:
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+    send(client, 2, 10)
+    workers = Workers("orders", "billing", lambda _: None, client=client)
+    with monkeypatch.context() as patched:
+        patched.setattr("cluster.workers.pool.ThreadWorker", refused)
+        workers.start()
+        eventually(lambda: "cannot pickle" in workers.status().reason, lambda: str(workers.status()))
+    eventually(lambda: workers.status().handled == 10, lambda: str(workers.status()))
+    workers.stop()
