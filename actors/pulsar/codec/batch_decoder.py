@@ -1,7 +1,7 @@
 """Decodes the messages of many frames at once, as columns.
 
 A short loop that looks only at sizes finds where the messages begin. Then every field of all messages is read in one
-step (actors.pulsar.codec.fields_reader). Rare cases go the slow way, a frame at a time, by protobuf: null values, keys
+step (actors.pulsar.codec.fields). Rare cases go the slow way, a frame at a time, by protobuf: null values, keys
 in base64, unknown fields, and everything that is malformed, which is refused there.
 """
 
@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields_reader import Bytes, Slices
-from actors.pulsar.codec.layout_cache import read_alike
+from actors.pulsar.codec.fields import Bytes, Slices, read_fields
 from actors.pulsar.codec.properties import KIND, Pairs
 from actors.pulsar.codec.varints import Ints
 from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
@@ -163,7 +162,7 @@ def _alike(payload: bytes, at: int, size: int, marks: list[int], most: int) -> i
 def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[MessageSlices, npt.NDArray[np.bool_]]:
     """The messages of batches that begin and end at these places, and which of them have to go the slow way."""
     stop = begin + 4 + source.u32(begin)
-    read = read_alike(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS), PROPERTIES)
+    read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS), PROPERTIES)
     odd = read.odd
     for flag in FLAGS:
         odd |= read.value[flag] > 0

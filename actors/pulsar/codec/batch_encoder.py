@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields_reader import Field, Some, encode_fields, join, lengths_of
+from actors.pulsar.codec.fields import Field, Some, encode_fields, join, lengths_of
 from actors.pulsar.codec.properties import encode_pairs, plain
 from actors.pulsar.codec.protocol import Metadata
 from actors.pulsar.codec.send_decoder import OF_ONE

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from actors.pulsar.codec.batch_encoder import bodies_of
-from actors.pulsar.codec.fields_reader import UNSIGNED, joined, lengths_of
+from actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
 from actors.pulsar.codec.frame_cache import FrameCache
 from actors.pulsar.codec.frames import U32, encode_message
 from actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies

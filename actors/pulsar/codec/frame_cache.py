@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from actors.pulsar.codec.batch_decoder import of_like_size
-from actors.pulsar.codec.fields_reader import Bytes
+from actors.pulsar.codec.fields import Bytes
 from actors.pulsar.codec.frames import CHECKSUMMED, U32
 from actors.pulsar.codec.varints import Flags, Ints
 

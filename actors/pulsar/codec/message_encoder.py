@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from actors.consumer.held import Received
 from actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_of, is_text
-from actors.pulsar.codec.fields_reader import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
+from actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
 from actors.pulsar.codec.frames import CHECKSUMMED, checksums
 from actors.pulsar.codec.properties import encode_pairs, plain
 from actors.pulsar.codec.protocol import Metadata

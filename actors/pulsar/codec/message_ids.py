@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.pulsar.codec.fields_reader import Bytes
-from actors.pulsar.codec.layout_cache import read_alike
+from actors.pulsar.codec.fields import Bytes, read_fields
 from actors.pulsar.codec.protocol import MessageId, parse
 from actors.pulsar.codec.varints import Ints
 from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, position
@@ -41,7 +40,7 @@ def read_ids(encoded: Sequence[bytes], vectorized_from: int) -> tuple[Ints, list
     if len(encoded) < vectorized_from:
         return np.empty(0, np.int64), parsed(encoded)
     ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-    read = read_alike(Bytes(b"".join(encoded)), np.concatenate([[0], ends[:-1]]), ends, _KNOWN)
+    read = read_fields(Bytes(b"".join(encoded)), np.concatenate([[0], ends[:-1]]), ends, _KNOWN)
     ledger, entry = read.value[_LEDGER], read.value[_ENTRY]
     plain = ~read.odd & (ledger > 0) & (ledger <= MAX_LEDGER) & (entry >= 0) & (entry <= MAX_ENTRY)
     positions = (ledger << ENTRY_BITS | entry)[plain]

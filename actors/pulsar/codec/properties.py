@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields_reader import Bytes, Slices, encode_fields, join, lengths_of
-from actors.pulsar.codec.layout_cache import read_alike
+from actors.pulsar.codec.fields import Bytes, Slices, encode_fields, join, lengths_of, read_fields
 from actors.pulsar.codec.varints import Ints, field, side_by_side
 
 KIND = pa.map_(pa.string(), pa.string())
@@ -45,7 +44,7 @@ def read_pairs(source: Bytes, several: list[Slices], count: int) -> tuple[Pairs 
     rows, at, size = (np.concatenate(parts) for parts in zip(*several, strict=True))
     order = np.argsort(rows, kind="stable")
     rows, at, size = rows[order], at[order], size[order]
-    read = read_alike(source, at, at + size, (_NAME, _VALUE))
+    read = read_fields(source, at, at + size, (_NAME, _VALUE))
     wrong = read.odd | (read.value[_NAME] < 0) | (read.value[_VALUE] < 0)
     if not wrong.any():
         columns = [source.slices(read.at[tag], read.value[tag]) for tag in (_NAME, _VALUE)]

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
 from actors.pulsar.codec.compression import CODECS, MAX_INFLATED, NONE, inflate
-from actors.pulsar.codec.fields_reader import UNSIGNED, Bytes
+from actors.pulsar.codec.fields import UNSIGNED, Bytes
 from actors.pulsar.codec.frames import U32, Body
 from actors.pulsar.codec.properties import read_pairs
 from actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse

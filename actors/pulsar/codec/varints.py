@@ -1,7 +1,7 @@
 """Encodes small numbers of many messages at once: a matrix of bytes, in which each row leaves some out.
 
 A varint has a cell for each byte that the largest of them needs; nested messages are matrices in a matrix. What a row
-has not is left out in one step at the end. Slices of any length have no place here (actors.pulsar.codec.fields_reader).
+has not is left out in one step at the end. Slices of any length have no place here (actors.pulsar.codec.fields).
 """
 
 from __future__ import annotations

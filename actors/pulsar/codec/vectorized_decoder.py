@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, of_like_size, starts_of, table_of
 from actors.pulsar.codec.batch_encoder import is_text
-from actors.pulsar.codec.fields_reader import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers
+from actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
 from actors.pulsar.codec.frame_cache import CachedBodies
 from actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
-from actors.pulsar.codec.layout_cache import read_alike
 from actors.pulsar.codec.properties import read_pairs
 from actors.pulsar.codec.protocol import Metadata
 from actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
@@ -175,7 +174,7 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
     length = source.u32(np.maximum(at - 4, 0))
     payload = at + length
     odd = (at == ends) | (payload > ends)
-    metadata = read_alike(source, at, np.where(odd, at, payload), _OF_METADATA, _PROPERTIES)
+    metadata = read_fields(source, at, np.where(odd, at, payload), _OF_METADATA, _PROPERTIES)
     value = metadata.value
     odd |= metadata.odd | (value[_CODEC] > 0)
     for flag in _FLAGS:
@@ -197,11 +196,11 @@ def _commands(source: Bytes, at: Ints, stop: Ints) -> tuple[Fields, Flags]:
     begin, size = at + 4, stop - at - 4
     short = (size >= 0) & (size < 128)  # its length is one byte
     if short.all() and bool((source.u32(at) == (_SHORT + size)).all()):
-        command = read_alike(source, begin, stop, _OF_SEND)
+        command = read_fields(source, begin, stop, _OF_SEND)
         return command, command.odd
-    envelope = read_alike(source, at, stop, (_TYPE, _SEND))
+    envelope = read_fields(source, at, stop, (_TYPE, _SEND))
     begin = envelope.at[_SEND]
-    command = read_alike(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
+    command = read_fields(source, begin, begin + np.maximum(envelope.value[_SEND], 0), _OF_SEND)
     return command, envelope.odd | command.odd | (envelope.value[_SEND] < 0)
 
 

@@ -22,7 +22,7 @@ from actors.messages import (
 from actors.names import check_name, quoted, unquoted
 from actors.policies.namespaces import Namespaces
 from actors.producer.producer import Entrance
-from actors.pulsar.codec.fields_reader import UNSIGNED
+from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.asked import STICKY, TYPES, Asked
 from actors.pulsar.conversation.client_session import ClientSession

@@ -27,7 +27,7 @@ import numpy as np
 from actors.consumer.payload import published_run
 from actors.messages import Published
 from actors.producer.producer import Entrance, Outgoing, PartitionProducer, ProducerConfig
-from actors.pulsar.codec.fields_reader import UNSIGNED
+from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import MalformedCommand, ServerError, command
 from actors.pulsar.codec.send_decoder import Group, Send, decode_sends, refuse, run_of

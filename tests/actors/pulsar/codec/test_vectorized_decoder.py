@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.pulsar.codec.batch_decoder import of_like_size, starts_of
-from actors.pulsar.codec.fields_reader import Bytes
+from actors.pulsar.codec.fields import Bytes
 from actors.pulsar.codec.frames import Cut, Cutter, body_of
 from actors.pulsar.codec.protocol import Command, command, parse
 from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of

@@ -1,16 +1,14 @@
-"""Messages that are laid out alike are read as they are field by field, and so are those between them that are not."""
+"""Fields of many messages are read at once as they are of each one alone, and as protobuf reads them."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec.fields_reader import Bytes, Fields, read_fields
-from actors.pulsar.codec.layout_cache import LEAST, layout_of, read_alike
+from actors.pulsar.codec.fields import Bytes, Fields, read_fields
+from actors.pulsar.codec.protocol import Single
 
 NUMBER, NAME, WIDE, PAIR = 0x08, 0x12, 0x0198, 0x1A
 KNOWN = (NUMBER, NAME, WIDE)
@@ -39,9 +37,9 @@ messages = st.lists(fields, max_size=4).map(lambda given: b"".join(field(tag, va
 broken = st.binary(max_size=12)
 
 
-def read(given: list[bytes], how: Callable[..., Fields]) -> Fields:
+def read(given: list[bytes]) -> Fields:
     ends = np.cumsum([len(one) for one in given])
-    return how(Bytes(b"".join(given)), ends - [len(one) for one in given], ends, KNOWN, PAIR)
+    return read_fields(Bytes(b"".join(given)), ends - [len(one) for one in given], ends, KNOWN, PAIR)
 
 
 def told(found: Fields, count: int) -> list[object]:
@@ -65,33 +63,47 @@ def told(found: Fields, count: int) -> list[object]:
 @given(
     st.lists(st.sampled_from(range(4)), min_size=1, max_size=200), st.lists(messages | broken, min_size=4, max_size=4)
 )
-def test_the_same_is_found_as_field_by_field(order: list[int], kinds: list[bytes]) -> None:
+def test_neighbours_do_not_change_what_is_found(order: list[int], kinds: list[bytes]) -> None:
     every = [kinds[kind] for kind in order]
-    assert told(read(every, read_alike), len(every)) == told(read(every, read_fields), len(every))
+    begins = np.cumsum([0, *(len(one) for one in every[:-1])]).tolist()
+    alone: list[object] = []
+    for one, begin in zip(every, begins, strict=True):
+        (found,) = told(read([one]), 1)
+        alone.append(_moved(found, begin))
+    assert told(read(every), len(every)) == alone
 
 
-@given(st.data(), st.lists(fields, min_size=1, max_size=3))
-def test_values_may_differ_in_one_layout(data: st.DataObject, kind: list[tuple[int, int | bytes]]) -> None:
-    """Whatever stands in the places of values: numbers of as many bytes, or of others; slices as long, or of others."""
-    every = [b"".join(field(tag, value) for tag, value in kind)] * LEAST
-    for _ in range(data.draw(st.integers(1, 2 * LEAST))):
-        changed = bytearray(every[0])
-        if changed:
-            changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-        every.insert(data.draw(st.integers(0, len(every))), bytes(changed))
-    assert told(read(every, read_alike), len(every)) == told(read(every, read_fields), len(every))
+@given(st.integers(0, 1 << 55), st.binary(max_size=200), st.integers(0, 300))
+def test_values_are_those_of_protobuf(ledger: int, key: bytes, partition: int) -> None:
+    one = Single(partition_key=key, payload_size=partition, event_time=ledger)
+    data = one.SerializeToString()
+    at = np.zeros(1, np.int64)
+    found = read_fields(Bytes(data), at, at + len(data), (0x12, 0x18, 0x28))
+    assert not found.odd[0]
+    begin, size = int(found.at[0x12][0]), int(found.value[0x12][0])
+    assert data[begin : begin + size] == key
+    assert (int(found.value[0x18][0]), int(found.value[0x28][0])) == (partition, ledger)
 
 
 def test_a_message_behind_the_end_is_odd() -> None:
     one = field(NUMBER, 5)
-    source = Bytes(one * LEAST)
-    at = np.arange(0, LEAST * len(one), len(one))
+    source = Bytes(one * 16)
+    at = np.arange(0, 16 * len(one), len(one))
     at = np.append(at, at[-1])
     stop = at + len(one)
     stop[-1] += 1
-    assert read_alike(source, at, stop, KNOWN).odd.tolist() == [False] * LEAST + [True]
+    assert read_fields(source, at, stop, KNOWN).odd.tolist() == [False] * 16 + [True]
 
 
 @pytest.mark.parametrize("end", [b"", b"\x08", b"\x08\x80", b"\x12\x02a", b"\x98\x01", b"\x98", b"\x20\x01"])
-def test_what_is_cut_off_has_no_layout(end: bytes) -> None:
-    assert (layout_of(field(NUMBER, 300) + end, KNOWN) is None) == bool(end)
+def test_what_is_cut_off_or_unknown_is_odd(end: bytes) -> None:
+    assert read([field(NUMBER, 300) + end]).odd.tolist() == [bool(end)]
+
+
+def _moved(found: object, begin: int) -> object:
+    """What was found in a message alone, as it lies behind others."""
+    if found is None:
+        return None
+    assert isinstance(found, tuple)
+    values, at, several = found
+    return values, None if at is None else at + begin, [(place + begin, size) for place, size in several]
