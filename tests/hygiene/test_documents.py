@@ -7,6 +7,7 @@ import builtins
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -153,8 +154,13 @@ def test_every_dotted_name_exists() -> None:
     assert sorted(wrong) == []
 
 
-def _texts() -> Iterator[tuple[str, str]]:
+@cache
+def _texts() -> tuple[tuple[str, str], ...]:
     """Docstrings and pages, by the file in which they stand."""
+    return tuple(_read_texts())
+
+
+def _read_texts() -> Iterator[tuple[str, str]]:
     for module in modules():
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -166,21 +172,23 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 def _words() -> set[str]:
     """Every word of the code but for its docstrings and comments, and of every file that is not Python or a page."""
-    words = set(dir(builtins)) | {word for name in tracked() for word in re.findall(r"\w+", name)}
+    names = {*dir(builtins), *tracked()}
     for module in modules():
-        docstrings = {id(text) for text in map(_docstring, ast.walk(module.tree)) if text is not None}
+        docstrings = set()
         for node in ast.walk(module.tree):
-            if id(node) in docstrings:
-                continue
-            for field in ("id", "attr", "arg", "name", "module"):
-                words.update(re.findall(r"\w+", getattr(node, field, None) or ""))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
-                text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
-                words.update(re.findall(r"\w+", text))
+            docstrings.add(id(_docstring(node)))  # walk yields a node before what stands in it
+            if isinstance(node, ast.Constant):
+                if isinstance(node.value, str) and id(node) not in docstrings:
+                    names.add(node.value)
+                elif isinstance(node.value, bytes):
+                    names.add(node.value.decode("latin-1"))
+            else:
+                given = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "module"))
+                names.update(name for name in given if name)
     for name in tracked():
         if not name.endswith((".py", ".md", ".png", ".lock")):
-            words.update(re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8", errors="replace")))
-    return words
+            names.add((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+    return set(re.findall(r"\w+", "\n".join(names)))
 
 
 def _docstring(node: ast.AST) -> ast.Constant | None:
