@@ -18,7 +18,7 @@ from actors.fenced_record import FencedRecord
 from actors.ledger.record import LedgerState, PartitionRecord, decode_record, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
 from actors.ports import Ports
-from storage.errors import Fenced
+from storage.errors import Corrupt, Fenced
 
 
 class PartitionMetadata:
@@ -77,7 +77,8 @@ class PartitionMetadata:
     async def update(self, change: Callable[[PartitionRecord], PartitionRecord]) -> PartitionRecord:
         """Make the next version from the present one; returns when it is durable.
 
-        Raises Fenced, after calling `lost`, when the partition has a newer owner.
+        Raises Fenced, after calling `lost`, when the partition has a newer owner, or may have one because its record
+        cannot be read.
         """
         async with self._lock:
             changed = change(self.record)
@@ -87,6 +88,8 @@ class PartitionMetadata:
                 except Fenced as error:
                     self._lost(str(error))
                     raise
+                except Corrupt as error:
+                    raise self._damaged(error) from error
             return self.record
 
     async def verify(self) -> None:
@@ -94,11 +97,20 @@ class PartitionMetadata:
 
         An owner that writes nothing would never lose a write; its readers would wait at a dead end for ever.
         """
-        newest = await self._ports.meta.read(self._key)
+        try:
+            newest = await self._ports.meta.read(self._key)
+        except Corrupt as error:
+            raise self._damaged(error) from error
         if newest is not None and (epoch := unpack_record(newest.value).epoch) > self.record.epoch:
             reason = f"{self._key} was taken under epoch {epoch}"
             self._lost(reason)
             raise Fenced(reason)
+
+    def _damaged(self, error: Corrupt) -> Fenced:
+        """Whether a change is in the record nobody can say: the next owner begins with what it finds there."""
+        reason = f"{self._key} cannot be read: {error}"
+        self._lost(reason)
+        return Fenced(reason)
 
     def abandon(self) -> None:
         self._fenced.lost = True

@@ -28,6 +28,7 @@ from actors.wire import Blob
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay
 from storage.errors import (
     Conflict,
+    Corrupt,
     Fenced,
     Invalid,
     InvariantViolation,
@@ -37,7 +38,7 @@ from storage.errors import (
     Terminated,
     Unavailable,
 )
-from storage.frame import Run, make_run, run_of, run_parts
+from storage.frame import Run, make_run, payload_crc, run_of, run_parts
 from storage.hashing import Hashes, java_hash_column
 from storage.position import position
 
@@ -345,6 +346,10 @@ class PartitionProducer:
                 await self._reopen(attempts=0)
             except (Overloaded, Unavailable) as error:
                 self._ports.log("publish_waits", partition=self._config.partition, error=str(error))
+            except Corrupt as error:
+                if payload_crc(run.payload) != run.crc:
+                    raise  # it was damaged here, else on its way
+                self._ports.log("publish_waits", partition=self._config.partition, error=str(error))
             except (Fenced, Conflict):
                 await self._reopen(attempts=0)
             if self.closed is not None:
@@ -403,6 +408,11 @@ class PartitionProducer:
                 self._ports.log("open_waits", partition=self._config.partition, error=str(error))
                 if attempts and tries >= attempts:
                     raise Unavailable(f"cannot open a producer on {self._config.topic}: {error}") from error
+            except Corrupt as error:
+                # The topic's metadata. Who has messages waits until somebody has mended it.
+                self._ports.log("open_waits", partition=self._config.partition, error=str(error))
+                if attempts:
+                    raise
             except ProducerFenced:
                 raise
             except Fenced:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import AccessDenied, SluiceError
+from storage.errors import AccessDenied, Corrupt, SluiceError
 from tests.sim.world import World
 
 Values = dict[str, float]
@@ -241,12 +241,18 @@ async def _cut_stores(nemesis: Nemesis, fault: Fault, rng: random.Random) -> Non
 
 
 async def _deny(nemesis: Nemesis, fault: Fault, rng: random.Random) -> None:
-    """A token expires: one of the stores refuses everybody, until it is renewed."""
+    """A token expires: one of the stores refuses everybody, until it is renewed. Or the records of partitions are
+    damaged, until somebody mends the file.
+    """
     world = nemesis.world
     trouble = rng.choice((world.meta.trouble, world.objects.trouble))
-    trouble.refused[""] = AccessDenied
+    refused: dict[str, type[SluiceError]] = {"": AccessDenied}
+    if trouble is world.meta.trouble and rng.random() < 0.5:
+        refused = dict.fromkeys(("read partition/", "create partition/"), Corrupt)
+    trouble.refused.update(refused)
     await world.loop.pause(int(rng.random() * fault["length"]))
-    trouble.refused.pop("", None)
+    for call in refused:
+        trouble.refused.pop(call, None)
 
 
 async def _jump(nemesis: Nemesis, fault: Fault, rng: random.Random) -> None:

@@ -66,6 +66,25 @@ async def test_an_idle_old_owner_notices_when_it_looks() -> None:
     assert lost
 
 
+@pytest.mark.parametrize("call", ["create", "read"])
+async def test_an_owner_whose_record_is_damaged_is_one_no_more(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot know what is in there. The next owner begins with what it finds when the record is mended."""
+    lab = Lab()
+    owner, lost = metadata(lab, "one")
+    await owner.acquire(SETTINGS)
+
+    async def damaged(*_: object) -> None:
+        raise Corrupt("the metadata file is damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.meta, call, damaged)
+        with pytest.raises(Fenced, match="the metadata file is damaged"):
+            await (owner.update(trimmed) if call == "create" else owner.verify())
+    assert lost
+    next_owner, _ = metadata(lab, "two")
+    assert (await next_owner.acquire(SETTINGS)).epoch == 2
+
+
 async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None:
     lab = Lab()
     owner, lost = metadata(lab, "one")

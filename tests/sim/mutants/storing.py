@@ -263,4 +263,20 @@ STORING: list[Mutant] = [
         world=SHARING,
         test="tests/actors/producer/test_sharing.py",
     ),
+    Mutant(
+        name="an owner whose record is damaged tells producers that their messages are",
+        module="actors.ledger.partition_metadata",
+        old="                except Corrupt as error:\n                    raise self._damaged(error) from error\n",
+        new="",
+        world="ledger",
+        test="tests/actors/ledger/test_partition_metadata.py::test_an_owner_whose_record_is_damaged_is_one_no_more",
+    ),
+    Mutant(
+        name="a producer sends a message again that was damaged in its own hands",
+        module="actors.producer.producer",
+        old="                if payload_crc(run.payload) != run.crc:\n",
+        new="                if False:\n",
+        world="ledger",
+        test="tests/actors/producer/test_damaged_metadata.py::test_a_message_damaged_before_it_is_sent_is_refused",
+    ),
 ]
