@@ -123,7 +123,7 @@ class DelayedMessages:
         codes[np.isin(positions, self._core.dead_letters())] = _ANSWERS.index(TOO_LATE_DELIVERED)
         for number, session in enumerate(self._sessions.all()):
             held = np.isin(positions, self._core.pending(session.number))
-            held |= np.isin(positions, self._core.unread(session.number))
+            held |= np.isin(positions, self._core.claims_of(session.number))
             codes[held] = len(_ANSWERS) + number
         done = self._cursor.is_acknowledged(positions)
         codes[done] = _ANSWERS.index(TOO_LATE_DELIVERED)

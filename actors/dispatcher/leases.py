@@ -183,7 +183,7 @@ class Leases:
 
     def identify(self, session: Session) -> None:
         """Ask for the hashes of messages that this consumer holds and that were not read."""
-        if self._core.ordered and len(self._core.unread(session.number)):
+        if self._core.ordered and len(self._core.claims_of(session.number)):
             self.unidentified[session.number] = "the topic was not asked yet"
             self._ports.spawn(self._identify(session), "identify")
 
@@ -198,7 +198,7 @@ class Leases:
     async def _row_index(self, session: Session) -> RowIndex:
         """Index columns of its unread messages; waits for the topic as long as the session is open."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while self._sessions.is_open(session) and len(unread := self._core.unread(session.number)):
+        while self._sessions.is_open(session) and len(unread := self._core.claims_of(session.number)):
             try:
                 return await self._topic.ask(ReadRowIndex(positions=unread))
             except SluiceError as error:

@@ -19,7 +19,6 @@ from actors.key_shared.position_table import DONE
 from actors.key_shared.window import PENDING, REMOVED
 from actors.messages import NO_POSITIONS
 from storage.position import Positions
-from storage.redeliveries import NOTHING
 
 
 def acknowledge(core: Core, positions: Positions, consumer: int | None) -> Positions:
@@ -56,8 +55,7 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
     parking.forget(core, positions)
     window = core.window
     rows, done = window.locate(positions)
-    if len(core.unread.positions):
-        core.unread = core.unread.pick(~np.isin(core.unread.positions, positions))
+    core.carried.forget(positions)
     unread = NO_POSITIONS
     if core.claiming:
         unread = np.unique(np.concatenate([unread, *(core.unclaim(member, positions) for member in core.members)]))
@@ -94,7 +92,7 @@ def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:
         gone = claims if positions is None else claims[np.isin(claims, positions)]
         core.finish_claims(member, gone if up_to is None else gone[gone <= up_to])
     if positions is None and up_to is None:
-        core.unread = NOTHING
+        core.carried.clear()
     core.recheck = True
     window.trim()
 

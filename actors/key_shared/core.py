@@ -15,6 +15,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared.carried_redeliveries import CarriedRedeliveries
 from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
 from actors.key_shared.members import AttachedConsumer, KeptPlace, Members
@@ -48,7 +49,6 @@ from actors.messages.settings import keeps_places
 from storage.errors import Invalid
 from storage.hashing import HASH_RANGE, Hashes
 from storage.position import EARLIEST, Positions
-from storage.redeliveries import NOTHING
 
 _WOKEN_AT_ONCE = 1_000
 """Messages that are looked at together when the first of them may go out."""
@@ -117,8 +117,7 @@ class Core:
         self.last_read = self.reached = self.mark_delete = EARLIEST
         self.recheck = False
         self.later: list[tuple[int, int, Positions]] = []
-        self.unread = NOTHING
-        """What is known of redeliveries of messages that were not read yet; see `nacks`."""
+        self.carried = CarriedRedeliveries()
         self.not_durable = self.waits = self.held_back = 0
         self.next_dispatch = self.turn = self.now = 0
         self.drained_total = self.places_returned = self.hand_overs = 0

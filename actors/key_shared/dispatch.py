@@ -13,7 +13,7 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     dispatch_pass    one pass of the dispatch
     assignments      what it sends to whom, by column
     hash_assignments who comes and goes, and what becomes of its hashes
-    acks, nacks      what is done, and what is given back
+    acks, nacks      what is done, and what is given back (`carried_redeliveries`: also before it is read)
     revocation       what is given back keeps its place (nack_order=key)
     parking          keys that wait for a decision
     parked_messages  the messages of these keys, in a table of their own
@@ -119,13 +119,13 @@ class Dispatch:
         """Whether a key is at one consumer at a time."""
         return self._core.policy.ordered
 
-    def unread(self, consumer: int) -> Positions:
+    def claims_of(self, consumer: int) -> Positions:
         """What a consumer holds from before a change of owner and was not read since (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else member.claims
 
     def bring(self, consumer: int, positions: Positions, hashes: Hashes) -> None:
-        """Masked hashes (uint32) of what is `unread`: known before it is read, so that their keys go to nobody else.
+        """Masked hashes (uint32) of what it claims (`claims_of`), before that is read: its keys go to nobody else.
 
         positions: all of them that the topic still has. What cannot be this consumer's, because another one holds its
         hash by now, waits until it is read; what is done and gone from the topic is claimed no longer.
@@ -332,7 +332,8 @@ class Dispatch:
 
     def remember(self, rows: Redeliveries, now: int) -> None:
         """What an owner before this one knew of redeliveries; for a new object."""
-        self._state.unread, self._state.now = rows, now
+        self._state.carried.begin_with(rows)
+        self._state.now = now
 
     @property
     def not_durable(self) -> int:
@@ -372,8 +373,7 @@ class Dispatch:
         """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
         core = self._state  # No policy asks the rows here, so reports may wait on.
         core.mark_delete = max(core.mark_delete, position)
-        if len(core.unread.positions) and core.unread.positions[0] <= position:
-            core.unread = core.unread.pick(core.unread.positions > position)
+        core.carried.forget_up_to(position)
         if core.policy.marked(position):
             core.recheck = True
 

@@ -2,7 +2,7 @@
 
 Messages in the window keep their count and their time there. A new owner knows most counts before it reads the messages
 again: from the record of the owner before, and from consumers that give back messages from that time. These rows wait
-in `core.unread`, and `recall` applies each to its row when that is added. The snapshot has both.
+in `carried_redeliveries`, and `recall` applies each to its row when that is added. The snapshot has both.
 
 **Bound.** A snapshot takes `MOST` rows, those that wait the longest. The others are in memory only: a new owner knows
 neither the delay nor the count of a message that is left out.
@@ -15,6 +15,7 @@ from typing import Required, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared.carried_redeliveries import longest
 from actors.key_shared.core import Core, raised
 from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.position_table import DONE, Rows
@@ -36,7 +37,6 @@ from storage import redeliveries
 from storage.position import Positions
 from storage.redeliveries import Redeliveries
 
-MOST = 50_000
 """Rows of a snapshot; half a megabyte at the worst, which is written with every group of acknowledgements."""
 
 Counts = npt.NDArray[np.uint8]
@@ -133,11 +133,10 @@ def redeliver_all(
 
 def recall(core: Core, positions: Positions) -> None:
     """Rows were just added, `positions` ascending: counts and delays from before they were read apply to them."""
-    if not len(core.unread.positions):
+    if not len(core.carried):
         return
     window = core.window
-    known = np.isin(core.unread.positions, positions)
-    found, core.unread = core.unread.pick(known), core.unread.pick(~known)
+    found = core.carried.take(positions)
     if not len(found.positions):
         return
     rows = window.find(found.positions)
@@ -160,7 +159,7 @@ def snapshot(core: Core) -> bytes:
     """What a new owner has to know; `core.not_durable` says how many rows found no room in it."""
     window = core.window
     core.not_durable = 0
-    rows = core.unread
+    rows = core.carried.rows
     if window.redelivered or window.count[WAITING] or core.overtaken:
         part = slice(window.head, window.tail)
         state = window.state[part]
@@ -171,15 +170,9 @@ def snapshot(core: Core) -> bytes:
         until = np.where(window.state[at] == WAITING, window.since[at], 0)
         known = Redeliveries(window.position[at], window.redelivery[at], until, (window.flags[at] & OVERTOOK) != 0)
         rows = redeliveries.merged(known, rows)
-    if len(rows.positions) > MOST:
-        core.not_durable = len(rows.positions) - MOST
-        rows = _longest(rows)
-    return redeliveries.encode(rows)
-
-
-def _longest(rows: Redeliveries) -> Redeliveries:
-    """As many rows as are kept, those that wait the longest first."""
-    return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))
+    kept = longest(rows)
+    core.not_durable = len(rows.positions) - len(kept.positions)
+    return redeliveries.encode(kept)
 
 
 def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask) -> None:
@@ -189,13 +182,13 @@ def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Cou
     if not len(positions):
         return
     before = np.zeros(len(positions), np.uint8)
-    _, homes, found = np.intersect1d(core.unread.positions, positions, assume_unique=True, return_indices=True)
-    before[found] = core.unread.counts[homes]
+    carried = core.carried.rows
+    _, homes, found = np.intersect1d(carried.positions, positions, assume_unique=True, return_indices=True)
+    before[found] = carried.counts[homes]
     counts = raised(before, seen) if counted else before
     given = Redeliveries(positions, counts, np.full(len(positions), until, np.int64), overtook)
-    core.unread = redeliveries.merged(core.unread, given)
-    if len(core.unread.positions) > MOST:
-        core.unread = _longest(core.unread)
+    core.carried.add(given)
+    core.carried.bound()
 
 
 def _overtook(core: Core, rows: Rows, positions: Positions) -> None:

@@ -25,7 +25,6 @@ from actors.key_shared.parked_messages import BLOCKED, PARKED, UNKNOWN, ParkedKe
 from actors.key_shared.position_table import Rows
 from actors.key_shared.window import DEAD, DELIVERED, EXAMINED, FRESH, OVERTOOK, REPLAY, UNORDERED, WAITING, Mask
 from actors.messages import NO_POSITIONS
-from storage import redeliveries
 from storage.errors import InvariantViolation
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -91,7 +90,7 @@ def _remember_overtaking(core: Core, rows: Rows) -> None:
             np.zeros(count, np.int64),
             np.ones(count, np.bool_),
         )
-        core.unread = redeliveries.merged(core.unread, marks)
+        core.carried.add(marks)
 
 
 def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> None:

@@ -122,7 +122,7 @@ class Schedule(RuleBasedStateMachine):
         number = self._consumer(pick)
         consumer = self.model.consumer(number)
         unread = sorted(consumer.claims) if consumer else []
-        assert self.dispatch.unread(number).tolist() == unread
+        assert self.dispatch.claims_of(number).tolist() == unread
         known = dict(self.backlog)
         messages = [(at, known[at]) for at in unread if at in known][::some]
         self.dispatch.bring(number, ints([at for at, _ in messages]), np.array([h for _, h in messages], np.uint32))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.key_shared import nacks
+from actors.key_shared import carried_redeliveries
 from storage.redeliveries import decode
 from tests.actors.key_shared.driver import Driver, at, keys_by_owners
 
@@ -191,7 +191,7 @@ def test_what_is_done_or_cleared_is_forgotten() -> None:
 
 
 def test_beyond_the_bound_the_longest_delays_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nacks, "MOST", 3)
+    monkeypatch.setattr(carried_redeliveries, "MOST", 3)
     flow = Driver()
     flow.join("c1")
     flow.send(*[X] * 6)

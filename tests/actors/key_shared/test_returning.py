@@ -110,7 +110,7 @@ def test_what_is_done_and_gone_is_claimed_no_longer() -> None:
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
     flow.bring("c1", {"1:1": Y})
     assert flow.pending("c1") == ["1:1"]
-    assert flow.dispatch.unread(flow.numbers["c1"]).tolist() == []
+    assert flow.dispatch.claims_of(flow.numbers["c1"]).tolist() == []
 
 
 def test_what_is_cleared_before_it_is_brought_is_never_sent() -> None:
@@ -139,4 +139,4 @@ def test_what_was_done_and_is_brought_later_has_its_row() -> None:
 def test_without_order_what_is_done_is_simply_forgotten() -> None:
     flow = Driver(type="shared")
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
-    assert flow.dispatch.unread(flow.numbers["c1"]).tolist() == at("1:1").tolist()
+    assert flow.dispatch.claims_of(flow.numbers["c1"]).tolist() == at("1:1").tolist()

@@ -1,0 +1,73 @@
+"""What is known of redeliveries of messages that are not in the window: an earlier owner, or a consumer, told it.
+
+When such a message is read, its row takes over what is known of it, and it is carried no longer (`nacks.recall`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.key_shared.window import Mask
+from storage import redeliveries
+from storage.position import Positions
+from storage.redeliveries import NOTHING, Redeliveries
+
+MOST = 50_000
+
+
+class CarriedRedeliveries:
+    """These rows, ascending by position. Only the methods change them."""
+
+    def __init__(self) -> None:
+        self._rows = NOTHING
+
+    def __len__(self) -> int:
+        return len(self._rows.positions)
+
+    @property
+    def rows(self) -> Redeliveries:
+        """All of them."""
+        return self._rows
+
+    def begin_with(self, rows: Redeliveries) -> None:
+        """What an owner before this one left."""
+        self._rows = rows
+
+    def add(self, rows: Redeliveries) -> None:
+        """More is known; what is told of a position twice is merged."""
+        self._rows = redeliveries.merged(self._rows, rows)
+
+    def bound(self) -> None:
+        """Keep as many as may be kept."""
+        self._rows = longest(self._rows)
+
+    def take(self, positions: Positions) -> Redeliveries:
+        """What is known of these (ascending), which is carried no longer."""
+        known = self._here(positions)
+        found, self._rows = self._rows.pick(known), self._rows.pick(~known)
+        return found
+
+    def forget(self, positions: Positions) -> None:
+        """These (ascending) are done."""
+        if len(self):
+            self._rows = self._rows.pick(~self._here(positions))
+
+    def forget_up_to(self, position: int) -> None:
+        """Everything up to `position` is done."""
+        if len(self) and self._rows.positions[0] <= position:
+            self._rows = self._rows.pick(self._rows.positions > position)
+
+    def clear(self) -> None:
+        """Everything is done."""
+        self._rows = NOTHING
+
+    def _here(self, positions: Positions) -> Mask:
+        here: Mask = np.isin(self._rows.positions, positions)
+        return here
+
+
+def longest(rows: Redeliveries) -> Redeliveries:
+    """As many rows as are kept, those that wait the longest first."""
+    if len(rows.positions) <= MOST:
+        return rows
+    return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))
