@@ -58,7 +58,7 @@ class Bookie(Actor):
         """
         try:
             cookie = await check_cookie(self._disk, self.ports.meta, self.ports.rng, self.bookie_id, self._cluster)
-            store = BookieStore(self._disk, self.settings, cookie.salt, failed=self._fail, full=self._disk_full)
+            store = BookieStore(self._disk, self.settings, cookie.salt, on_failed=self._fail, on_full=self._disk_full)
             if not cookie.used and not cookie.published:
                 await store.format()
             if not cookie.published:

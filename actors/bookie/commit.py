@@ -54,9 +54,9 @@ class _Waiting:
 class CommitLog:
     """The writing end of the journal.
 
-    apply: called with each durable record in journal order. closed: called with number and final size of a segment
-    that is complete. failed: called once, with the reason, when the disk failed. full: called whenever the disk was
-    full.
+    on_durable: called with each durable record in journal order. on_segment_closed: called with number and final size
+    of a segment that is complete. on_failed: called once, with the reason, when the disk failed. on_full: called
+    whenever the disk was full.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class CommitLog:
         settings: BookieSettings,
         salt: bytes,
         *,
-        apply: Callable[[Envelope], None],
-        closed: Callable[[int, int], None],
-        failed: Callable[[str], None],
-        full: Callable[[], None],
+        on_durable: Callable[[Envelope], None],
+        on_segment_closed: Callable[[int, int], None],
+        on_failed: Callable[[str], None],
+        on_full: Callable[[], None],
     ) -> None:
         self.segment = 0
         self.size = 0
@@ -82,10 +82,10 @@ class CommitLog:
         self._disk = disk
         self._settings = settings
         self._salt = salt
-        self._apply = apply
-        self._on_closed = closed
-        self._failed = failed
-        self._full = full
+        self._on_durable = on_durable
+        self._on_segment_closed = on_segment_closed
+        self._on_failed = on_failed
+        self._on_full = on_full
         self._queue: deque[_Waiting] = deque()
         self._group: list[_Waiting] = []
         self._wake = asyncio.Event()
@@ -129,7 +129,7 @@ class CommitLog:
                 await self._survive_full(self._group, str(error))
             except DiskFailed as error:
                 self.close(f"the disk failed: {error}")
-                self._failed(f"the disk failed: {error}")
+                self._on_failed(f"the disk failed: {error}")
             self._group = []
 
     def close(self, reason: str) -> None:
@@ -175,20 +175,20 @@ class CommitLog:
         if offset != start:
             raise InvariantViolation(f"{segment_name(segment)} was written at {offset} instead of {start}")
         if segment != self.segment:
-            self._on_closed(self.segment, self.size)
+            self._on_segment_closed(self.segment, self.size)
         self.segment, self.size = segment, at
         if witness is not None:
             self.unsynced_mark = segment
         self.groups += 1
         self.written += at - start
         for record in placed:
-            self._apply(record)
+            self._on_durable(record)
         self.applied = (segment, at)
         for waiting, record in zip(group, placed, strict=True):
             waiting.done.set_result(record)
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
-        self._full()
+        self._on_full()
         for waiting in group:
             if waiting.record.kind is Kind.RUN:
                 self._refuse(waiting, f"the bookie is read-only: {reason}")

@@ -46,7 +46,7 @@ class BookieMaintenance:
         try:
             if store.index.damaged is not None:
                 await store.disk.replace(REBUILD, store.index.damaged.encode())
-                store.failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
+                store.on_failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
                 return
             merged = await store.index.merge_some(np.array(store.ledgers.deleted, np.uint32))
             if merged or self._is_due():

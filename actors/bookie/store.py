@@ -48,8 +48,8 @@ class BookieStore:
         settings: BookieSettings,
         salt: bytes,
         *,
-        failed: Callable[[str], None],
-        full: Callable[[], None],
+        on_failed: Callable[[str], None],
+        on_full: Callable[[], None],
     ) -> None:
         self.disk = disk
         self.settings = settings
@@ -58,9 +58,15 @@ class BookieStore:
         self.segments = Segments()
         self.index = Index(disk)
         self.log = CommitLog(
-            disk, settings, salt, apply=self.apply, closed=self._segment_closed, failed=failed, full=full
+            disk,
+            settings,
+            salt,
+            on_durable=self.apply,
+            on_segment_closed=self._segment_closed,
+            on_failed=on_failed,
+            on_full=on_full,
         )
-        self.failed = failed
+        self.on_failed = on_failed
         self.watermark = 0
         self._raising = asyncio.Lock()
         self.generation = 0

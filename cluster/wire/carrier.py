@@ -38,24 +38,24 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 class FramedSocket:
     """A connected socket of this event loop.
 
-    received: called with each frame. lost: called once when the connection has ended, with the reason; not called
-    after `close`. farewell: what to tell the other side before the connection ends because it is not understood.
+    on_received: called with each frame. on_lost: called once when the connection has ended, with the reason; not called
+    after `close`. on_malformed: what to tell the other side before the connection ends because it is not understood.
     secured: what seals the bytes; without it they travel as they are.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        received: Callable[[WireFrame], None],
-        lost: Callable[[Exception], None],
+        on_received: Callable[[WireFrame], None],
+        on_lost: Callable[[Exception], None],
         limit: int,
-        farewell: Callable[[MalformedFrame], list[Buffer]] | None = None,
+        on_malformed: Callable[[MalformedFrame], list[Buffer]] | None = None,
         secured: Secured | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         keep_from_children(sock.fileno())
-        self._received, self._lost, self._farewell = received, lost, farewell
+        self._on_received, self._on_lost, self._on_malformed = on_received, on_lost, on_malformed
         self._reader = FrameReader(limit)
         self._secured = secured
         self._sealed = memoryview(bytearray(_SEALED if secured is not None else 0))
@@ -191,7 +191,7 @@ class FramedSocket:
         if self._open:
             self.close()
             # Not from within `send`: who sends does not expect that what it waits for ends meanwhile.
-            self._loop.call_soon(self._lost, error)
+            self._loop.call_soon(self._on_lost, error)
 
     def _read(self) -> None:
         try:
@@ -211,8 +211,8 @@ class FramedSocket:
         except MalformedFrame as error:
             if isinstance(error, NotTls):
                 self._secured = None  # who does not speak TLS is told so in clear
-            if self._farewell is not None:
-                self.send(self._farewell(error))
+            if self._on_malformed is not None:
+                self.send(self._on_malformed(error))
             self._fail(error)
         except HandshakeRefused as error:
             self._pour()
@@ -225,7 +225,7 @@ class FramedSocket:
         try:
             for frame in frames:
                 if self._open:
-                    self._received(frame)
+                    self._on_received(frame)
         finally:
             for frame in frames:  # descriptors that nobody took: of one that was refused, and of those behind it
                 frame.close()

@@ -125,18 +125,18 @@ class Listener:
 
 
 class _Incoming:
-    """One incoming connection. moved: called when it has proved itself, and when it has ended."""
+    """One incoming connection. on_moved: called when it has proved itself, and when it has ended."""
 
     def __init__(
         self,
         sock: socket.socket,
         greeter: Greeter,
         answers: RequestHandler,
-        moved: Callable[[_Incoming], None],
+        on_moved: Callable[[_Incoming], None],
         secured: Secured | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._greeter, self._answers, self._moved = greeter, answers, moved
+        self._greeter, self._answers, self._on_moved = greeter, answers, on_moved
         self._answering = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._carrier = FramedSocket(
@@ -152,7 +152,7 @@ class _Incoming:
         """End the connection. Its requests are still carried out."""
         self._late.cancel()
         self._carrier.close()
-        self._moved(self)
+        self._on_moved(self)
 
     def _take(self, frame: WireFrame) -> None:
         if not self._greeter.done:
@@ -180,7 +180,7 @@ class _Incoming:
         if self._greeter.done:
             self._late.cancel()
             self._carrier.admit(MAX_FRAME)
-            self._moved(self)
+            self._on_moved(self)
 
     async def _answer(self, frame: WireFrame, packed: Packed) -> None:
         actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
