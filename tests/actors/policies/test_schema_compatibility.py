@@ -53,7 +53,7 @@ LIST = record(("value", "int"), ("next", ["null", "Order"]))
         (enum("x"), enum("x", "y"), True, False),
         ({"type": "fixed", "name": "F", "size": 4}, {"type": "fixed", "name": "F", "size": 8}, False, False),
         (LIST, record(("value", "long"), ("next", ["null", "Order"])), True, False),
-        (record(("a", OLD), ("b", "Order"), name="Two"), record(("a", OLD), ("b", OLD), name="Two"), True, True),
+        (record(("a", OLD), ("b", "Order"), name="Two"), record(("b", OLD), ("a", "Order"), name="Two"), True, True),
         ("int", "double", True, False),
     ],
 )  # fmt: skip
