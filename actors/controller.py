@@ -100,7 +100,7 @@ class Controller(Actor):
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
         self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
-        self._unused = UnusedSubscriptions(ports, self._supervisor, self._changes)
+        self._unused = UnusedSubscriptions(ports, self._supervisor, self._catalog, self._changes)
         self._leftovers_ms = leftovers_ms
         self._unknown: dict[str, list[int]] = {}
         """By bookie, the ledgers that it held at the last garbage collection and no record knows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from actors import unused_subscriptions
+from actors.controller import Controller
 from actors.messages import TopicSettings
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
 from actors.policies.expiry import ExpiryLimits, TopicExpiry
@@ -78,6 +80,23 @@ def test_a_record_that_cannot_be_read_ends_nothing() -> None:
         assert await backlog(broker) == 1
         await meta.create(key, 2, b'{"ttl_ms":1}')
         await broker.quiet(5_000)
+        assert await backlog(broker) == 0
+
+    play(scenario)
+
+
+def test_nobody_comes_back_after_the_end_of_a_cluster() -> None:
+    """The controller starts the owners of subscriptions whose messages expire."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a", "b")
+        assert await backlog(broker) == 2
+        await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=1)
+        for name in ("controller", *broker.world.alive("dispatcher-")):
+            broker.world.crash(name)
+        await broker.world.start("controller", lambda ports: Controller(ports, bookies=["bookie-0"]), fixed=True)
+        await broker.quiet(unused_subscriptions.LOOK_MS + 2 * LOOK_MS)
+        assert list(broker.world.alive("dispatcher-")), "an owner runs though nobody asked for it"
         assert await backlog(broker) == 0
 
     play(scenario)
