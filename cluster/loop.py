@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from cluster.bootstrap.forks import Birthplace, forget_in_children
+from cluster.bootstrap.forks import forget_in_children
 from storage.errors import Fenced, Invalid, Unavailable
 
 T = TypeVar("T")
@@ -40,7 +40,9 @@ class LoopThread:
     """Runs coroutines for threads that block."""
 
     def __init__(self, name: str) -> None:
-        self._birthplace = Birthplace()
+        self._made_in = os.getpid()
+        self.is_here = True
+        """Whether the thread runs in this process, and not in the one that this was forked from."""
         self.loop = new_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -92,16 +94,11 @@ class LoopThread:
         """Call a function there after so long. For callers that run on that thread themselves."""
         return self.loop.call_later(milliseconds / 1000, call)
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the thread runs in this process, and not in the one that this was forked from."""
-        return self._birthplace.is_here
-
     def check_process(self) -> None:
         """Raises Invalid in a forked child: it has no such thread, and would wait for it for ever."""
         if not self.is_here:
             raise Invalid(
-                f"this client was made by process {self._birthplace.pid}; one that was forked from it connects itself"
+                f"this client was made by process {self._made_in}; one that was forked from it connects itself"
             )
 
     def stop(self) -> None:
@@ -119,14 +116,15 @@ class LoopThread:
 _running: WeakSet[LoopThread] = WeakSet()
 
 
-def _leave_tasks() -> None:
-    """Nobody goes on with these tasks in a forked child; it is no error there, and nothing to print at its end."""
+def _leave_threads() -> None:
+    """A forked child has none of these threads. Nobody goes on with their tasks there, which is no error to print."""
     for thread in list(_running):
+        thread.is_here = False
         for task in asyncio.all_tasks(thread.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-forget_in_children(_leave_tasks)
+forget_in_children(_leave_threads)
 
 
 async def _cancel_others() -> None:

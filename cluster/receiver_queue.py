@@ -192,10 +192,13 @@ class ReceiverQueue:
                 message = self._current[-1]
                 batch = message.batch
                 part = batch.received
-                if not part.revoked and batch.consumer.lease_over():
+                if part.revoked:
+                    self._current.pop()
+                    continue
+                if batch.consumer.lease_over():
                     return None
                 self._current.pop()
-                if not part.revoked and (part.taken_back is None or not part.taken_back[message.row]):
+                if part.taken_back is None or not part.taken_back[message.row]:
                     part.shown = message.row + 1
                     return message
             following = self._next_batch(whole=False)

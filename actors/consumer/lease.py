@@ -42,7 +42,7 @@ class Lease:
 
     def over(self) -> bool:
         """The session was not renewed in time, so others may have its messages by now."""
-        return self._held and self.overdue() > 0
+        return self._held and self._ports.clock.monotonic() > self._renewed + self._lasts  # asked for each message
 
     def overdue(self) -> int:
         """For how many milliseconds the lease has been over; 0 while it lasts."""
