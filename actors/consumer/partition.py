@@ -132,12 +132,12 @@ class PartitionConsumer:
     def acknowledge(self, part: Received, rows: np.ndarray | None = None, *, waited: bool = False) -> None:
         """Messages are done. Those of a revoked part are not sent, because others have them (see `wait_confirmed`)."""
         self.losses.count += part.revoked
-        positions = part.close(rows)
-        if len(positions):
-            self.acknowledge_positions(positions, waited=waited)
+        self.acknowledge_positions(part.close(rows), waited=waited)
 
     def acknowledge_positions(self, positions: Positions, *, waited: bool = False) -> None:
         """Acknowledge these with the next poll, or soon (waited: at once), whoever held them before."""
+        if not len(positions):
+            return  # a turn without any would never count as arrived, nor would a later one
         if waited or not self.acknowledgements.waiting:
             self._ack_due = self._ports.clock.monotonic() + ACK_LINGER * (not waited)
         self.acknowledgements.add(positions)

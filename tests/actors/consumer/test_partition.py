@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Attach, Attached, Delivery, Detach
+from actors.messages import NO_POSITIONS, Attach, Attached, Delivery, Detach
 from actors.ports import Address
 from storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError, Unavailable
 from tests.actors.delayed.desk import Desk, serve
@@ -135,6 +135,22 @@ def test_what_is_cleared_and_trimmed_unfetched_nobody_holds() -> None:
         assert (await desk.consumer_stats())["c"]["availablePermits"] == 1000
 
     serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)
+
+
+def test_who_acknowledges_nothing_keeps_nobody_waiting() -> None:
+    """As a client of Pulsar does with an id of a batch of which it says that every message is still open."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        client.parts[0].acknowledge_positions(NO_POSITIONS)
+        await broker.world.within(10_000, client.parts[0].wait_confirmed(), "it is confirmed")
+        client.ack()
+        await broker.world.within(10_000, client.parts[0].wait_confirmed(), "it is confirmed")
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("error", [Unavailable("x"), Conflict("x"), Overloaded("x"), Corrupt("x")])

@@ -107,6 +107,25 @@ def test_who_acknowledges_what_is_not_there_is_answered(server: Client, raw: Raw
     assert entries[-1] == 1
 
 
+@pytest.mark.parametrize("kind", range(4), ids=TYPES)
+def test_who_acknowledges_nothing_of_a_message_is_answered(server: Client, raw: Raw, kind: int) -> None:
+    """Its id with an ack_set in which everything is open; and what it acknowledges afterwards is confirmed."""
+    topic = f"nothing-{kind}"
+    raw.greet()
+    raw.say("subscribe", topic=topic, subscription="s", type=kind, consumer_id=1, request_id=1, initial_position=1)
+    raw.next("success")
+    with server.create_producer(topic) as producer:
+        place = producer.send(b"first", partition_key="k")
+    ledger, entry = map(int, str(place).split(":")[:2])
+    whole = {"ledger": ledger, "entry": entry}
+    raw.say("ack", consumer_id=1, request_id=8, ack_type=0, message_id=[{**whole, "ack_set": [-1] * 2_000 + [0]}])
+    assert raw.next("ack_answer").request_id == 8
+    raw.say("flow", consumer_id=1, permits=10)
+    assert raw.next("message").message_id.entry == entry
+    raw.say("ack", consumer_id=1, request_id=9, ack_type=0, message_id=[whole])
+    assert raw.next("ack_answer").request_id == 9
+
+
 def test_a_connection_that_ends_gives_back_what_it_held(server: Client, raw: Raw) -> None:
     raw.send(HELLO)
     raw.read()

@@ -51,6 +51,14 @@ SHARING_CLIENTS: list[Mutant] = [
         test=GIVEN_UP,
     ),
     Mutant(
+        name="an acknowledgement of nothing takes a turn",
+        module="actors.consumer.partition",
+        old="        if not len(positions):\n            return  # a turn",
+        new="        if positions is None:\n            return  # a turn",
+        world=BROKER,
+        test="tests/actors/consumer/test_partition.py::test_who_acknowledges_nothing_keeps_nobody_waiting",
+    ),
+    Mutant(
         name="a refused message refuses what was gathered with it",
         module="actors.producer.producer",
         old="                if refused and (halves := _halves(group)):\n",
