@@ -449,7 +449,7 @@ class Controller(Actor):
 
     async def on_describe_cluster(self, request: DescribeCluster) -> Text:
         lost = self._supervisor.lost()
-        told = {
+        description = {
             "controller": self.ports.me,
             "storage": self._storage,
             "lostBookies": list(lost),
@@ -468,7 +468,7 @@ class Controller(Actor):
                 for entry in self._supervisor.all()
             ],
         }
-        return Text(json=json.dumps(told))
+        return Text(json=json.dumps(description))
 
 
 async def _all(work: Iterable[Awaitable[Any]]) -> None:

@@ -27,7 +27,7 @@ class ReplicationAuditor:
         self._ports = ports
         self._lost = lost
         self._partitions = partitions
-        self._told: tuple[str, ...] = ()
+        self._reported: tuple[str, ...] = ()
         self._all_known = True
         self._remaining: dict[str, tuple[Address, int]] = {}
 
@@ -42,9 +42,9 @@ class ReplicationAuditor:
     async def turn(self) -> None:
         """Tell topics about lost bookies, and ask those that are not done. Raises SluiceErrors of the metadata."""
         lost = self._lost()
-        if lost != self._told:
+        if lost != self._reported:
             self._ports.log("bookies_lost", lost=list(lost))
-            self._told, self._all_known = lost, False
+            self._reported, self._all_known = lost, False
             self._remaining = dict.fromkeys(self._remaining, ("", 1))
         if not lost and self._all_known and not self.under_replicated():
             return
@@ -60,7 +60,7 @@ class ReplicationAuditor:
         self._remaining[key] = ("", max(self._remaining[key][1], 1))
         if not address:
             return
-        lost = self._told
+        lost = self._reported
         try:
             reply = await self._ports.net.call(address, Replicate(lost=list(lost)), ASK_TIMEOUT)
         except SluiceError as error:

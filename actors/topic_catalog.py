@@ -64,8 +64,8 @@ class TopicCatalog:
         record = await self._meta.read(_TOPICS + topic)
         if record is None:
             raise NotFound(f"there is no topic {topic!r}")
-        settings, told = stored_settings(record.value, TopicSettings)
-        for line in told:
+        settings, notes = stored_settings(record.value, TopicSettings)
+        for line in notes:
             self._log("settings_repaired", topic=topic, change=line)
         return record.number, settings
 

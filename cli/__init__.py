@@ -22,7 +22,7 @@ import sys
 
 def main() -> None:
     """The console script: run the command line of this process and exit with its code."""
-    from cli.outcome import run
+    from cli.exit_codes import run
     from cluster.arrow import without_pandas
 
     without_pandas()

@@ -23,7 +23,7 @@ class Waiting:
     def __init__(self, client: Client, look_seconds: float = LOOK_SECONDS) -> None:
         self._client = client
         self._look_seconds = look_seconds
-        self._told: list[str] = []
+        self._printed: list[str] = []
         self._moved = self._over = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
@@ -36,8 +36,8 @@ class Waiting:
         while not self._wake.wait(self._look_seconds):
             if not self._moved:
                 for line in self.reasons():
-                    if line not in self._told:
-                        self._told.append(line)
+                    if line not in self._printed:
+                        self._printed.append(line)
                         say(f"still waiting: {line}")
             self._moved = False
 

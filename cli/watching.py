@@ -111,21 +111,21 @@ def show_text(server: Server, topic: str, subscription: str) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    told: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    happened: deque[str] = deque(maxlen=EVENTS_SHOWN)
     before: dict[str, Any] | None = None
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         for name, data in server.events(topic, subscription):
             if name == "trouble":
-                told.append(printable(data["reason"]))
+                happened.append(printable(data["reason"]))
             elif name == "events":
-                told.extend(printable(event["text"]) for event in data)
+                happened.extend(printable(event["text"]) for event in data)
             else:
-                live.update(draw(f"{topic} / {subscription}", before, data, list(told)), refresh=True)
+                live.update(draw(f"{topic} / {subscription}", before, data, list(happened)), refresh=True)
                 before = data
 
 
-def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], told: list[str]) -> Any:
+def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], happened: list[str]) -> Any:
     """One picture as a rich renderable."""
     from rich.console import Group
     from rich.table import Table
@@ -150,7 +150,7 @@ def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], tol
             hashes = sum(last - first + 1 for first, last in consumer["ranges"])
             numbers = (hashes, consumer["delivered"], consumer["unacked"], consumer["permits"])
             table.add_row(str(part["partition"]), printable(consumer["name"]), *(f"{number:,}" for number in numbers))
-    return Group(line, counts, table, *(Text(f"  {text}", style="dim") for text in told))
+    return Group(line, counts, table, *(Text(f"  {text}", style="dim") for text in happened))
 
 
 def _rate(before: dict[str, Any] | None, picture: dict[str, Any], name: str) -> float:

@@ -286,7 +286,7 @@ class Client:
         incarnation = f"{options.name}-{secrets.token_hex(8)}"
         callbacks = ConsumerCallbacks(
             on_received=consumer.received,
-            on_event=consumer.told,
+            on_event=consumer.on_event,
             before_send=consumer.tell_partitions,
             taking_back=consumer.taking_back,
         )

@@ -115,7 +115,7 @@ class Consumer:
         for part, (consumer, done) in rows.items():
             consumer.acknowledge(part, np.array(done), waited=waited)
 
-    def told(self, partition: int, event: Event) -> None:
+    def on_event(self, partition: int, event: Event) -> None:
         """A partition has news."""
         if event.kind == "failed":
             error = self.parts[partition].failed
@@ -241,9 +241,9 @@ class Consumer:
     def _wait_confirmed(self, parts: list[PartitionConsumer], timeout: float | None = None) -> None:
         """What was lost counts as told when all have settled in time: who gives up is told nothing."""
         losses = [part.losses for part in parts]
-        told = [one.told for one in losses]
+        reported = [one.reported for one in losses]
         self._loop.run(_together(part.settle() for part in parts), timeout)
-        tell(losses, since=told)
+        tell(losses, since=reported)
 
     def pause(self) -> None:
         """Ask for no more messages; those that were granted may still come."""

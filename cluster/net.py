@@ -85,25 +85,25 @@ class DirectNet:
     async def _here(self, local: LocalActors, actor: str, kind: str, packed: Packed, timeout_s: float) -> Answer:
         """Ask an actor of this process. It goes on with its work when the caller has given up."""
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[Answer] = loop.create_future()
-        self._tasks[told] = loop.create_task(self._serve(local, actor, kind, packed, told))
-        timer = loop.call_later(timeout_s, late, told)
+        answered: asyncio.Future[Answer] = loop.create_future()
+        self._tasks[answered] = loop.create_task(self._serve(local, actor, kind, packed, answered))
+        timer = loop.call_later(timeout_s, late, answered)
         try:
-            answer = await told
+            answer = await answered
         finally:
             timer.cancel()
         return answer.copied() if isinstance(answer, Packed) else answer
 
     async def _serve(
-        self, local: LocalActors, actor: str, kind: str, packed: Packed, told: asyncio.Future[Answer]
+        self, local: LocalActors, actor: str, kind: str, packed: Packed, answered: asyncio.Future[Answer]
     ) -> None:
         try:
             answer = await local.answer_here(actor, kind, packed)
-            if not told.done():
-                told.set_result(answer)
+            if not answered.done():
+                answered.set_result(answer)
         finally:
-            self._tasks.pop(told, None)
-            told.cancel()  # without an effect, unless this ended before there was an answer
+            self._tasks.pop(answered, None)
+            answered.cancel()  # without an effect, unless this ended before there was an answer
 
     async def _find(self, host: str) -> Endpoint | Unknown:
         self.lookups += 1

@@ -87,18 +87,18 @@ class Reserve:
     def __init__(self, path: Path, rate: float, messages: int) -> None:
         """path: the file of the pace. rate, messages: of the whole act, of all tasks together."""
         self._path, self._rate, self._messages = path, rate, messages
-        self._told = rate
+        self._announced = rate
 
     def look(self, left: int, needed_s: float, now: int) -> None:
         """Change the pace if necessary. left: messages not sent yet; needed_s: seconds, 0 when none is needed.
 
         It is slowed again when only half of the time that is needed is left, so it never runs out before.
         """
-        rate = self._told
+        rate = self._announced
         if not needed_s:
             rate = self._rate
-        elif 0 < left <= self._messages * RESERVE and left < self._told * needed_s / 2:
+        elif 0 < left <= self._messages * RESERVE and left < self._announced * needed_s / 2:
             rate = max(left / needed_s, 1.0)
-        if rate != self._told:
-            self._told = rate
+        if rate != self._announced:
+            self._announced = rate
             Pace(rate, now).write(self._path)

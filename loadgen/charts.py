@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from loadgen.kinds import KINDS
 from loadgen.measures import Counts, Measures
 from loadgen.memory import ROLES, lines
-from loadgen.outcome import Report
+from loadgen.result import Report
 
 INK, MUTED, GRID = "#1b2733", "#66788a", "#e6ebf0"
 PUBLISHED, DELIVERED, DRAINING, BACKLOG = "#2f6fde", "#0f9d76", "#a23ec2", "#9aa7b4"
@@ -263,7 +263,7 @@ def _mark_acts(figure: Any, report: Report) -> None:
     if not report.two_acts:
         return
     strips = []
-    for act, colour in zip(report.told_acts(), ACT_COLOURS, strict=False):
+    for act, colour in zip(report.acts_shown(), ACT_COLOURS, strict=False):
         end = min(act["to_s"], _shown(report)[1]) if "at_rest" not in act else _shown(report)[1]
         strips.append(
             {

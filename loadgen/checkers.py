@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loadgen.columns import Mask, distinct, last_before, one_to_one, running_end, sorted_pairs
+from loadgen.column_operations import Mask, distinct, last_before, one_to_one, running_end, sorted_pairs
 from loadgen.history import ACKS, DEATH, DETACH, EVENTS, EXPIRED, FAIL, OK, OWNER_CHANGE, RECEIVES, SENDS, Int64s
 from loadgen.repeats import Deliveries, out_of_order
 from storage.hashing import hash_column, reduce_hash

@@ -208,7 +208,7 @@ class FloodConsumer:
                 receiver_queue_size=self._queue,
                 policy=job.policy,
                 nack_order=job.nack_order,
-                on_ranges=lambda partition, kind, _: self._told(events, partition, kind),
+                on_ranges=lambda partition, kind, _: self._on_ranges(events, partition, kind),
             )
             self._event(events, ATTACH, job.clock.now())
             self._joined = True
@@ -242,11 +242,11 @@ class FloodConsumer:
         google_crc32c.value(np.frombuffer(payload.buffers()[2] or b"", np.uint8))
         if self._job.work_us:
             time.sleep(count * self._job.work_us / 1e6)
-        let_go = self._give_back(consumer, batch)
-        let_go[let_go == 0] = self._job.clock.now()
-        deliveries.append(self._record(batch, received_at, let_go))
+        released_at = self._give_back(consumer, batch)
+        released_at[released_at == 0] = self._job.clock.now()
+        deliveries.append(self._record(batch, received_at, released_at))
         consumer.acknowledge(batch)
-        self._handed_over = max(int(let_go.max()), self._handed_over)
+        self._handed_over = max(int(released_at.max()), self._handed_over)
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
 
@@ -255,21 +255,21 @@ class FloodConsumer:
 
         Returns when, as the negative of microseconds, 0 for the rows that stay.
         """
-        let_go = np.zeros(len(batch.positions), np.int64)
+        released_at = np.zeros(len(batch.positions), np.int64)
         if not self._job.nack:
-            return let_go
+            return released_at
         # By position, so that it is the same whoever gets it; a consumer that is killed changes nothing.
         mixed = (batch.positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
         chosen = np.flatnonzero((mixed < self._job.nack * (1 << 24)) & (batch.redeliveries == 0))
         if len(chosen):
             now = self._job.clock.now()
             consumer.negative_acknowledge(batch, rows=chosen, delay_ms=0)
-            let_go[chosen] = -now
-            let_go[batch.taken_back] = -now
-        return let_go
+            released_at[chosen] = -now
+            released_at[batch.taken_back] = -now
+        return released_at
 
-    def _record(self, batch: BrokerBatch, received_at: int, let_go: Int64s) -> pa.RecordBatch:
-        """One row a message. let_go: when it was acknowledged; negative: when it was given back, or taken back."""
+    def _record(self, batch: BrokerBatch, received_at: int, released_at: Int64s) -> pa.RecordBatch:
+        """One row a message. released_at: when it was acknowledged; negative: when it was given back, or taken back."""
         rows = batch.rows
         count = rows.num_rows
         key, payload, key_seq = rows.column("key"), rows.column("payload"), read_key_seq(rows)
@@ -284,14 +284,14 @@ class FloodConsumer:
             pa.array(np.full(count, batch.epoch, np.int64)),
             pa.array(np.asarray(batch.dispatch, np.int64)),
             pa.array(np.full(count, received_at, np.int64)),
-            pa.array(np.abs(let_go)),
-            pa.array(let_go < 0),
+            pa.array(np.abs(released_at)),
+            pa.array(released_at < 0),
             pa.compute.binary_length(payload),
             pa.array(bucket_hashes(key, key_seq)),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=DELIVERIES)
 
-    def _told(self, events: Journal, partition: int, kind: str) -> None:
+    def _on_ranges(self, events: Journal, partition: int, kind: str) -> None:
         """A session is over: for the judge the holds of it ended with its last batch, and what was confirmed by now."""
         if kind != "lost":
             return

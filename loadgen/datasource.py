@@ -256,10 +256,10 @@ class _Session:
             subscription,
             initial_position="earliest",
             receiver_queue_size=20_000,
-            on_ranges=self._told,
+            on_ranges=self._on_ranges,
         )
 
-    def _told(self, _partition: int, kind: str, _ranges: Any) -> None:
+    def _on_ranges(self, _partition: int, kind: str, _ranges: Any) -> None:
         """A session was lost: acknowledgements that were not durable yet, or are still to come, are void; files stay.
 
         What comes again is recognised by them and acknowledged again; what does not come again was durable.

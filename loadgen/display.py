@@ -61,7 +61,7 @@ class LineDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._phase = ""
-        self._told = 0.0
+        self._shown_at = 0.0
         self._faults = 0
 
     def show(self, progress: FloodProgress) -> None:
@@ -70,7 +70,7 @@ class LineDisplay:
             self._console.print(f"  {line}", highlight=False)
         self._faults = len(progress.faults)
         now = time.monotonic()
-        if progress.phase == self._phase and now - self._told < _LINE_EVERY_S:
+        if progress.phase == self._phase and now - self._shown_at < _LINE_EVERY_S:
             return
         if progress.phase != self._phase:
             self._console.print(progress.phase, highlight=False)
@@ -80,7 +80,7 @@ class LineDisplay:
                 f"backlog {progress.backlog:,}, draining hashes {progress.draining:,}",
                 highlight=False,
             )
-        self._phase, self._told = progress.phase, now
+        self._phase, self._shown_at = progress.phase, now
 
     def __enter__(self) -> LineDisplay:
         return self

@@ -40,7 +40,7 @@ class FaultButtons:
         self._victims: list[Victim] = []
         self._looked = float("-inf")
 
-    def told(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         rows = [f"{row['kind']} {row['target']}" for row in self._chaos.fleet.history]
         return {
             "victims": [victim._asdict() for victim in self._known()],

@@ -50,8 +50,8 @@ from loadgen.hot_keys import merged
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
 from loadgen.options import PULSAR, FloodOptions
-from loadgen.outcome import Report
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, spread, warm_up
+from loadgen.result import Report
 from loadgen.sampling import Sampler, at_rest
 from loadgen.session import SparkStart, cause_of, session_of
 from loadgen.verdict import Judgement, judge_with_spark, span_of

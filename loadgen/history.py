@@ -262,9 +262,9 @@ def confirm_acks(acks: pa.Table, events: pa.Table) -> pa.Table:
     confirmed = acks.column("confirmed_at").to_numpy().copy()
     who = acks.column("consumer").combine_chunks().dictionary_encode()
     codes = who.indices.to_numpy(zero_copy_only=False)
-    told = events.filter(pa.compute.equal(events.column("event"), CONFIRMED))
+    confirmations = events.filter(pa.compute.equal(events.column("event"), CONFIRMED))
     for code, name in enumerate(who.dictionary.to_pylist()):
-        mine = told.filter(pa.compute.equal(told.column("consumer"), name)).sort_by("upto")
+        mine = confirmations.filter(pa.compute.equal(confirmations.column("consumer"), name)).sort_by("upto")
         if mine.num_rows == 0:
             continue
         upto, at = mine.column("upto").to_numpy(), mine.column("at").to_numpy()

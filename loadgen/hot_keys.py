@@ -12,7 +12,7 @@ _KINDS = {"messages": ("count", "counted"), "bytes": ("count", "countedBytes"), 
 _TITLES = {"messages": "by messages", "bytes": "by bytes", "held": "by time held"}
 
 
-def merged(told: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def merged(answers: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """What each partition told (the verb `hot_keys`, in order), as one list a kind, heaviest first.
 
     key: text, or None if no message of it could be read. share: of everything that was told of, 0 to 1. A key is in one
@@ -20,10 +20,10 @@ def merged(told: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """
     heaviest = {}
     for kind, (field, whole) in _KINDS.items():
-        total = sum(one[whole] for one in told)
+        total = sum(one[whole] for one in answers)
         rows = [
             {"key": row["key"], "partition": partition, field: row[field], "share": round(row[field] / total, 4)}
-            for partition, one in enumerate(told)
+            for partition, one in enumerate(answers)
             for row in one[kind]
         ]
         heaviest[kind] = sorted(rows, key=lambda row: (-row[field], row["partition"]))[:SHOWN]
@@ -46,8 +46,8 @@ def table(heaviest: dict[str, list[dict[str, Any]]]) -> str:
     rows = ""
     for place in range(max(len(rows) for rows in heaviest.values())):
         cells = ""
-        for told in heaviest.values():
-            row = told[place] if place < len(told) else None
+        for kind_rows in heaviest.values():
+            row = kind_rows[place] if place < len(kind_rows) else None
             cells += (
                 f'<td>{escape(_name(row))}</td><td class="number">{row["share"]:.1%}</td>' if row else "<td></td>" * 2
             )

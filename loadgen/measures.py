@@ -207,11 +207,11 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
         result.first_sent, result.last_confirmed = int(since.min()), int(at.max())
         act = span.act(since)
         for number in np.unique(act).tolist():
-            mine, told = act == number, result.acts[number]
-            told.confirmed = int(mine.sum())
-            told.first_sent, told.last_confirmed = int(since[mine].min()), int(at[mine].max())
-            record(told.publish, (at - since)[mine])
-            result.publish.add(told.publish)
+            mine, of_act = act == number, result.acts[number]
+            of_act.confirmed = int(mine.sum())
+            of_act.first_sent, of_act.last_confirmed = int(since[mine].min()), int(at[mine].max())
+            record(of_act.publish, (at - since)[mine])
+            result.publish.add(of_act.publish)
     if delivered.num_rows == 0:
         return result
     received, acked = _ints(delivered, "received_at"), _ints(delivered, "acked_at")
@@ -268,11 +268,11 @@ def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64
     """Of the first deliveries: when each was sent, how long it took, when it was let go (0: never)."""
     act = result.span.act(since)
     for number in np.unique(act).tolist():
-        mine, told = act == number, result.acts[number]
-        record(told.histogram, latency[mine])
-        result.histogram.add(told.histogram)
-        told.acked = int((acked[mine] > 0).sum())
-        told.last_acked = int(acked[mine].max())
+        mine, of_act = act == number, result.acts[number]
+        record(of_act.histogram, latency[mine])
+        result.histogram.add(of_act.histogram)
+        of_act.acked = int((acked[mine] > 0).sum())
+        of_act.last_acked = int(acked[mine].max())
 
 
 def _ints(table: pa.Table, name: str) -> Int64s:

@@ -187,11 +187,11 @@ def summarise(samples: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def by_role(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_role(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of `summarise`, one entry a role: how many processes, and the most that any of them took and grew."""
     rows = []
-    for role in dict.fromkeys(entry["role"] for entry in told):
-        mine = [entry for entry in told if entry["role"] == role]
+    for role in dict.fromkeys(entry["role"] for entry in summaries):
+        mine = [entry for entry in summaries if entry["role"] == role]
         most = {name: max(entry[name] for entry in mine) for name in ("warm_mb", "end_mb", "peak_mb", "growth_mb")}
         rows.append({"role": role, "processes": len(mine), **most})
     return rows

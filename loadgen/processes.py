@@ -28,7 +28,8 @@ class BrokerMemory:
         found: list[tuple[str, str, int]] = []
         with contextlib.suppress(RayError):
             free, total = (
-                told.get("object_store_memory", 0) for told in (ray.available_resources(), ray.cluster_resources())
+                resources.get("object_store_memory", 0)
+                for resources in (ray.available_resources(), ray.cluster_resources())
             )
             found.append((SHARED, "object store", int(total - free)))
         for host, answer in self._ask(ray):

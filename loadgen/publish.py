@@ -253,7 +253,7 @@ class _Sender:
         self._progress = os.open(job.folder / "progress" / f"task-{task}", os.O_CREAT | os.O_WRONLY, 0o600)
         self._started, self._base = job.clock.now(), 0
         self._rate, self._share = 0.0, 1.0
-        self._told: Pace | None = None
+        self._pace_read: Pace | None = None
         self.sent = self.confirmed = self.bytes = 0
 
     def late(self) -> bool:
@@ -293,10 +293,10 @@ class _Sender:
     def _follow(self, row: int) -> None:
         """Take up a pace that was told, from this row on, whose intended time never goes back."""
         pace = Pace.read(self._job.pace)
-        if pace is None or pace == self._told:
+        if pace is None or pace == self._pace_read:
             return
         due = self._started + int((row - self._base) * (1e6 / self._rate)) if self._rate else 0
-        self._told, self._rate = pace, pace.rate * self._share
+        self._pace_read, self._rate = pace, pace.rate * self._share
         self._started, self._base = max(due, pace.at), row
 
     def _await_pace(self) -> Pace | None:

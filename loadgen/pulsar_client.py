@@ -56,13 +56,13 @@ def check_installed() -> None:
 
 def untold(faults: Sequence[str]) -> dict[str, str]:
     """The promises that a flood with this client cannot judge, and why. faults: the kinds that are done to it."""
-    told = {
+    reasons = {
         "unexplained_redelivery": "a Pulsar client is not told why a message comes again",
         "acked_redelivered": "this client is not told when an acknowledgement is durable",
     }
     if any(kind not in CONSUMER_KINDS for kind in faults):
-        told["overlap"] = "a Pulsar client is not told when the broker takes back what it holds"
-    return told
+        reasons["overlap"] = "a Pulsar client is not told when the broker takes back what it holds"
+    return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class PulsarReceipt:
         self._error = ""
         self._over = threading.Event()
 
-    def told(self, row: int, result: Any, message_id: Any) -> None:
+    def on_sent(self, row: int, result: Any, message_id: Any) -> None:
         """The outcome of one message, from the client's own thread."""
         if result.name == "Ok":
             self.confirmed_at[row] = time.time_ns() // 1000
@@ -213,7 +213,7 @@ class PulsarProducer:
             for row in range(count):
                 self._one.send_async(
                     payloads[row],
-                    partial(receipt.told, row),
+                    partial(receipt.on_sent, row),
                     properties=dict(more["properties"][row]) if "properties" in more else None,
                     partition_key=_text(keys[row]),
                     sequence_id=self._next,

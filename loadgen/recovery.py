@@ -343,11 +343,11 @@ class _Deliveries:
         """How long a key that changed its consumer waited for nobody."""
         order = np.lexsort((self.received, self.place))
         place, consumer, received = self.place[order], self.consumer[order], self.received[order]
-        let_go = self._let_go()[order]
+        released_at = self._released_at()[order]
         moved = np.flatnonzero((place[1:] == place[:-1]) & (consumer[1:] != consumer[:-1])) + 1
         if not len(moved):
             return
-        free = _running_maximum(let_go, place)[moved - 1]
+        free = _running_maximum(released_at, place)[moved - 1]
         end = self._ends[consumer[moved - 1]]
         free = np.where(end <= received[moved], np.maximum(free, end), free)
         known = self._confirmed_at(order[moved])
@@ -370,7 +370,7 @@ class _Deliveries:
                 }
             )
 
-    def _let_go(self) -> Int64s:
+    def _released_at(self) -> Int64s:
         """When each delivery was over: acknowledged, or its consumer had left or died; at once where nobody told."""
         return np.where(self.acked > 0, self.acked, np.maximum(self._ends[self.consumer], self.received))
 
@@ -387,8 +387,8 @@ class _Deliveries:
         """When the message of each of these deliveries was confirmed, or due; 0 where nobody told."""
         position, partition = _ints(self._sent, "position"), _ints(self._sent, "partition")
         ready = np.maximum(_ints(self._sent, "confirmed_at"), _ints(self._sent, "deliver_at") * 1000)
-        told = np.flatnonzero(position >= 0)
-        order = told[np.lexsort((position[told], partition[told]))]
+        known_at = np.flatnonzero(position >= 0)
+        order = known_at[np.lexsort((position[known_at], partition[known_at]))]
         if not len(order):
             return np.zeros(len(rows), np.int64)
         # Two columns compared as one: (partition, position) in their common order.

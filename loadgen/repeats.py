@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.columns import Mask
+from loadgen.column_operations import Mask
 from loadgen.history import Int64s
 
 

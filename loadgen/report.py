@@ -19,7 +19,7 @@ from rich.text import Text
 
 from loadgen import charts, hot_keys
 from loadgen.memory import WARM_US, by_role, summarise
-from loadgen.outcome import BROKEN, OK, Report, percentiles
+from loadgen.result import BROKEN, OK, Report, percentiles
 
 FEW_FAULTS = 6
 _MEANINGS = {
@@ -104,7 +104,7 @@ def _acts_table(report: Report) -> str:
         for name in ("messages", "published/s", "end to end/s", "p50", "p99", "p99.9", "max")
     )
     rows = ""
-    for act in report.told_acts():
+    for act in report.acts_shown():
         name = f'<td><b>{escape(act["name"])}</b><br><span class="note">{act["from_s"]:.1f} to {act["to_s"]:.1f} s'
         name += f", {act['intended_msgs_per_s']:,.0f}/s</span></td>" if act["intended_msgs_per_s"] else "</span></td>"
         if "at_rest" in act:
@@ -120,15 +120,15 @@ def _acts_table(report: Report) -> str:
 
 def _drains_table(report: Report) -> str:
     """How long hashes drained, by the consumer that had to finish."""
-    told = report.told_drains()
-    if not told:
+    figures = report.drains_shown()
+    if not figures:
         return ""
     head = "".join(
         f'<th class="number">{name}</th>'
         for name in ("hashes", "drained for, p50", "max", "blocked attempts, p50", "max")
     )
     rows = ""
-    for name, row in told.items():
+    for name, row in figures.items():
         cells = "".join(f'<td class="number">{row[what]:,}{unit}</td>' for what, unit in _DRAIN.items())
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
     note = '<p class="note">Hashes that drained, by the consumer that had to finish:</p>'
@@ -260,7 +260,7 @@ def _fault_table(report: Report) -> str:
         f"{escape(fault['kind'])}</td><td>{escape(fault['target'])}</td>"
         f'<td class="number">{_next_delivery(fault)}</td>'
         f'<td class="note">{escape(_effect(fault))}</td></tr>'
-        for fault in report.told_faults()
+        for fault in report.faults_shown()
     )
     return f"<table>{rows}</table>"
 
@@ -278,33 +278,33 @@ def _next_delivery(fault: dict[str, Any]) -> str:
 
 def _recovery_rows(report: Report) -> list[tuple[str, str]]:
     """The recovery times, as (what, how long) in words."""
-    told = report.recovery()
+    figures = report.recovery()
     rows = []
     again = "the same, where neither its successor nor the controller was hit as well"
     for what, times in (
-        ("SIGKILL of a consumer to the first redelivery of its keys", told["redelivery_ms"]),
-        ("the same, while all owners worked", told["redelivery_alone_ms"]),
-        ("the same, of each key that waited there", told["redelivered_keys_ms"]),
-        ("SIGKILL of a dispatcher to the next delivery", told["next_delivery_ms"]["dispatchers"]),
-        (again, told["next_delivery_alone_ms"]["dispatchers"]),
-        ("SIGKILL of a partition's owner to the next delivery", told["next_delivery_ms"]["topics"]),
-        (again, told["next_delivery_alone_ms"]["topics"]),
-        ("a key that changed hands waited, beyond its own messages", told["unexplained_hold_ms"]),
+        ("SIGKILL of a consumer to the first redelivery of its keys", figures["redelivery_ms"]),
+        ("the same, while all owners worked", figures["redelivery_alone_ms"]),
+        ("the same, of each key that waited there", figures["redelivered_keys_ms"]),
+        ("SIGKILL of a dispatcher to the next delivery", figures["next_delivery_ms"]["dispatchers"]),
+        (again, figures["next_delivery_alone_ms"]["dispatchers"]),
+        ("SIGKILL of a partition's owner to the next delivery", figures["next_delivery_ms"]["topics"]),
+        (again, figures["next_delivery_alone_ms"]["topics"]),
+        ("a key that changed hands waited, beyond its own messages", figures["unexplained_hold_ms"]),
     ):
         if times["count"]:
             text = "  ".join(f"{name} {_short_ms(times[name])}" for name in ("p50", "p99", "max"))
             rows.append((what, f"{text}  ({times['count']:,} times)"))
-    stall = told["longest_stall"]
+    stall = figures["longest_stall"]
     if stall["ms"]:
         after = f", after {stall['after']}" if stall["after"] else ""
         text = f"{_short_ms(stall['ms'])} in partition {stall['partition']} at {stall['at_s']:.1f} s{after}"
         rows.append(("longest time without a delivery", text))
-    if told["moves"] is not None:
-        moves = told["moves"]
+    if figures["moves"] is not None:
+        moves = figures["moves"]
         text = f"{moves['moved']:,} in {moves['changes']:,} changes, {moves['ratio']:.2f} times the minimum"
         rows.append(("hashes moved", text))
-    if told["passed_over"]:
-        rows.append(("faults passed over", f"{len(told['passed_over'])}: {told['passed_over'][0]}"))
+    if figures["passed_over"]:
+        rows.append(("faults passed over", f"{len(figures['passed_over'])}: {figures['passed_over'][0]}"))
     return rows
 
 
@@ -330,14 +330,14 @@ def _rest_table(report: Report) -> str:
 
 
 def _memory_card(report: Report) -> str:
-    told = by_role(summarise(report.memory))
-    if not told:
+    figures = by_role(summarise(report.memory))
+    if not figures:
         return ""
     rows = "".join(
         f'<tr><td>{escape(entry["role"])}</td><td class="number">{entry["processes"]}</td>'
         + "".join(f'<td class="number">{entry[name]:,.0f} MB</td>' for name in ("warm_mb", "end_mb", "peak_mb"))
         + f'<td class="number">{entry["growth_mb"]:+,.0f} MB</td></tr>'
-        for entry in told
+        for entry in figures
     )
     head = "".join(f'<th class="number">{name}</th>' for name in ("processes", "warm", "at the end", "peak", "growth"))
     note = (
@@ -413,7 +413,7 @@ def _information_in_words(report: Report) -> list[tuple[str, str]]:
 def _acts_in_words(report: Report) -> list[tuple[str, str]]:
     """A line an act, if there are acts."""
     rows = []
-    for number, act in enumerate(report.told_acts() if report.two_acts else (), 1):
+    for number, act in enumerate(report.acts_shown() if report.two_acts else (), 1):
         if "at_rest" in act:
             text = "nothing is left" if not any(act["at_rest"].values()) else f"left: {sum(act['at_rest'].values()):,}"
         elif act["intended_msgs_per_s"]:
@@ -428,9 +428,9 @@ def _acts_in_words(report: Report) -> list[tuple[str, str]]:
 def _faults_in_words(report: Report) -> str:
     """Each fault, or how many of each kind if there are many."""
     if len(report.faults) <= FEW_FAULTS:
-        told = (f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults)
+        lines = (f"{f['kind']} {f['target']} at {f['at_s']:.1f} s" for f in report.faults)
         effects = [f" ({f['effect'] or 'no effect seen'})" if "effect" in f else "" for f in report.faults]
-        return "\n".join(line + effect for line, effect in zip(told, effects, strict=True)) or "none"
+        return "\n".join(line + effect for line, effect in zip(lines, effects, strict=True)) or "none"
     counts = Counter(str(fault["kind"]) for fault in report.faults)
     return ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
 

@@ -100,9 +100,9 @@ class Sampler(Sampling):
     def sample(self) -> dict[str, int]:
         """Ask now. Raises SluiceError, and KeyError if a counter that must be zero at rest is not told at all."""
         at = self.clock.now()
-        told = self.client.stats(self.topic, self.subscription)
-        rows = [row_of(stats, at) for stats in told]
-        for stats in told:
+        answers = self.client.stats(self.topic, self.subscription)
+        rows = [row_of(stats, at) for stats in answers]
+        for stats in answers:
             self.drains[int(stats["partition"]), int(stats.get("epoch", 0))] = stats["drainingHashesByConsumer"]
         sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}
         self.rows.extend(rows)
@@ -116,9 +116,9 @@ class Sampler(Sampling):
 def row_of(stats: dict[str, Any], at: int) -> dict[str, int]:
     """One row of STATS from the statistics of one partition."""
     row = {"at": at, "partition": int(stats["partition"])}
-    row |= {name: int(stats[told]) for name, told in _ALWAYS.items()}
+    row |= {name: int(stats[source]) for name, source in _ALWAYS.items()}
     sentinel = stats["sentinel"]
-    return row | {name: sum(int(sentinel[one]) for one in told) for name, told in _SENTINEL.items()}
+    return row | {name: sum(int(sentinel[one]) for one in sources) for name, sources in _SENTINEL.items()}
 
 
 def at_rest(sums: dict[str, int]) -> dict[str, int]:

@@ -51,9 +51,9 @@ def judge_part(
 ) -> Judgement:
     """Judge one part: tables SENT, DELIVERIES and EVENTS of loadgen.history that hold whole keys; faults in order."""
     rows = np.flatnonzero(delivered.column("acked_at").to_numpy() > 0)
-    let_go = delivered if len(rows) == delivered.num_rows else delivered.take(pa.array(rows))
-    unconfirmed = pa.chunked_array([np.zeros(let_go.num_rows, np.int64)])
-    acks = let_go.append_column("confirmed_at", unconfirmed).select(ACKS.names)
+    released_at = delivered if len(rows) == delivered.num_rows else delivered.take(pa.array(rows))
+    unconfirmed = pa.chunked_array([np.zeros(released_at.num_rows, np.int64)])
+    acks = released_at.append_column("confirmed_at", unconfirmed).select(ACKS.names)
     # Each delivery stands in one row with its own acknowledgement.
     given = (sent.select(SENDS.names), delivered.select(RECEIVES.names), confirm_acks(acks, events), events)
     findings = judge(*given, acked_rows=rows, nack_order=nack_order)

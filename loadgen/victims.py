@@ -50,10 +50,12 @@ class Victims:
     def _rows(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Of each partition its statistics and the consumer's row in them."""
         try:
-            told = self._client.stats(self._topic, self._subscription)
+            statistics = self._client.stats(self._topic, self._subscription)
         except SluiceError:
             return []
-        return [(stats, row) for stats in told for row in stats.get("consumers", []) if row["consumerName"] == name]
+        return [
+            (stats, row) for stats in statistics for row in stats.get("consumers", []) if row["consumerName"] == name
+        ]
 
 
 def _enough(count: Callable[[], int], least: int, seconds: float) -> int:

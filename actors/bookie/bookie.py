@@ -104,11 +104,11 @@ class Bookie(Actor):
         """Whether the last start found that records without a name are lost."""
         return self.store.replayed.lost
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """One round of housekeeping now; it runs by itself every `housekeeping_ms`."""
         if self._maintenance is not None and self.stopped is None:
             try:
-                await self._maintenance.tend()
+                await self._maintenance.maintain()
             except DiskFailed as error:
                 self._fail(f"the disk failed: {error}")
 
@@ -315,7 +315,7 @@ class Bookie(Actor):
     async def _keep(self) -> None:
         while self.stopped is None:
             await self.ports.clock.sleep(self.settings.housekeeping_ms)
-            await self.tend()
+            await self.maintain()
 
     def _disk_full(self) -> None:
         if self._maintenance is not None and self._maintenance.read_only is None:

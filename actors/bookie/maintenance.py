@@ -38,7 +38,7 @@ class BookieMaintenance:
         await self._check_space()
         await self._collect()
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """One round. Raises DiskFailed."""
         store = self.store
         await store.log.sync_mark()

@@ -43,6 +43,6 @@ class HandingOver:
                 raise
             await wait.pause()
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """The owner has news."""
         self.done = self.done or event.kind == "handed_over"

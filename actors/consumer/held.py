@@ -72,7 +72,7 @@ class Received:
         """These of the rows, one or more, ascending."""
         return self.rows.take(pa.array(chosen))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nobody looks at the rows any more; where they are, and that they are held, stays."""
         self.rows = self.rows.slice(0, 0)
 
@@ -161,7 +161,7 @@ class Unread(Received):
             taken.append(rows.slice(place if which is None else int(which[place]), 1))
         return pa.concat_batches(taken)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.rows = self._pieces[0][0].slice(0, 0)
 
 

@@ -10,17 +10,17 @@ from storage.errors import Fenced
 @dataclass(eq=False, slots=True)
 class Losses:
     """Losses on one partition. count: sessions that were lost with acknowledgements, and parts that were finished after
-    the loss of their session. told: how many of these were reported to a caller that waited until the end.
+    the loss of their session. reported: how many of these were reported to a caller that waited until the end.
     """
 
     count: int = 0
-    told: int = 0
+    reported: int = 0
 
 
 def tell(losses: list[Losses], since: list[int]) -> None:
     """Raises Fenced if there are more losses than `since`, which were reported before: those messages come again."""
     counts = [one.count for one in losses]
     for one, count in zip(losses, counts, strict=True):
-        one.told = count
+        one.reported = count
     if counts != since:
         raise Fenced("the session was lost before its acknowledgements were confirmed")

@@ -148,9 +148,9 @@ class PartitionConsumer:
         """Give messages back, to be delivered again after `delay` ms. Returns when the subscription has it durably,
         whatever becomes of its owner; False if this consumer ended, or got some of them again, before.
         """
-        return await self.give_back([(part, rows)], delay)
+        return await self.nack([(part, rows)], delay)
 
-    async def give_back(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
+    async def nack(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
         """The same of several parts at once, which come again in the order of the log."""
         seen = np.concatenate([part.counts(rows) for part, rows in given])
         positions = np.concatenate([part.close(rows) for part, rows in given])
@@ -184,9 +184,9 @@ class PartitionConsumer:
 
         Raises Fenced, once, if a session was lost with acknowledgements that were not: those messages come again.
         """
-        told = self.losses.told
+        reported = self.losses.reported
         await self.settle()
-        tell([self.losses], since=[told])
+        tell([self.losses], since=[reported])
 
     async def settle(self) -> None:
         """Wait until every acknowledgement so far is durable or void."""
@@ -410,7 +410,7 @@ class PartitionConsumer:
         if delivery.parts:
             self._inbox.add(delivery.parts, self.epoch, self.session)
         for event in delivery.events:
-            self.handing_over.told(event)
+            self.handing_over.on_event(event)
             self._callbacks.on_event(self.partition, event)
         if delivery.revocation is not None:
             back, unseen = self._revocations.carry_out(delivery.revocation)

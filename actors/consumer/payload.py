@@ -164,7 +164,7 @@ class DecodedRuns:
 class Payloads:
     """Finds the payloads of one partition's parts. decoded: a cache of runs that others share, if there is one.
 
-    unread: nothing is taken out of the runs before somebody looks at it. Until then a part keeps its runs.
+    lazy: nothing is taken out of the runs before somebody looks at it. Until then a part keeps its runs.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class Payloads:
         partition: int,
         decoded: DecodedRuns | None = None,
         *,
-        unread: bool = False,
+        lazy: bool = False,
     ) -> None:
         self._ports = ports
         self._topic = TopicClient(ports, directory, topic, partition)
         self._partition = partition
         self._decoded = DecodedRuns() if decoded is None else decoded
-        self._unread = unread
+        self._lazy = lazy
         self._cut_apart = False
         """The topic is far: everybody is given rows of his own, and waits for nobody else's."""
         self._gone_ledger, self._gone_until = -1, 0
@@ -233,7 +233,7 @@ class Payloads:
         if part.count and part.blob is not None:
             payload = await self._sent_along(part.ledger, part.blob)
             if payload is not None:
-                run = _sent(part, payload, kept=self._unread)
+                run = _sent(part, payload, kept=self._lazy)
                 if run is not None:
                     return run
                 damaged = True
@@ -346,7 +346,7 @@ class Payloads:
             overtook=np.isin(part.rows[start : start + count], part.overtook) if len(part.overtook) else NONE_OVERTOOK,
             follows=run.follows(int(rows[-1])),
         )
-        if not self._unread:
+        if not self._lazy:
             received.take_out()
         return received
 

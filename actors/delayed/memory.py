@@ -42,7 +42,7 @@ class InMemoryTracker(CoreTracker):
         self._lookahead = FIXED_DELAY_LOOKAHEAD if lookahead is None else lookahead
         self._fallback = fallback
         self._most = most
-        self.leftovers: Callable[[], Awaitable[None]] | None = None
+        self.delete_other_index: Callable[[], Awaitable[None]] | None = None
         """Deletes what the subscription has in buckets from an earlier time."""
         self._fixed = True
         self._highest = -1
@@ -86,8 +86,8 @@ class InMemoryTracker(CoreTracker):
     async def delete(self) -> None:
         """The subscription is gone. Raises Unavailable."""
         self._core.clear()
-        if self.leftovers is not None:
-            await self.leftovers()
+        if self.delete_other_index is not None:
+            await self.delete_other_index()
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Nothing can be lost but with the whole tracker."""

@@ -196,7 +196,7 @@ class SharedView:
         self.mark_delete = -1
         self._rescans: list[tuple[int, int]] = []
         self._seen = 0
-        self.leftovers: Callable[[], Awaitable[None]] | None = None
+        self.delete_other_index: Callable[[], Awaitable[None]] | None = None
         """Deletes what the subscription has in buckets of its own from an earlier time."""
 
     @property
@@ -309,8 +309,8 @@ class SharedView:
     async def delete(self) -> None:
         """The subscription is gone; the index stays for the others. Raises Unavailable."""
         self._index.leave(self._subscription, self.epoch)
-        if self.leftovers is not None:
-            await self.leftovers()
+        if self.delete_other_index is not None:
+            await self.delete_other_index()
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Ranges to be read from the log again."""

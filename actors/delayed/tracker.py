@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
-from actors.delayed.leftovers import Leftovers
+from actors.delayed.index_removal import IndexRemoval
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.objects import BucketObjects
@@ -155,9 +155,9 @@ async def make_tracker(
 
     other = _other(settings, shared, subscription, changed, owner_epoch)
     if other is not None:
-        leftovers = Leftovers(ports, key, make)
-        other.leftovers = leftovers.delete
-        ports.spawn(leftovers.run(), "delayed leftovers")
+        removal = IndexRemoval(ports, key, make)
+        other.delete_other_index = removal.delete
+        ports.spawn(removal.run(), "removal of another index")
         return other
     tracker = make()
     try:

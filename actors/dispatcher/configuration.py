@@ -39,9 +39,12 @@ class SubscriptionConfiguration:
             return False
         if len(self._state.membership):
             names = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
-            told = ", ".join(f"{name} is {getattr(now, name)!r}, not {getattr(settings, name)!r}" for name in names)
+            differences = ", ".join(
+                f"{name} is {getattr(now, name)!r}, not {getattr(settings, name)!r}" for name in names
+            )
             raise Conflict(
-                f"the settings of {self._identity.subscription} can change only while no consumer is connected: {told}"
+                f"the settings of {self._identity.subscription} can change only while no consumer is connected: "
+                f"{differences}"
             )
         if not settings.durable and (self._state.next_settings or now).durable:
             raise Conflict(

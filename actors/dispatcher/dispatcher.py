@@ -269,10 +269,10 @@ class Dispatcher(Actor):
 
     async def on_stats(self, request: Stats) -> Text:
         parts = self.parts
-        told = await parts.statistics.collect()
+        figures = await parts.statistics.collect()
         for part in (parts.delayed, parts.hot_keys, parts.hot_key_watch, parts.parked, parts.grace):
-            told |= part.stats()
-        return document(told)
+            figures |= part.stats()
+        return document(figures)
 
     async def on_explain(self, request: Explain) -> Text:
         return document(self.parts.inspection.explain(request))

@@ -110,7 +110,7 @@ class Grace:
         """The entry, or a consumer of the same name that must be asked first whether it lives."""
         entry = self._own_place(request)
         if entry is None and request.hands_over_to:
-            entry = JoinAs(apart=True)
+            entry = JoinAs(unassigned=True)
         if entry is None:
             entry = self._offered_place(request) or self._kept_place(request)
         if entry is not None:
@@ -122,7 +122,7 @@ class Grace:
         return self._new_place(request), None
 
     def _own_place(self, request: Attach) -> JoinAs | None:
-        """That of its incarnation. Its earlier life, if it has it, is over; a late copy of an earlier life is apart."""
+        """That of its incarnation. Its earlier life, if it has it, is over; a late copy of one gets no place."""
         base = base_of(request.incarnation)
         place = next((place for place in self._core.ring.places() if place.base == base), None)
         if place is None:
@@ -130,7 +130,7 @@ class Grace:
         session = self._sessions.find(place.number) if place.slot not in self._core.ring.kept else None
         if session is not None:
             if life_of(session.incarnation) > life_of(request.incarnation):
-                return JoinAs(apart=True)
+                return JoinAs(unassigned=True)
             self._leases.end(session, "it began another life")
         return self._into(place, request)
 
@@ -169,7 +169,7 @@ class Grace:
     def _new_place(self, request: Attach) -> JoinAs:
         others = self._core.ring.places()
         damped = self._settings.selector != "sticky" and self._delay(request.consumer) and others
-        return JoinAs(apart=True) if damped else NEW
+        return JoinAs(unassigned=True) if damped else NEW
 
     def _delay(self, name: str) -> int:
         return self._damping.delay(name, self._ports.clock.monotonic())

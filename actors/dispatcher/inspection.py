@@ -89,8 +89,8 @@ class Inspection:
         if parked := self._parked.gate(request.key, request.position):
             reasons = [parked, *(reason for reason in reasons if reason["gate"] != "nothing_to_deliver")]
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
-        told = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
-        return {**answer, **told}
+        findings = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
+        return {**answer, **findings}
 
     def _outer_gates(self) -> list[dict[str, Any]]:
         """What holds the whole subscription back."""

@@ -134,10 +134,10 @@ class ParkedKeys:
         parking = self._core.parking
         if not parking.limited:
             return ""
-        told = parking.stats()
+        figures = parking.stats()
         return (
-            f"parking is at its limit: {told['parkedKeys']} keys of {told['parkedBytes']} bytes are parked, "
-            f"{told['msgBlockedByKey']} messages of parked keys count as waiting; redrive or discard some, or raise "
+            f"parking is at its limit: {figures['parkedKeys']} keys of {figures['parkedBytes']} bytes are parked, "
+            f"{figures['msgBlockedByKey']} messages of parked keys count as waiting; redrive or discard some, or raise "
             "park_max_keys or park_max_bytes"
         )
 
@@ -211,7 +211,7 @@ class ParkedKeys:
             self._backlog.done_elsewhere(gone)
         self.discarded += len(gone)
         await self._store.barrier()
-        self._core.parking.let_go(chosen)
+        self._core.parking.resume(chosen)
         self._wake()
         return {"keys": len(chosen), "messages": len(gone)}
 

@@ -62,7 +62,7 @@ class ProgressReporter:
         """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
         messages expire.
         """
-        told = ""
+        logged = ""
         while True:
             await self._ports.clock.sleep(PROGRESS_MS)
             try:
@@ -74,11 +74,11 @@ class ProgressReporter:
                         # To this address and no other: a later owner may have heard from a later dispatcher already.
                         await self._send(address, reached)
                 await expire()
-                told = ""
+                logged = ""
             except SluiceError as error:
-                if str(error) != told:
-                    told = str(error)
-                    self._ports.log("progress_waits", error=told)
+                if str(error) != logged:
+                    logged = str(error)
+                    self._ports.log("progress_waits", error=logged)
 
     async def _send(self, address: Address, reached: int) -> None:
         """Report to the topic; `reached` must be durable. Raises Unavailable if it did not answer."""

@@ -78,8 +78,8 @@ class SubscriptionState:
     @classmethod
     def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
         """As the last owner left it in the record. Raises Corrupt if its cursor cannot be read."""
-        settings, told = stored_settings(value["settings"], SubscriptionSettings)
-        for line in told:
+        settings, notes = stored_settings(value["settings"], SubscriptionSettings)
+        for line in notes:
             log("settings_repaired", change=line)
         return cls(
             settings,

@@ -253,7 +253,7 @@ class Core:
             self.revoked -= len(rows)
             self.recheck = True
 
-    def hand_back(self, rows: Rows, into: int, now: int) -> Rows:
+    def reinsert(self, rows: Rows, into: int, now: int) -> Rows:
         """Release rows to be sent again; those removed meanwhile are dropped instead (KS-45). Returns the rest."""
         gone = (self.window.flags[rows] & REMOVED) != 0
         if gone.any():
@@ -282,7 +282,7 @@ class Core:
             # The consumer that is no longer the active one gets no time to finish: as in Pulsar, what it holds is
             # sent to the new one, and may be seen twice.
             held = self.window.rows_in(PENDING)
-            self.hand_back(held[self.window.consumer[held] != self.tables.owner[1]], REPLAY, now)
+            self.reinsert(held[self.window.consumer[held] != self.tables.owner[1]], REPLAY, now)
             self.tables.recount()
 
     def _finish(self, freed: npt.NDArray[np.intp]) -> None:

@@ -88,13 +88,13 @@ class Drains:
         self._since[hashes] = _NOT
         if not known.any():
             return
-        told = self._by_consumer.pop(name, None) or _Finished()
-        self._by_consumer[name] = told
+        drained = self._by_consumer.pop(name, None) or _Finished()
+        self._by_consumer[name] = drained
         if len(self._by_consumer) > CONSUMERS_KEPT:
             del self._by_consumer[next(iter(self._by_consumer))]
-        told.hashes += int(known.sum())
-        told.millis.add(np.maximum(now - began[known], 0))
-        told.attempts.add(attempts[known].astype(np.int64))
+        drained.hashes += int(known.sum())
+        drained.millis.add(np.maximum(now - began[known], 0))
+        drained.attempts.add(attempts[known].astype(np.int64))
 
     def stats(self) -> dict[str, Any]:
         """For the subscription's statistics."""
@@ -104,12 +104,12 @@ class Drains:
             "drainingHashesBlockedTotal": self.blocked,
             "drainingHashesByConsumer": {
                 name: {
-                    "hashes": told.hashes,
-                    "millisMedian": told.millis.median(),
-                    "millisMax": told.millis.most,
-                    "blockedAttemptsMedian": told.attempts.median(),
-                    "blockedAttemptsMax": told.attempts.most,
+                    "hashes": drained.hashes,
+                    "millisMedian": drained.millis.median(),
+                    "millisMax": drained.millis.most,
+                    "blockedAttemptsMedian": drained.attempts.median(),
+                    "blockedAttemptsMax": drained.attempts.most,
                 }
-                for name, told in self._by_consumer.items()
+                for name, drained in self._by_consumer.items()
             },
         }

@@ -34,13 +34,13 @@ from storage.position import Positions
 
 class JoinAs(NamedTuple):
     """How a consumer comes in. into: the slot of a kept place that it takes. after: the number of the consumer whose
-    place it takes over. apart: it gets no place. None of these: a new place. base: what its incarnations have in
+    place it takes over. unassigned: it gets no place. None of these: a new place. base: what its incarnations have in
     common; keeps_place: its place may be kept for it.
     """
 
     into: int | None = None
     after: int = 0
-    apart: bool = False
+    unassigned: bool = False
     base: str = ""
     keeps_place: bool = True
 
@@ -98,13 +98,13 @@ def _enter(
         before.events.append(("handed_over", (), core.history.number))
         core.hand_overs += 1
         return members.add(slot, name, priority, now), f"{name} took over from {before.name}", True
-    if not entry.apart:
+    if not entry.unassigned:
         selector.add(slot, name, ranges=ranges, priority=priority)
     return members.add(slot, name, priority, now), f"{name} joined", True
 
 
 def give_place(core: Core, member: AttachedConsumer, *, now: int) -> None:
-    """A consumer that is apart gets a place now. Raises Conflict if there is none, and then nothing has changed."""
+    """A consumer without a place gets a place now. Raises Conflict if there is none, and then nothing has changed."""
     core.selector.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
     core.change_owners(now=now, cause=f"{member.name} joined")
     core.policy.joined(member.slot, len(core.members) - 1, core.window, core.last_read)
@@ -121,7 +121,7 @@ def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None
     held = core.window.rows_in(PENDING)
     if not keep:
         core.selector.remove(member.slot)
-    core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)
+    core.reinsert(held[core.window.consumer[held] == member.slot], REPLAY, now)
     if keep:
         core.members.set_aside(member)
         core.kept[member.slot] = KeptPlace()
@@ -245,7 +245,7 @@ class HashAssignments:
         place.to = to
 
     def give_place(self, consumer: int, now: int) -> bool:
-        """A consumer that is apart gets a place; False if it is not here. Raises Conflict."""
+        """A consumer without a place gets a place; False if it is not here. Raises Conflict."""
         member = self._core.members.by_number.get(consumer)
         if member is None or has_place(self._core, member.slot):
             return False

@@ -100,11 +100,11 @@ class History:
         self.hashes_handed_over += count * handed_over
         if self._changed is not None:
             self._changed()
-        told: dict[tuple[int, str], list[Range]] = {}
+        by_change: dict[tuple[int, str], list[Range]] = {}
         for low, high, old, new in moved:
-            told.setdefault((old, "revoked"), []).append((low, high))
-            told.setdefault((new, "assigned"), []).append((low, high))
-        for (slot, kind), ranges in told.items():
+            by_change.setdefault((old, "revoked"), []).append((low, high))
+            by_change.setdefault((new, "assigned"), []).append((low, high))
+        for (slot, kind), ranges in by_change.items():
             member = members.by_slot[slot] if slot < members.slots else None
             if member is not None:
                 member.events.append((kind, tuple(ranges), self.number))

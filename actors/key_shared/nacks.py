@@ -92,7 +92,7 @@ def negative_acknowledge(
     _note(core, unread, counted, until, _of(seen, positions, unread), np.isin(unread, overtook))
     window.flags[idle] |= DELIVERED  # by an owner before this one
     now_there = WAITING if until else UNORDERED if counted and not core.nack_ordered else REPLAY
-    mine = core.hand_back(mine, now_there, now)
+    mine = core.reinsert(mine, now_there, now)
     _overtook(core, np.concatenate([mine, idle]), overtook)
     if until:
         longer = idle[(window.state[idle] != WAITING) | (window.since[idle] < until)]
@@ -121,7 +121,7 @@ def redeliver_all(
     rows = window.rows_in(PENDING)
     rows = rows[window.consumer[rows] == member.slot]
     total = len(rows) + len(unread)
-    rows = core.hand_back(rows, REPLAY, now)
+    rows = core.reinsert(rows, REPLAY, now)
     rows = rows[np.isin(window.position[rows], seen)]
     core.count_redelivery(rows, _of(counts, seen, window.position[rows]))
     core.members.take_back(member, unseen)

@@ -290,7 +290,7 @@ class Parking:
         for each in keys:
             each.decided = True
 
-    def let_go(self, keys: Iterable[ParkedKey]) -> None:
+    def resume(self, keys: Iterable[ParkedKey]) -> None:
         """Let these go on, as far as they are still parked."""
         redrive(self._core, [each.number for each in keys if self._lot.keys.get(each.number) is each])
 

@@ -111,8 +111,8 @@ def keep_places(core: Core) -> None:
 
 def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
     """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
-    told, member.revoked = member.revoked, member.revoked[:0]
-    rows = core.window.find(told)
+    asked_back, member.revoked = member.revoked, member.revoked[:0]
+    rows = core.window.find(asked_back)
     still: Positions = core.window.position[rows[(core.window.flags[rows] & REVOKED) != 0]]
     return still
 

@@ -205,7 +205,7 @@ def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
     Settings that a release accepted stay when a later one is stricter, and what holds them must still be started,
     changed and deleted. A number outside of its limits becomes the nearest one, anything else its default.
     """
-    told: list[str] = []
+    notes: list[str] = []
     values: dict[str, Any] = {}
     known = plain if isinstance(plain, dict) else {}
     for field in msgspec.structs.fields(kind):
@@ -219,9 +219,9 @@ def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
             if value not in CHOICES.get(field.name, (value,)):
                 used = field.default
         if used != value or type(used) is not type(value):
-            told.append(f"{field.name} = {str(value)[:40]} is used as {used}")
+            notes.append(f"{field.name} = {str(value)[:40]} is used as {used}")
         values[field.name] = used
-    return kind(**values), told
+    return kind(**values), notes
 
 
 def stored_settings(value: bytes, kind: type[S]) -> tuple[S, list[str]]:

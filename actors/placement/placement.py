@@ -6,9 +6,9 @@ the node that runs the fewest of its sort, so bookies are spread as far as the n
 Each machine has a gateway for clients of Pulsar, in a process that counts for no node and serves nothing else.
 
 A client of a lost partition must not wait until a process starts. The slots of a lost broker process go to a standby
-process; without one they take refuge in another broker process, where they *lodge*. When nothing was lost for a while,
-each lodging slot gets a process of its own: its actors are ended where it lodges, and started where it belongs as soon
-as somebody needs them.
+process; without one they fall back to another broker process, their *fallback*. When nothing was lost for a while,
+each slot in a fallback gets a process of its own: its actors are ended in the fallback, and started where they belong
+as soon as somebody needs them.
 
 A bookie belongs to its disk. It is tried first on the machine where it ran, then on one machine after another, and its
 cookie says whether the disk is its own. If the machine where it ran is away, no refusal elsewhere means that its disk
@@ -52,7 +52,7 @@ class Placement:
         self._lost: dict[str, None] = {}
         """Slots that had a process before: the next one replaces it."""
         self._lost_at = now
-        self._lodgers: dict[tuple[str, HostProcess], None] = {}
+        self._co_located: dict[tuple[str, HostProcess], None] = {}
         """Slots of which something may run in another slot's process."""
         self._found: list[Placed] = []
         """What runs in processes that introduced themselves, as far as nobody was told of it yet."""
@@ -125,7 +125,7 @@ class Placement:
         there = [each for each in self.standby.waiting if brokers.count(each.node) <= brokers.count(node.id)]
         return sorted(there, key=lambda process: (brokers.count(process.node), process.name))
 
-    def refuge(self, nodes: list[Node]) -> HostProcess | None:
+    def fallback(self, nodes: list[Node]) -> HostProcess | None:
         """The broker process on these nodes that serves the fewest slots, if there is one."""
         alive = [node.id for node in nodes]
         served = [process.name for process in self.serving.values()]
@@ -145,7 +145,7 @@ class Placement:
     def serve(self, slot: str, process: HostProcess, *, instead: HostProcess | None = None) -> bool:
         """A process is ready for a slot. False if another one serves it meanwhile and this one is of no use.
 
-        instead: the one in which the slot lodges, and from which it moves.
+        instead: the slot's fallback, from which it moves.
         """
         known = self.serving.get(slot)
         if known is not None and known is not instead:
@@ -154,22 +154,22 @@ class Placement:
         self.serving[slot] = process
         return True
 
-    def shelter(self, slot: str, process: HostProcess) -> bool:
-        """Let a slot that has no process lodge in another one's; False if it has one."""
+    def use_fallback(self, slot: str, process: HostProcess) -> bool:
+        """Let a slot that has no process fall back to another one's; False if it has one."""
         if self.serving.setdefault(slot, process) is not process:
             return False
-        self._lodgers[slot, process] = None
+        self._co_located[slot, process] = None
         return True
 
     def started(self, slot: str, process: HostProcess) -> None:
         """An actor of this slot was started in this process; the slot may have moved meanwhile."""
         if self.serving.get(slot) is not process or process.slot != slot:
-            self.lodges(slot, process)
+            self.falls_back(slot, process)
 
-    def lodges(self, slot: str, process: HostProcess) -> None:
+    def falls_back(self, slot: str, process: HostProcess) -> None:
         """Something of this slot may run in another slot's process, if that still lives."""
         if process in self.serving.values():
-            self._lodgers[slot, process] = None
+            self._co_located[slot, process] = None
 
     def note_machines(self, nodes: list[Node]) -> None:
         """Remember where the bookies are that run."""
@@ -199,7 +199,7 @@ class Placement:
             slot = self.slot_for(placed[0], placed[2])
             if slot != process.slot:
                 self.serving.setdefault(slot, process)
-                self._lodgers[slot, process] = None
+                self._co_located[slot, process] = None
         return True
 
     def tell_found(self) -> list[Placed]:
@@ -223,7 +223,7 @@ class Placement:
             del self.serving[slot]
         if slots:
             self._lost_at = now
-        self._lodgers = {lodger: None for lodger in self._lodgers if lodger[1] is not process}
+        self._co_located = {co_located: None for co_located in self._co_located if co_located[1] is not process}
         self._found = [placed for placed in self._found if not placed[1].startswith(f"{process.name}/")]
         return slots
 
@@ -233,13 +233,13 @@ class Placement:
         """Milliseconds until nothing was lost for long enough."""
         return max(self._lost_at + self.times.calm - now, 0)
 
-    def lodger(self) -> tuple[str, HostProcess] | None:
-        """A slot that shall leave the process in which it lodges."""
-        return next(iter(self._lodgers), None)
+    def co_located(self) -> tuple[str, HostProcess] | None:
+        """A slot that shall leave its fallback."""
+        return next(iter(self._co_located), None)
 
     def moved_out(self, slot: str, process: HostProcess) -> None:
         """Nothing of this slot is left in that process."""
-        self._lodgers.pop((slot, process), None)
+        self._co_located.pop((slot, process), None)
 
     def surplus(self) -> HostProcess | None:
         """A waiting process that is not needed."""

@@ -88,15 +88,15 @@ class Placer:
         self._placement.begin(self._now())
         self._refill_known()
         self._tend()
-        self._ports.spawn(self._survey(), "survey")
+        self._ports.spawn(self._discover(), "discover")
         return self._placement.tell_found()
 
     # -- what another controller made ------------------------------------------------------------------------------
 
-    async def _survey(self) -> None:
+    async def _discover(self) -> None:
         """Look around now and then: a controller that was frozen may have worked beside this one for a while."""
         while True:
-            await self._ports.clock.sleep(self._times.survey)
+            await self._ports.clock.sleep(self._times.discover)
             with contextlib.suppress(Unavailable):
                 await self._look_around()
 
@@ -105,7 +105,7 @@ class Placer:
         for name in await self._processes.names():
             if name not in self._meeting and name not in self._own and not self._placement.knows(name):
                 self._meeting[name] = Signal()
-                self._ports.spawn(self._meet(name), "meet")
+                self._ports.spawn(self._introduce(name), "meet")
 
     @contextlib.contextmanager
     def _in_hand(self, name: str) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Placer:
         finally:
             del self._own[name]
 
-    async def _meet(self, name: str) -> None:
+    async def _introduce(self, name: str) -> None:
         """Get to know a process that another controller made, and what runs in it. Never raises."""
         try:
             known = await self._processes.introduce(name, self._times.introduce)
@@ -194,7 +194,7 @@ class Placer:
     async def _get_process(self, slot: str, machine: str | None, *, moves: HostProcess | None = None) -> None:
         """Give a slot a process: a standby one, or a shared one, or a new one.
 
-        moves: the process in which it lodges now; then none that runs something already. What several brokers' slots
+        moves: its fallback; then none that runs something already. What several brokers' slots
         lost at the same time is replaced one after the other: the first one's process can take the others in, and is
         not slowed down by theirs.
         """
@@ -212,7 +212,7 @@ class Placer:
                 placement.goes(slot, node.id)
                 process = await self._stand_in(slot, node, nodes)
                 if process is None and replaced:
-                    if self._shelter(slot, nodes):
+                    if self._fall_back(slot, nodes):
                         return
                     process = await self._soonest(slot, node, nodes)
                 if process is None:
@@ -226,14 +226,14 @@ class Placer:
             if is_broker(slot):
                 self._refill(self._times.again if replaced else self._times.first)
 
-    def _shelter(self, slot: str, nodes: list[Node]) -> bool:
-        """Let a slot take refuge in another one's process, or be served by one that was found; False if it cannot."""
+    def _fall_back(self, slot: str, nodes: list[Node]) -> bool:
+        """Let a slot fall back to another one's process, or be served by one that was found; False if it cannot."""
         if slot in self._placement.serving:
             return True
-        host = self._placement.refuge(nodes)
-        if host is None or not self._placement.shelter(slot, host):
+        host = self._placement.fallback(nodes)
+        if host is None or not self._placement.use_fallback(slot, host):
             return False
-        self._ports.log("process_shelters", slot=slot, host=host.name)
+        self._ports.log("process_falls_back", slot=slot, host=host.name)
         self._tend()
         return True
 
@@ -259,8 +259,8 @@ class Placer:
                 continue
             try:
                 with self._in_hand(process.name):
-                    told = await self._processes.serve(process.name, slot, self._times.serve)
-                if isinstance(told, Unknown):
+                    served = await self._processes.serve(process.name, slot, self._times.serve)
+                if isinstance(served, Unknown):
                     self._processes.kill(process.name)
                     continue
             except Unavailable:
@@ -333,30 +333,30 @@ class Placer:
     # -- when all is calm ------------------------------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """See to it that no slot lodges for good, and that no more processes wait than are wanted."""
+        """See to it that no slot stays in a fallback for good, and that no more processes wait than are wanted."""
         if not self._settling and self._unsettled():
             self._settling = True
             self._ports.spawn(self._settle(), "settle")
 
     def _unsettled(self) -> bool:
-        return self._placement.lodger() is not None or self._placement.surplus() is not None
+        return self._placement.co_located() is not None or self._placement.surplus() is not None
 
     async def _settle(self) -> None:
-        """When all is calm, give each slot that lodges a process of its own, one after the other; end what is idle."""
+        """When all is calm, give slots in a fallback processes of their own, one by one; end what is idle."""
         try:
             while self._unsettled():
                 if (left := self._placement.calm_in(self._now())) > 0:
                     await self._ports.clock.sleep(left)
-                elif (lodger := self._placement.lodger()) is not None:
-                    await self._give_back(*lodger)
+                elif (co_located := self._placement.co_located()) is not None:
+                    await self._move_back(*co_located)
                 elif (surplus := self._placement.surplus()) is not None:
                     self._ports.log("process_not_needed", host=surplus.name)
                     self._dismiss(surplus)
         finally:
             self._settling = False
 
-    async def _give_back(self, slot: str, host: HostProcess) -> None:
-        """Let a slot leave the process in which it lodges; if that fails it stays for a while."""
+    async def _move_back(self, slot: str, host: HostProcess) -> None:
+        """Let a slot leave its fallback; if that fails it stays for a while."""
         try:
             await self._move(slot, host)
         except Unavailable as error:
@@ -382,7 +382,7 @@ class Placer:
             elif isinstance(known, Unknown):
                 raise Unavailable(known.reason)
         except SluiceError as error:
-            self._placement.lodges(slot, host)
+            self._placement.falls_back(slot, host)
             raise Unavailable(f"{host.name} does not let {slot} go: {error}") from error
 
     def _now(self) -> int:

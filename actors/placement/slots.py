@@ -27,9 +27,9 @@ class Times:
     """How long things may take, in milliseconds.
 
     start, stop, introduce, serve: answers of a process. prompt: a new controller waits so long for the processes that
-    another one made before it begins to work. calm: nothing was lost for so long, so that refuge is given back. first,
+    another one made before it begins to work. calm: after so long without a loss, slots leave their fallback. first,
     again: until a process that waits is made; after the first broker process or a failure, and after one was used or
-    made. soon: who needs one and finds none waits so long for the one that is being made. survey: between looks for
+    made. soon: who needs one and finds none waits so long for the one that is being made. discover: between looks for
     processes that another controller made.
     """
 
@@ -42,14 +42,14 @@ class Times:
     first: int = 15_000
     again: int = 2_000
     soon: int = 5_000
-    survey: int = 60_000
+    discover: int = 60_000
 
 
 @dataclass(eq=False, slots=True)
 class HostProcess:
     """A process that the controller knows. node: its id. slot: the slot that it was made for, or STANDBY.
 
-    It may serve other slots as well for a while, those that took refuge in it.
+    It may serve other slots as well for a while, those whose fallback it is.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Starting a process costs a second of processor time, on a machine that has just lost one and where everybody is busy
 catching up. That is most of what a failover takes. So one process is kept ready beside those that work, and one more
-for each that is missing there because its slot took refuge in another one. They are made one after the other when the
+for each that is missing there because its slot fell back to another one. They are made one after the other when the
 start of a cluster is over, are taken when a broker's process has to be replaced, and are then replaced themselves.
 Nothing depends on them: if they are dead, frozen or on the wrong node, a process is started as if there were none.
 """

@@ -385,7 +385,7 @@ class PartitionProducer:
 
     async def _reopen(self, attempts: int) -> None:
         """Find the owner and open a session there. attempts 0: go on until it works or we are fenced."""
-        wait, tries, told = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0, False
+        wait, tries, warned = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0, False
         while self.closed is None:
             tries += 1
             try:
@@ -393,9 +393,9 @@ class PartitionProducer:
                 reply = await self._ports.net.call(self._address, self._opening(), PUBLISH_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     if not reply.session:
-                        if not told:
+                        if not warned:
                             self._entrance.waits()
-                        tries, told = 0, True
+                        tries, warned = 0, True
                         continue
                     if reply.topic_epoch >= 0:
                         self._entrance.topic_epoch = reply.topic_epoch

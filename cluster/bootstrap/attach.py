@@ -117,9 +117,9 @@ def _check_token(address: str) -> None:
             channel.unary_unary(TOKEN_PROBE)(b"", timeout=PROBE_SECONDS, metadata=metadata)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                told = "refuses this token" if metadata else "wants a token"
+                reason = "refuses this token" if metadata else "wants a token"
                 raise Invalid(
-                    f"the cluster at {address} {told}; name its data folder, or its token's file in {TOKEN_PATH}"
+                    f"the cluster at {address} {reason}; name its data folder, or its token's file in {TOKEN_PATH}"
                 ) from None
 
 

@@ -34,7 +34,7 @@ class SetAside:
     bookies: int
     bytes: int
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """One line for a person."""
         cluster = self.cluster or "without an id"
         return (

@@ -284,7 +284,7 @@ def forget(values: Configuration) -> str:
         state = read_state(root)
         if state is not None and runs(state):
             raise Invalid(f"a cluster runs on {root}: end it with `./sluice down` before its data is given up")
-        return identity.forget(root, options.settings()["metadata"], options.s3_endpoint_url).told()
+        return identity.forget(root, options.settings()["metadata"], options.s3_endpoint_url).sentence()
 
 
 def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class _Asking:
             except Invalid as error:
                 return Unknown(f"{error}")
             return self._door.endpoint
-        told = await self.net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
-        if isinstance(told, Unknown):
-            return Unknown(f"where {host} is cannot be asked: {told.reason}")
-        return told.endpoint or Unknown(told.reason, gone=told.gone)
+        listening = await self.net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
+        if isinstance(listening, Unknown):
+            return Unknown(f"where {host} is cannot be asked: {listening.reason}")
+        return listening.endpoint or Unknown(listening.reason, gone=listening.gone)

@@ -74,31 +74,31 @@ class RayProcesses:
             except (ValueError, RayError):
                 return Unknown(f"there is no process {name}", gone=True)
         try:
-            told = await self._ask(name, timeout, lambda host: host.introduce.remote())
+            said = await self._ask(name, timeout, lambda host: host.introduce.remote())
         except SluiceError as error:
             return Unknown(f"{name} does not start: {error}")
-        if isinstance(told, Unknown):
-            return told
-        slot, node, running = told
+        if isinstance(said, Unknown):
+            return said
+        slot, node, running = said
         self._nodes[name] = node
         return Introduction(slot, node, [(kind, address, json.loads(packed)) for kind, address, packed in running])
 
     async def serve(self, name: str, slot: str, timeout: int) -> Unknown | None:
-        told = await self._ask(name, timeout, lambda host: host.serve.remote(slot))
-        return told if isinstance(told, Unknown) else None
+        said = await self._ask(name, timeout, lambda host: host.serve.remote(slot))
+        return said if isinstance(said, Unknown) else None
 
     async def start(
         self, name: str, kind: str, actor: str, settings: dict[str, Any], timeout: int
     ) -> Address | Unknown:
-        told = await self._ask(name, timeout, lambda host: host.start.remote(kind, actor, settings))
-        return told if isinstance(told, Unknown) else str(told)
+        said = await self._ask(name, timeout, lambda host: host.start.remote(kind, actor, settings))
+        return said if isinstance(said, Unknown) else str(said)
 
     async def stop(self, name: str, actor: str, timeout: int) -> Unknown | None:
         try:
-            told = await self._ask(name, timeout, lambda host: host.stop.remote(actor))
+            said = await self._ask(name, timeout, lambda host: host.stop.remote(actor))
         except SluiceError as error:
             return Unknown(f"{actor} does not stop: {error}")
-        return told if isinstance(told, Unknown) else None
+        return said if isinstance(said, Unknown) else None
 
     def kill(self, name: str) -> None:
         self._nodes.pop(name, None)

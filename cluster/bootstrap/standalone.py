@@ -69,8 +69,8 @@ def up(values: Configuration) -> dict[str, Any]:
     with client:
         status = client.status()
     answer = {"address": (read_state(root) or {}).get("address", ""), "data_dir": str(root), "nodes": 1}
-    told = {"alarms": alarms_of(status), "read_only": nothing_can_be_written(status)}
-    return answer | {"kept": without_effect} | told | pulsar_of(root, options.settings())
+    health = {"alarms": alarms_of(status), "read_only": nothing_can_be_written(status)}
+    return answer | {"kept": without_effect} | health | pulsar_of(root, options.settings())
 
 
 def _start(root: Path, options: dict[str, Any]) -> None:

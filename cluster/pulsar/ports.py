@@ -81,10 +81,10 @@ def pulsar_of(data_dir: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     urls = {scheme: f"{scheme}://{LOOPBACK}:{port}" for scheme, port in ports.items() if port}
     clients = [url for scheme, url in urls.items() if _WHO[scheme] == "client"]
     tools = [url for scheme, url in urls.items() if _WHO[scheme] == "tool"]
-    told = [f"clients of Apache Pulsar connect to {' or '.join(clients)}"] if clients else []
-    told += [f"its tools to {' or '.join(tools)}"] if tools else []
-    told += [_missing(data_dir, scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
-    return {"pulsar": "; ".join(dict.fromkeys(told))}
+    lines = [f"clients of Apache Pulsar connect to {' or '.join(clients)}"] if clients else []
+    lines += [f"its tools to {' or '.join(tools)}"] if tools else []
+    lines += [_missing(data_dir, scheme, wanted[scheme]) for scheme, port in ports.items() if not port]
+    return {"pulsar": "; ".join(dict.fromkeys(lines))}
 
 
 def _missing(data_dir: Path, scheme: str, wanted: int) -> str:

@@ -43,7 +43,7 @@ _LOOK_EVERY_S = 0.1
 class Breakable(Protocol):
     """What can be broken. Its methods are called in threads, and may block and raise SluiceError."""
 
-    def told(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """For the page: victims, each {target, label, kinds}; meanings by kind; done, sentences; phase, a sentence;
         open, whether anything may be pressed now. It is asked often, and answers from memory."""
 
@@ -101,7 +101,7 @@ class Panel:
             [
                 *page_routes(),
                 *(web.get(path, self._hand_on) for path in _HANDED_ON),
-                web.get("/watch/faults", self._told),
+                web.get("/watch/faults", self._state),
                 web.get("/watch/faults/events", self._changes),
                 web.post("/watch/faults", self._press),
                 web.post("/watch/end", self._end),
@@ -135,8 +135,8 @@ class Panel:
         except ClientError as error:
             raise Unavailable(f"the cluster's admin interface does not answer: {error}") from None
 
-    async def _told(self, request: web.Request) -> web.Response:
-        return web.json_response(await asyncio.to_thread(self._breakable.told))
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(self._breakable.state))
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
         """What is told whenever it is something else."""
@@ -145,10 +145,10 @@ class Panel:
         before = None
         with suppress(ConnectionResetError):  # the viewer has left
             while True:
-                told = await asyncio.to_thread(self._breakable.told)
-                if told != before:
-                    await response.write(event("faults", told).encode())
-                    before = told
+                state = await asyncio.to_thread(self._breakable.state)
+                if state != before:
+                    await response.write(event("faults", state).encode())
+                    before = state
                 await asyncio.sleep(_LOOK_EVERY_S)
         return response
 

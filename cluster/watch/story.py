@@ -116,17 +116,17 @@ def events(before: Picture | None, after: Picture) -> list[dict[str, Any]]:
     """What happened between two pictures, each as {at, kind, text}; nothing for a first one."""
     if before is None:
         return []
-    told: list[tuple[str, str]] = []
+    happened: list[tuple[str, str]] = []
     for old, new in zip(before["partitions"], after["partitions"], strict=False):
-        told += _of_partition(old, new)
-    told += [
+        happened += _of_partition(old, new)
+    happened += [
         ("owner", f"partition {number}: a new owner, epoch {before['epochs'][number]} to {epoch}")
         for number, epoch in after["epochs"].items()
         if before["epochs"].get(number, epoch) != epoch
     ]
-    told += _of_ledgers(before, after)
-    told += _of_actors(before, after)
-    return [{"at": after["at"], "kind": kind, "text": text} for kind, text in told]
+    happened += _of_ledgers(before, after)
+    happened += _of_actors(before, after)
+    return [{"at": after["at"], "kind": kind, "text": text} for kind, text in happened]
 
 
 def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str]]:
@@ -135,23 +135,23 @@ def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, s
         return [("owner", f"{name}: its dispatcher {'answers again' if new['answers'] else 'does not answer'}")]
     if not new["answers"]:
         return []
-    told = []
+    happened = []
     if old["epoch"] != new["epoch"]:
-        told.append(("owner", f"{name}: a new dispatcher, epoch {old['epoch']} to {new['epoch']}"))
+        happened.append(("owner", f"{name}: a new dispatcher, epoch {old['epoch']} to {new['epoch']}"))
     # Another process under the same name has another number; a new dispatcher numbers everybody anew.
     had, has = _present(old, old["epoch"] == new["epoch"]), _present(new, old["epoch"] == new["epoch"])
-    told += [("leave", f"{name}: {consumer} left") for consumer, number in had if (consumer, number) not in has]
-    told += [("join", f"{name}: {consumer} joined") for consumer, number in has if (consumer, number) not in had]
+    happened += [("leave", f"{name}: {consumer} left") for consumer, number in had if (consumer, number) not in has]
+    happened += [("join", f"{name}: {consumer} joined") for consumer, number in has if (consumer, number) not in had]
     if new["moved"] > old["moved"] and old["epoch"] == new["epoch"]:
-        told.append(("move", f"{name}: {new['moved'] - old['moved']} hashes moved, {new['draining']} are draining"))
+        happened.append(("move", f"{name}: {new['moved'] - old['moved']} hashes moved, {new['draining']} are draining"))
     if old["draining"] and not new["draining"]:
-        told.append(("drained", f"{name}: everything is drained"))
+        happened.append(("drained", f"{name}: everything is drained"))
     if new["violations"] > old["violations"]:
-        told.append(("violation", f"{name}: THE ORDER WAS BROKEN {new['violations'] - old['violations']} times"))
+        happened.append(("violation", f"{name}: THE ORDER WAS BROKEN {new['violations'] - old['violations']} times"))
     for kind, verb in (("create", "sealed"), ("merge", "merged"), ("delete", "released")):
         if (count := new["buckets"].get(kind, 0) - old["buckets"].get(kind, 0)) > 0:
-            told.append(("bucket", f"{name}: {count} bucket{'s' if count > 1 else ''} {verb}"))
-    return told
+            happened.append(("bucket", f"{name}: {count} bucket{'s' if count > 1 else ''} {verb}"))
+    return happened
 
 
 def _present(partition: dict[str, Any], numbered: bool) -> list[tuple[str, int]]:
@@ -160,25 +160,27 @@ def _present(partition: dict[str, Any], numbered: bool) -> list[tuple[str, int]]
 
 
 def _of_ledgers(before: Picture, after: Picture) -> list[tuple[str, str]]:
-    told = []
+    happened = []
     for number, ledgers in after["ledgers"].items():
         known = {ledger["id"]: ledger for ledger in before["ledgers"].get(number, [])}
         for ledger in ledgers:
             was = known.get(ledger["id"])
             if was is None and known:
-                told.append(("ledger", f"partition {number}: ledger {ledger['id']} on {', '.join(ledger['bookies'])}"))
+                happened.append(
+                    ("ledger", f"partition {number}: ledger {ledger['id']} on {', '.join(ledger['bookies'])}")
+                )
             elif was is not None and was["bookies"] != ledger["bookies"]:
                 there = ", ".join(ledger["bookies"])
-                told.append(("ledger", f"partition {number}: ledger {ledger['id']} goes on with {there}"))
-    return told
+                happened.append(("ledger", f"partition {number}: ledger {ledger['id']} goes on with {there}"))
+    return happened
 
 
 def _of_actors(before: Picture, after: Picture) -> list[tuple[str, str]]:
     known = {row["name"]: row for row in before["actors"]}
-    told = []
+    happened = []
     for row in after["actors"]:
         was = known.get(row["name"])
         if was is not None and (was["state"], was["problem"]) != (row["state"], row["problem"]):
             reason = f": {row['problem']}" if row["problem"] else ""
-            told.append(("actor", f"{row['name']} is {row['state']}{reason}"))
-    return told
+            happened.append(("actor", f"{row['name']} is {row['state']}{reason}"))
+    return happened

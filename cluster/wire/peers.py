@@ -165,17 +165,17 @@ class Peers:
         orphans = connection.orphans()
         if not orphans:
             return
-        told = Unknown(f"the connection to {peer.host} was lost: {error}")
+        outcome = Unknown(f"the connection to {peer.host} was lost: {error}")
         try:
             async with asyncio.timeout(PROBE_S):
                 again = await self._open(peer)
             if isinstance(again, Unknown) and again.gone:
-                told = again
+                outcome = again
         except (TimeoutError, Invalid):
             pass
         for future in orphans:
             if not future.done():
-                future.set_result(told)
+                future.set_result(outcome)
 
 
 @dataclass(eq=False, slots=True)

@@ -92,7 +92,7 @@ class DelayedCore:
     def reorder(self, first: Bound) -> None:
         """Entries from `first` on came in from anywhere: what was pulled and is not before them is pulled again."""
         if first < self._ready.until:
-            self.add_loose(self._ready.give_back())
+            self.add_loose(self._ready.drain())
 
     def add_loose(self, run: SortedRun) -> None:
         """Keep sorted entries in memory until they are due."""

@@ -252,7 +252,7 @@ class Ready:
         self.run = self.run.only(wanted)
         self.until = self.until if len(self.run) else NOTHING
 
-    def give_back(self) -> SortedRun:
+    def drain(self) -> SortedRun:
         """All that is left, as a sorted run; nothing is ready afterwards."""
         run, self.run, self.until = self.run, SortedRun(EMPTY), NOTHING
         return run

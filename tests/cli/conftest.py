@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.outcome import run
+from cli.exit_codes import run
 from storage.errors import NotFound
 
 Outcome = tuple[int, str, str]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.outcome import run
+from cli.exit_codes import run
 from tests.cli.conftest import Cli
 
 

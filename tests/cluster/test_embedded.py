@@ -270,7 +270,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-UP = "import sys; from cli.outcome import run; sys.exit(run(sys.argv[1:]))"
+UP = "import sys; from cli.exit_codes import run; sys.exit(run(sys.argv[1:]))"
 
 
 def test_a_killed_process_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:

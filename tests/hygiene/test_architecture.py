@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -105,6 +106,54 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module.path)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+NICKNAMES = {
+    *(
+        "abreast",
+        "acknowledging",
+        "answers",
+        "apart",
+        "bare",
+        "bodies",
+        "breaking",
+        "cells",
+        "columns",
+        "doors",
+        "episodes",
+    ),
+    *(
+        "fixed",
+        "holding",
+        "layouts",
+        "leftovers",
+        "lot",
+        "narrow",
+        "nursery",
+        "outcome",
+        "outgoing",
+        "pages",
+        "passing",
+    ),
+    *(
+        "pieces",
+        "pressing",
+        "recent",
+        "redelivering",
+        "repeated",
+        "revoking",
+        "routing",
+        "safeguards",
+        "sealed",
+        "sent",
+    ),
+    *("stored", "wanted", "whole"),
+}
+"""Words that say nothing of a module's subject to a reader who has not written it."""
+
+
+def test_modules_are_called_by_terms_and_not_by_nicknames() -> None:
+    assert [one.path for one in modules(*PACKAGES) if PurePosixPath(one.path).stem in NICKNAMES] == []
 
 
 def _rows(heading: str) -> list[list[str]]:

@@ -37,7 +37,7 @@ def pressing(breaker: FaultInjector, enough: Callable[[], None] = lambda: None) 
 
 
 def test_all_of_this_run_can_be_broken_by_name(breaker: FaultInjector) -> None:
-    victims = {victim["target"]: victim for victim in pressing(breaker).told()["victims"]}
+    victims = {victim["target"]: victim for victim in pressing(breaker).state()["victims"]}
     assert list(victims) == [
         "", "consumer-1", "consumer-2", "dispatcher/t/0/s", "dispatcher/t/1/s", "topic/t/0", "topic/t/1",
         "bookie/b-0", "bookie/b-1", "controller",
@@ -62,7 +62,7 @@ def test_the_one_that_was_pressed_is_hit(breaker: FaultInjector, signals: list[t
         ("kill-controller", "controller"),
     ]
     assert [pid for pid, _ in signals] == [21, fleet.gone[0].pid, 30]
-    assert page.told()["done"] == ["kill-controller controller", "kill-consumer consumer-2", "kill-topic broker-1-a"]
+    assert page.state()["done"] == ["kill-controller controller", "kill-consumer consumer-2", "kill-topic broker-1-a"]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_what_is_not_of_this_run_is_refused(breaker: FaultInjector, kind: str, t
 def test_without_a_load_nothing_is_broken(breaker: FaultInjector) -> None:
     with pytest.raises(Conflict, match="none now"):
         pressing(breaker).press(JOIN, "")
-    assert not pressing(breaker).told()["open"]
+    assert not pressing(breaker).state()["open"]
     begin(breaker)
-    assert pressing(breaker).told()["open"]
+    assert pressing(breaker).state()["open"]
     breaker.end()
-    assert not pressing(breaker).told()["open"]
+    assert not pressing(breaker).state()["open"]
     with pytest.raises(Conflict, match="none now"):
         pressing(breaker).press(JOIN, "")
 
@@ -127,13 +127,13 @@ def test_known_victims_stay_while_the_controller_is_away(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("loadgen.fault_buttons._LOOK_EVERY_S", 0.0)
     page = pressing(breaker)
-    before = page.told()["victims"]
+    before = page.state()["victims"]
 
     def away() -> list[dict[str, str]]:
         raise Unavailable("the controller restarts")
 
     monkeypatch.setattr(processes, "actors", away)
-    assert page.told()["victims"] == before
+    assert page.state()["victims"] == before
 
 
 def test_what_is_pressed_does_not_wait_for_what_is_planned(

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgen.hot_keys import merged
 from loadgen.report import render
-from tests.loadgen.test_outcome import make_report, shown
+from tests.loadgen.test_result import make_report, shown
 
 
 def told_by(*keys: tuple[str | None, int], whole: int) -> dict[str, Any]:

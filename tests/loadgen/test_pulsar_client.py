@@ -35,10 +35,10 @@ class Told:
 
 def test_a_receipt_knows_the_place_of_each_message() -> None:
     receipt = PulsarReceipt(3)
-    receipt.told(1, Told("Ok"), Told("Ok", index=4))
-    receipt.told(0, Told("Ok"), Told("Ok", partition=-1))
+    receipt.on_sent(1, Told("Ok"), Told("Ok", index=4))
+    receipt.on_sent(0, Told("Ok"), Told("Ok", partition=-1))
     assert not receipt.done()
-    receipt.told(2, Told("Ok"), Told("Ok", ledger=-1, entry=-1))
+    receipt.on_sent(2, Told("Ok"), Told("Ok", ledger=-1, entry=-1))
     assert receipt.result(0).partitions.tolist() == [0, 1, 1]
     assert receipt.positions.tolist() == [position(3, 10), position(3, 14), 0]
     assert (receipt.confirmed_at > 0).all()
@@ -46,10 +46,10 @@ def test_a_receipt_knows_the_place_of_each_message() -> None:
 
 def test_a_receipt_of_a_refused_message_says_so() -> None:
     receipt = PulsarReceipt(2)
-    receipt.told(0, Told("Ok"), Told("Ok"))
+    receipt.on_sent(0, Told("Ok"), Told("Ok"))
     with pytest.raises(Unavailable, match="1 messages have no receipt"):
         receipt.result(0)
-    receipt.told(1, Told("Timeout"), None)
+    receipt.on_sent(1, Told("Timeout"), None)
     with pytest.raises(Unavailable, match="refused: Timeout"):
         receipt.result(0)
 

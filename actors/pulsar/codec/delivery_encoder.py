@@ -48,7 +48,7 @@ class EncodedFrames:
 
     positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
     behind the other. places: of those with holes, by their number, each row's index in the batch; int64, ascending.
-    apart: one of them begins in the midst of its batch.
+    mid_batch: one of them begins in the midst of its batch.
     """
 
     firsts: Ints
@@ -56,7 +56,7 @@ class EncodedFrames:
     positions: Ints
     data: bytes
     places: dict[int, Ints] = field(default_factory=dict)
-    apart: bool = False
+    mid_batch: bool = False
 
     @property
     def messages(self) -> int:
@@ -149,7 +149,7 @@ def encode_part(
     if data is None:
         data = joined(_made(part, starts, ends, to))
     return EncodedFrames(
-        starts, ends - starts, part.positions[starts], data, apart=whole and _begins_late(part, starts)
+        starts, ends - starts, part.positions[starts], data, mid_batch=whole and _begins_late(part, starts)
     )
 
 
@@ -203,9 +203,9 @@ def _cut(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameC
     cells = _Cells(part.few(starts), part.positions[starts], part.deliver_at[starts], columns=True)
     frames = []
     for number, payload in enumerate(payloads):
-        told = _told(part, int(starts[number]), int(ends[number]), to, positions[number])
+        message_command = _message_command(part, int(starts[number]), int(ends[number]), to, positions[number])
         metadata = cells.head(number, counts[number])
-        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
+        frames.append(encode_message(message_command.SerializeToString(), metadata.SerializeToString(), payload))
     return frames
 
 
@@ -270,8 +270,8 @@ def _with_holes(
     begin, stop = np.array(firsts, np.int64), np.array(ends, np.int64)
     data = b"".join(_one_by_one(part, begin, stop, to, places))
     late = np.array([first for number, first in enumerate(firsts) if number not in places], np.int64)
-    apart = _begins_late(part, late)
-    return EncodedFrames(begin, stop - begin, np.array(entries, np.int64), data, places, apart)
+    mid_batch = _begins_late(part, late)
+    return EncodedFrames(begin, stop - begin, np.array(entries, np.int64), data, places, mid_batch)
 
 
 def _words(index: Ints) -> list[int]:
@@ -291,9 +291,9 @@ def _one_by_one(
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         index = places.get(number)
         position = int(part.positions[first]) - (0 if index is None else int(index[0]))
-        told = _told(part, first, end, to, position)
+        message_command = _message_command(part, first, end, to, position)
         if index is not None:
-            told.message.ack_set.extend(_words(index))
+            message_command.message.ack_set.extend(_words(index))
             metadata, payload = cells.batch(first, index)
         elif cells.cell("batch_index", first) is None:
             metadata, payload = cells.single(first)
@@ -301,22 +301,22 @@ def _one_by_one(
             metadata, payload = cells.head(first, end - first), bodies.slice(first, end)
         else:
             metadata, payload = cells.batch(first, np.arange(end - first))
-        frames.append(encode_message(told.SerializeToString(), metadata.SerializeToString(), payload))
+        frames.append(encode_message(message_command.SerializeToString(), metadata.SerializeToString(), payload))
     return frames
 
 
-def _told(part: Received, first: int, end: int, to: Addressee, position: int) -> Any:
+def _message_command(part: Received, first: int, end: int, to: Addressee, position: int) -> Any:
     """The command of the frame of these rows."""
-    told = command(
+    message_command = command(
         "message",
         consumer_id=to.consumer_id,
         message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
     )
     if count := int(part.redeliveries[first:end].max()):
-        told.message.redelivery_count = count
+        message_command.message.redelivery_count = count
     if to.epoch is not None:
-        told.message.consumer_epoch = to.epoch
-    return told
+        message_command.message.consumer_epoch = to.epoch
+    return message_command
 
 
 class _Cells:

@@ -50,19 +50,19 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
         return None
     metadata, size = encoded
     body = join(of_u32(size).column(), *metadata, _payload(part, rows, starts, alone, bodies))
-    told = _commands(part, starts, np.append(starts[1:], len(part)), to)
-    head, length = told.lengths(), lengths_of(body)
+    commands = _commands(part, starts, np.append(starts[1:], len(part)), to)
+    head, length = commands.lengths(), lengths_of(body)
     ends = np.cumsum(length)
     sums = of_u32(checksums(joined(body), ends - length, ends))
-    front = side_by_side(len(starts), [of_u32(length + head + 10), of_u32(head), told, CHECKSUMMED, sums])
+    front = side_by_side(len(starts), [of_u32(length + head + 10), of_u32(head), commands, CHECKSUMMED, sums])
     return join(front.column(), body)
 
 
 def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:
     """Frames of the pieces of these rows, a binary column. bodies: of each what follows the command."""
-    told = _commands(part, starts, ends, to)
-    head = told.lengths()
-    front = side_by_side(len(starts), [of_u32(lengths_of(bodies) + head + 4), of_u32(head), told])
+    commands = _commands(part, starts, ends, to)
+    head = commands.lengths()
+    front = side_by_side(len(starts), [of_u32(lengths_of(bodies) + head + 4), of_u32(head), commands])
     return join(front.column(), bodies)
 
 

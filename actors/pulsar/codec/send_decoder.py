@@ -110,7 +110,7 @@ class _Packed:
     metadata: Any
     payload: bytes
     count: int
-    unread: bool = False
+    opaque: bool = False
     number: int = 0
     rows: _Rows | None = None
 
@@ -235,7 +235,7 @@ def _unpack(send: Send) -> _Packed:
         raise MalformedCommand("a time lies behind the year 9999; times are milliseconds since 1970")
     payload = send.body.payload
     if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(metadata):
-        return _Packed(send, metadata, bytes(payload), 0, unread=True)
+        return _Packed(send, metadata, bytes(payload), 0, opaque=True)
     if metadata.compression != NONE:
         payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
     count = metadata.num_messages if metadata.HasField("num_messages") else 0
@@ -253,7 +253,7 @@ def _rest(packed: _Packed) -> bytes:
     """What no column explains of a frame's metadata."""
     metadata = Metadata()
     metadata.CopyFrom(packed.metadata)
-    fields = IN_COLUMNS if packed.unread else (*IN_COLUMNS, *OF_FORM)
+    fields = IN_COLUMNS if packed.opaque else (*IN_COLUMNS, *OF_FORM)
     for name in (*fields, *(name for name in OF_ONE if packed.count or not getattr(metadata, name))):
         metadata.ClearField(name)
     encoded: bytes = metadata.SerializeToString()

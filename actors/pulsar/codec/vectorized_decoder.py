@@ -89,9 +89,9 @@ class Sends:
         count = len(self)
         at = encode_numbers(count, [*place, (0x18, partition & UNSIGNED)])
         answer = encode_numbers(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
-        told = encode_numbers(count, [(0x08, 7), (0x3A, answer)])
-        length = told.lengths()
-        return side_by_side(count, [of_u32(length + 4), of_u32(length), told]).joined()
+        command_bytes = encode_numbers(count, [(0x08, 7), (0x3A, answer)])
+        length = command_bytes.lengths()
+        return side_by_side(count, [of_u32(length + 4), of_u32(length), command_bytes]).joined()
 
 
 @dataclass(slots=True)

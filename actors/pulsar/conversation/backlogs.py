@@ -78,7 +78,7 @@ class Backlogs:
             return
         before = 0 if age is None else max(self._ports.clock.now() - age.limit * 1000, 0)
         owner = TopicClient(self._ports, self._directory, topic, partition)
-        told: BacklogSize = await owner.ask(MeasureBacklog(before=before))
-        for quota, reached in ((size, size is not None and told.bytes >= size.limit), (age, told.old)):
+        measured: BacklogSize = await owner.ask(MeasureBacklog(before=before))
+        for quota, reached in ((size, size is not None and measured.bytes >= size.limit), (age, measured.old)):
             if quota is not None and reached:
                 raise CommandRefused(CODES[quota.policy], "Cannot create producer on topic with backlog quota exceeded")

@@ -120,9 +120,9 @@ class ClientSession:
     # -- who is here ----------------------------------------------------------------------------------------------
 
     def _introduce(self, one: object, number: int, asked: Any, access_mode: str = "") -> None:
-        told = metadata_of(asked.metadata)
+        properties = metadata_of(asked.metadata)
         now = self.gateway.ports.clock.now()
-        made = ClientIntroduction(number, self.link.peer, self.version, now, told, access_mode)
+        made = ClientIntroduction(number, self.link.peer, self.version, now, properties, access_mode)
         self.gateway.introductions[one] = made
 
     def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
@@ -188,7 +188,7 @@ class ClientSession:
         """Another producer of this name has taken its place. One that is still being opened is refused instead."""
         producer.close()
         self.remove_producer(producer)
-        if producer.told:
+        if producer.announced:
             self.say("close_producer", producer_id=producer.number, request_id=NO_REQUEST)
 
     async def answers(self) -> bool:
@@ -228,11 +228,11 @@ class ClientSession:
             if self._turns.get(request) is turn:
                 del self._turns[request]
 
-    def waits(self, request_id: int, **told: Any) -> None:
+    def waits(self, request_id: int, **fields: Any) -> None:
         """A producer waits until it has the partition to itself; its request keeps no other from its turn."""
         if request_id in self._turns:
             self._turns[request_id].over()
-        self.say("producer_success", request_id=request_id, **told)
+        self.say("producer_success", request_id=request_id, **fields)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str, size: int = 0) -> None:
         """Do something beside what else comes. A defect in it ends this connection, and no other."""

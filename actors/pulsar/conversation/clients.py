@@ -36,7 +36,7 @@ def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
 
 def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
     producers = [
-        {"producerName": one.name, "ready": one.ready, **_told(gateway, one, "producerId")}
+        {"producerName": one.name, "ready": one.ready, **_introduction(gateway, one, "producerId")}
         for one in gateway.producers.get((topic, partition), ())
     ]
     consumers = [
@@ -45,7 +45,7 @@ def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, li
             "subscription": unquoted(one.asked.subscription),
             "reader": one.is_reader,
             **one.read_so_far(),
-            **_told(gateway, one, "consumerId"),
+            **_introduction(gateway, one, "consumerId"),
         }
         for (known, _), here in gateway.consumers.items()
         if known == topic
@@ -66,7 +66,7 @@ def send_away(gateway: Connected, topic: str, partition: int | None) -> None:
                 consumer.come_back()
 
 
-def _told(gateway: Connected, one: object, number: str) -> dict[str, Any]:
+def _introduction(gateway: Connected, one: object, number: str) -> dict[str, Any]:
     of = gateway.introductions.get(one)
     if of is None:
         return {}

@@ -182,7 +182,7 @@ class CommandHandlers:
             await self._gateway.schemas.check_writer(topic)
         if producer.closed:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, "the producer lost its place meanwhile; ask again")
-        producer.told = True
+        producer.announced = True
         self._session.say(
             "producer_success",
             request_id=asked.request_id,
@@ -398,7 +398,7 @@ class CommandHandlers:
                 run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
                 index = _index(run, at)
                 last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
-        answer = {"last": {**last, "partition": consumer.place.told}}
+        answer = {"last": {**last, "partition": consumer.place.wire_partition}}
         if consumer.asked.start is not None:
             answer["mark_delete"] = _before(consumer.asked.start, ends, last)
         self._session.say("last_id_answer", request_id=asked.request_id, **answer)
@@ -435,8 +435,8 @@ class CommandHandlers:
     async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
         """The statistics of a consumer's subscription on its partition."""
         answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
-        told: dict[str, Any] = json.loads(answer.json)
-        return told
+        figures: dict[str, Any] = json.loads(answer.json)
+        return figures
 
 
 def _opening(what: str) -> CommandRefused:

@@ -202,8 +202,8 @@ class Gateway:
             for producer in meant:
                 self.ports.spawn(producer.come_again(), "over")
         else:
-            told = await asyncio.gather(*(producer.answers() for producer in meant))
-            meant = [producer for producer, answers in zip(meant, told, strict=True) if answers]
+            answered = await asyncio.gather(*(producer.answers() for producer in meant))
+            meant = [producer for producer, answers in zip(meant, answered, strict=True) if answers]
         return ProducersPresent(incarnations=[producer.incarnation for producer in meant])
 
 

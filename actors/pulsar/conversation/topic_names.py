@@ -24,11 +24,11 @@ _PARTITION = re.compile(r"(.+)-partition-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class TopicPartition:
-    """A partition. told: its number as clients see it in ids, -1 for a plain topic."""
+    """A partition. wire_partition: its number as clients see it in ids, -1 for a plain topic."""
 
     topic: str
     partition: int
-    told: int
+    wire_partition: int
 
 
 def topic_name(text: str) -> str:

@@ -45,6 +45,7 @@ LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
+TAKING_BACK = TakingBack(shown_too=False)
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
 Rows = npt.NDArray[np.int64]
@@ -87,7 +88,7 @@ class WireConsumer:
             place.topic,
             place.partition,
             gateway.decoded,
-            unread=asked.settings.type not in ONE_HAS_ALL,
+            lazy=asked.settings.type not in ONE_HAS_ALL,
         )
         self._extent = LogExtent(gateway.directory, place)
         self._noting = False
@@ -112,25 +113,24 @@ class WireConsumer:
                 priority=self.asked.priority,
                 keep_place=self.asked.named,
             ),
-            ConsumerCallbacks(on_received=self._received, on_event=self._told, taking_back=TakingBack(shown_too=False)),
+            self._callbacks(),
             self.payloads,
         )
         if self.asked.settings.type in ONE_HAS_ALL:
             self._whole = BatchReassembler(
-                gateway.ports,
-                part,
-                self.payloads,
-                want=self._want,
-                send=self._send,
-                idle=lambda: not (self._unsent or self._choked),
+                gateway.ports, part, self.payloads, want=self._want, send=self._send, idle=self._has_sent_all
             )
         return part
 
     def _reader(self, start: int) -> PartitionConsumer | LogReader:
         gateway, place = self._gateway, self.place
-        return LogReader(
-            gateway.ports, gateway.directory, place, start, self.payloads, received=self._received, told=self._told
-        )
+        return LogReader(gateway.ports, gateway.directory, place, start, self.payloads, self._callbacks())
+
+    def _callbacks(self) -> ConsumerCallbacks:
+        return ConsumerCallbacks(on_received=self._received, on_event=self._on_event, taking_back=TAKING_BACK)
+
+    def _has_sent_all(self) -> bool:
+        return not (self._unsent or self._choked)
 
     @property
     def is_reader(self) -> bool:
@@ -186,8 +186,8 @@ class WireConsumer:
 
     def _tell_active(self) -> None:
         if self._subscribed and self._active is not None and not self.closed:
-            told = command("active_consumer", consumer_id=self.number, is_active=self._active)
-            self._write(encode(told))
+            change = command("active_consumer", consumer_id=self.number, is_active=self._active)
+            self._write(encode(change))
 
     def _tell_end(self) -> None:
         """Everything is done, and the topic was terminated."""
@@ -248,7 +248,7 @@ class WireConsumer:
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
         if not part.open.any():
             return
-        to = Addressee(self.number, self.place.told, self.epoch)
+        to = Addressee(self.number, self.place.wire_partition, self.epoch)
         known, gateway = self._sent if self._part.by_index else None, self._gateway
         waiting = stretch.waiting
         if waiting is None:
@@ -270,7 +270,7 @@ class WireConsumer:
             whole=whole,
             between=between,
         )
-        if whole and (pieces.apart or stretch.rest) and not self._apart:
+        if whole and (pieces.mid_batch or stretch.rest) and not self._apart:
             self._noting = True
             gateway.ports.spawn(self._note_apart(stretch), "apart")
             return
@@ -283,7 +283,7 @@ class WireConsumer:
         self.permits -= pieces.messages
         self._write(pieces.data)
         if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back
-            part.let_go()
+            part.release()
 
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:
         """Send rows of batches once it is known which of the messages that are missing there are not done."""
@@ -308,7 +308,7 @@ class WireConsumer:
             self._whole.ready.appendleft(stretch)
         self._send()
 
-    def _told(self, partition: int, event: Event) -> None:
+    def _on_event(self, partition: int, event: Event) -> None:
         if event.kind in ("lost", "failed") and not self.closed:
             self._lost(self)
         elif event.kind == "end_of_topic":
@@ -343,7 +343,7 @@ class WireConsumer:
         unknown = [(one, position_of(one)) for one in self._acknowledge_each(ids, cumulative=cumulative)]
         named = [] if self.is_reader else [(one, at) for one, at in unknown if at is not None]
         await self._extent.look([at for _, at in named])
-        unread: SluiceError | None = None
+        failure: SluiceError | None = None
         for one, at in named:
             end = self._extent.end_of(at)
             if end < at:  # nothing is there to be done with; what comes later is not meant
@@ -363,11 +363,11 @@ class WireConsumer:
             except NotFound:  # everybody is done with it
                 continue
             except SluiceError as error:
-                unread = error
+                failure = error
                 continue
             self._done(rows_behind(run, at, one), cumulative=cumulative)
-        if unread is not None:
-            raise unread
+        if failure is not None:
+            raise failure
         return unsure
 
     def _done(self, rows: Rows, *, cumulative: bool) -> None:
@@ -474,7 +474,7 @@ class WireConsumer:
             return
         named = [at for one in ids if (at := position_of(one)) is not None]
         if back := self._sent.take(np.array(named, np.int64))[0]:
-            await self._part.give_back(back, 0)
+            await self._part.nack(back, 0)
 
     def come_back(self) -> None:
         """The client has to subscribe again."""

@@ -99,7 +99,7 @@ class WireProducer:
         self._refused = False
         """With deduplication: a frame was refused, and behind it nothing is taken."""
         self.ready = self.closed = False
-        self.told = False
+        self.announced = False
         """Its client knows that it is there."""
 
     async def open(self) -> None:
@@ -331,7 +331,7 @@ class WireProducer:
 
     def _receipts(self, sends: Sends) -> bytes:
         if sends.error is None:
-            return sends.receipts(self.number, self.place.told)
+            return sends.receipts(self.number, self.place.wire_partition)
         return b"".join(self._refusal(number, sends.error) for number in sends.sequence.tolist())
 
     def _refusal(self, sequence: int, error: tuple[int, str]) -> bytes:
@@ -346,12 +346,12 @@ class WireProducer:
         if send.error is not None:
             return self._refusal(asked.sequence_id, send.error)
         at = send.position
-        told = {"ledger": ledger_of(at), "entry": entry_of(at)} if at >= 0 else {"ledger": UNSIGNED, "entry": UNSIGNED}
+        ids = {"ledger": ledger_of(at), "entry": entry_of(at)} if at >= 0 else {"ledger": UNSIGNED, "entry": UNSIGNED}
         answer = command(
             "send_receipt",
             producer_id=self.number,
             sequence_id=asked.sequence_id,
-            message_id={**told, "partition": self.place.told},
+            message_id={**ids, "partition": self.place.wire_partition},
         )
         if asked.HasField("highest_sequence_id"):
             answer.send_receipt.highest_sequence_id = asked.highest_sequence_id

@@ -6,11 +6,12 @@ messages are among the others, at their places, as for every exclusive consumer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from actors.backoff import Backoff
+from actors.consumer.config import ConsumerCallbacks
 from actors.consumer.held import Received
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.directory import Directory
@@ -37,13 +38,11 @@ class LogReader:
         place: TopicPartition,
         start: int,
         payloads: Payloads,
-        *,
-        received: Callable[[Received], None],
-        told: Callable[[int, Event], None],
+        callbacks: ConsumerCallbacks,
     ) -> None:
         self._ports, self._payloads, self._place = ports, payloads, place
         self._topic = TopicClient(ports, directory, place.topic, place.partition)
-        self._received, self._told = received, told
+        self._callbacks = callbacks
         self.at = max(start, 0)
         """The position of the next message."""
         self.handed_out = 0
@@ -78,12 +77,12 @@ class LogReader:
         """Report once that the topic was terminated and that everything was read and acknowledged."""
         if self._over and not self._knows_end and not any(one.open.any() for one in self._handed):
             self._knows_end = True
-            self._told(self._place.partition, Event(kind="end_of_topic"))
+            self._callbacks.on_event(self._place.partition, Event(kind="end_of_topic"))
 
     def acknowledge_positions(self, positions: Positions) -> None:
         """Nothing is remembered."""
 
-    async def give_back(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
+    async def nack(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
         """Hand these out again, in the order of the log."""
         for part, rows in sorted(given, key=lambda one: int(one[0].positions[0])):
             self._hand_again(part, np.flatnonzero(part.open) if rows is None else rows[part.open[rows]])
@@ -115,7 +114,7 @@ class LogReader:
         self._handed = [one for one in self._handed if one.open.any()]
         self._handed.append(part)
         self.handed_out += len(part)
-        self._received(part)
+        self._callbacks.on_received(part)
 
     async def wait_confirmed(self) -> None:
         """There is nothing to wait for."""
@@ -137,7 +136,7 @@ class LogReader:
                 self._ports.log("reader_waits", error=str(error))
                 await wait.pause()
             except SluiceError:
-                self._told(self._place.partition, Event(kind="failed"))
+                self._callbacks.on_event(self._place.partition, Event(kind="failed"))
                 return
 
     def _question(self) -> ReadIndex:

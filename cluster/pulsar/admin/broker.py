@@ -67,8 +67,8 @@ class Broker:
 
     async def gateways(self) -> list[Address]:
         """Every gateway that runs: where Pulsar's clients are connected."""
-        told = json.loads((await self.ask_controller(DescribeCluster())).json)
-        running = [row["address"] for row in told["actors"] if row["kind"] == "gateway"]
+        description = json.loads((await self.ask_controller(DescribeCluster())).json)
+        running = [row["address"] for row in description["actors"] if row["kind"] == "gateway"]
         return [address for address in dict.fromkeys([*running, self._here]) if address]
 
     async def clients(self, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:

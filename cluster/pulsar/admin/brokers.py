@@ -67,7 +67,7 @@ class BrokerRoutes:
 
     async def _policies(self, request: web.Request) -> web.Response:
         policies = await self._broker.namespaces.policies(space_of(request))
-        told = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
+        document = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
         own: dict[str, Any] = {
             "schema_compatibility_strategy": policies.compatibility,
             "deduplicationEnabled": policies.deduplication,
@@ -77,7 +77,7 @@ class BrokerRoutes:
             own["retention_policies"] = retention_shown(said.retention)
         if said.ttl_ms is not None:
             own["message_ttl_in_seconds"] = said.ttl_ms // 1000
-        return web.json_response({**told, **own, "schema_validation_enforced": policies.enforced})
+        return web.json_response({**document, **own, "schema_validation_enforced": policies.enforced})
 
     async def _bundles(self, request: web.Request) -> web.Response:
         await self._broker.namespaces.policies(space_of(request))

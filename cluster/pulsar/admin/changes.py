@@ -51,7 +51,9 @@ class TopicChangeRoutes:
         settings = await self._broker.settings(which)
         if settings.has_partitions and which.partition is None:
             return web.json_response({"reason": "Termination of a partitioned topic is not allowed"}, status=405)
-        return web.json_response(await self._end(which, told=which.partition if settings.has_partitions else -1))
+        return web.json_response(
+            await self._end(which, wire_partition=which.partition if settings.has_partitions else -1)
+        )
 
     async def _terminate_all(self, request: web.Request) -> web.Response:
         topic = topic_of(request)
@@ -70,7 +72,7 @@ class TopicChangeRoutes:
             raise Conflict(f"Topic {full_name(topic)} is not the partitioned topic.")
         return settings.partitions
 
-    async def _end(self, which: Named, told: int | None) -> dict[str, Any]:
+    async def _end(self, which: Named, wire_partition: int | None) -> dict[str, Any]:
         """Take no more messages on a partition. told: its number as clients have it in ids."""
         ends: Ends = await self._broker.ask_owner(which.topic, which.partition or 0, None, Terminate())
-        return {**await last_id(self._broker, which, ends), "partitionIndex": told}
+        return {**await last_id(self._broker, which, ends), "partitionIndex": wire_partition}

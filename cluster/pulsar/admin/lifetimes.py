@@ -45,10 +45,10 @@ class LifetimesByHttp:
 
     async def _retention(self, request: web.Request) -> web.Response:
         name, made = await self._broker.recorded(request)
-        told = (await self._lifetimes.read(name)).retention or made_with(made)
-        if told is None and applied(request):
-            told = await retention_of(self._lifetimes, named(request).topic, made)
-        return web.Response(status=204) if told is None else web.json_response(retention_shown(told))
+        kept = (await self._lifetimes.read(name)).retention or made_with(made)
+        if kept is None and applied(request):
+            kept = await retention_of(self._lifetimes, named(request).topic, made)
+        return web.Response(status=204) if kept is None else web.json_response(retention_shown(kept))
 
     async def _set_retention(self, request: web.Request) -> web.Response:
         name, _ = await self._broker.recorded(request)

@@ -63,7 +63,7 @@ class Messages:
     async def _by_id(self, request: web.Request) -> web.Response:
         which = await self._one(request)
         ledger, entry = (number_of(request.match_info[name]) for name in ("ledger", "entry"))
-        return _told(await entry_at(self._broker, which, ledger, entry))
+        return _response(await entry_at(self._broker, which, ledger, entry))
 
     async def _peek(self, request: web.Request) -> web.Response:
         which, name = await self._one(request), subscription_of(request)
@@ -76,7 +76,7 @@ class Messages:
             found = await entry_at(self._broker, which, ledger_of(owner.position), entry_of(owner.position))
             at = position(found.ledger, found.first) + found.count
         assert found is not None
-        return _told(found)
+        return _response(found)
 
     async def _examine(self, request: web.Request) -> web.Response:
         """Counted from the end as Pulsar counts: the first from the end is the last one."""
@@ -99,19 +99,19 @@ class Messages:
                     break
                 at = _after(behind, ends)
             found = await self._entry(which, at, ends)
-        return _told(found)
+        return _response(found)
 
     async def _last_id(self, request: web.Request) -> web.Response:
         which = await self._one(request)
-        told = await last_id(self._broker, which, await self._ends(which))
-        return web.json_response({**told, "partitionIndex": await self._index(which)})
+        fields = await last_id(self._broker, which, await self._ends(which))
+        return web.json_response({**fields, "partitionIndex": await self._index(which)})
 
     async def _id_at(self, request: web.Request) -> web.Response:
         which = await self._one(request)
         asked = FindTime(time=number_of(request.match_info["time"]))
         at = (await self._broker.ask_owner(which.topic, which.partition or 0, None, asked)).position
-        told = {"ledgerId": ledger_of(at), "entryId": entry_of(at), "partitionIndex": await self._index(which)}
-        return web.json_response(told)
+        fields = {"ledgerId": ledger_of(at), "entryId": entry_of(at), "partitionIndex": await self._index(which)}
+        return web.json_response(fields)
 
     async def _one(self, request: web.Request) -> Named:
         """A topic of one partition, or a partition. Raises Invalid, NotFound."""
@@ -141,8 +141,8 @@ async def last_id(broker: Broker, which: Named, ends: Ends) -> dict[str, int]:
     if ends.last < max(ends.first, 0):
         return {"ledgerId": -1, "entryId": -1}
     found = await entry_at(broker, which, ledger_of(ends.last), entry_of(ends.last))
-    told = {"ledgerId": found.ledger, "entryId": found.first}
-    return told | ({"batchIndex": found.count - 1, "batchSize": found.count} if found.batched else {})
+    fields = {"ledgerId": found.ledger, "entryId": found.first}
+    return fields | ({"batchIndex": found.count - 1, "batchSize": found.count} if found.batched else {})
 
 
 async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> StoredMessage:
@@ -182,7 +182,7 @@ async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Sto
     return StoredMessage(ledger, run.first_entry + first, count, batched, part)
 
 
-def _told(found: StoredMessage) -> web.Response:
+def _response(found: StoredMessage) -> web.Response:
     """A message as Pulsar's broker tells it."""
     from actors.pulsar.codec.delivery_encoder import encode_part  # only who asks for messages pays for protobuf
     from actors.pulsar.codec.frames import Cutter, body_of

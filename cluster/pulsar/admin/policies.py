@@ -95,5 +95,5 @@ async def _no_permissions(request: web.Request) -> web.Response:
 
 def _not_set(request: web.Request) -> web.Response:
     """Some of Pulsar's tools do not know what to do with nothing."""
-    told = _OF_NOTHING.get(request.match_info.get("policy", "")) if request.method == "GET" else None
-    return web.Response(status=204) if told is None else web.json_response(told)
+    document = _OF_NOTHING.get(request.match_info.get("policy", "")) if request.method == "GET" else None
+    return web.Response(status=204) if document is None else web.json_response(document)

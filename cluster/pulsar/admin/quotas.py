@@ -46,12 +46,12 @@ class QuotasByHttp:
         names = [(await self._broker.recorded(request))[0]]
         if applied(request):
             names.append(of_namespace(space_of(request)))
-        told = {}
+        shown = {}
         for kind, quotas in self._kinds.items():
             found = [quota for name in names if (quota := await quotas.read(name)) is not None]
             if found:
-                told[kind] = _shown(kind, found[0])
-        return web.json_response(told)
+                shown[kind] = _shown(kind, found[0])
+        return web.json_response(shown)
 
     async def _set(self, request: web.Request) -> web.Response:
         name, _ = await self._broker.recorded(request)

@@ -113,15 +113,15 @@ def _shown(schema: Any, version: bytes) -> dict[str, Any]:
 
 def _pair_shown(data: bytes) -> str:
     """The schemas of a key and a value, each behind its length, as JSON."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in ("key", "value"):
         size = max(int.from_bytes(data[:4], "big", signed=True), 0)
         part, data = _text(data[4 : 4 + size]), data[4 + size :]
         try:
-            told[name] = json_in(part)
+            fields[name] = json_in(part)
         except ValueError:
-            told[name] = part
-    return json.dumps(told, separators=(",", ":"))
+            fields[name] = part
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def _pair_of(text: str) -> bytes:

@@ -111,7 +111,7 @@ class PulsarStats:
         clients = list(of.clients["consumers"])
         consumers = [self._consumer(of, clients, name, each, now) for each in row.get("consumers", ())]
         active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays") or each.get("reader")]
-        told = [each.get("lastAckedTimestamp", 0) for each in consumers]
+        times = [each.get("lastAckedTimestamp", 0) for each in consumers]
         return {
             **{key: value for key, value in row.items() if key not in ("partition", "epoch", "subscription", "topic")},
             "type": kind,
@@ -120,7 +120,7 @@ class PulsarStats:
             "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent, now),
             "activeConsumerName": active[0] if active and kind in ("Failover", "Exclusive") else None,
             "consumers": consumers,
-            "lastAckedTimestamp": max(told, default=0),
+            "lastAckedTimestamp": max(times, default=0),
             "lastConsumedTimestamp": max((each.get("lastConsumedTimestamp", 0) for each in consumers), default=0),
             "isDurable": durable,
             "durable": durable,
@@ -138,12 +138,14 @@ class PulsarStats:
         here = [each for each in clients if each["consumerName"] == name and each["subscription"] == subscription]
         if here:
             clients.remove(here[0])
-        told = {key: here[0][key] for key in ("address", "clientVersion", "metadata")} if here else {"metadata": {}}
+        introduced = (
+            {key: here[0][key] for key in ("address", "clientVersion", "metadata")} if here else {"metadata": {}}
+        )
         sent = int(row.get("msgOutCounter", 0))
         ranges = row.get("keyHashRangeArrays", [])
         return {
             **row,
-            **told,
+            **introduced,
             "consumerName": name,
             "msgRateOut": self._rates.of(f"out:{of.name}:{subscription}:{name}", sent, now),
             "connectedSince": moment(row.get("connectedSince", 0)),

@@ -189,7 +189,7 @@ class Topics:
         made = []
         for number, row in enumerate(rows):
             partition = int(row["partition"])
-            subscriptions = {unquoted(name): told[number] for name, told in zip(names, answers, strict=True)}
+            subscriptions = {unquoted(name): answer[number] for name, answer in zip(names, answers, strict=True)}
             name = full_name(which.topic, partition if several else None)
             made.append(Partition(name, row, subscriptions, await self._broker.clients(which.topic, partition)))
         return made

@@ -132,7 +132,7 @@ async def test_a_full_disk_refuses_runs_but_still_fences_and_reads() -> None:
     with pytest.raises(Fenced):
         await bookie.handle(add(1, 1, epoch=4))
     world.disk.capacity = 1 << 40
-    await bookie.tend()
+    await bookie.maintain()
     assert await bookie.handle(add(1, 1, epoch=5)) == messages.Done()
     assert "reserve" in world.disk.files
 
@@ -144,7 +144,7 @@ async def test_too_little_free_space_makes_it_read_only_in_time() -> None:
     bookie = await world.started(settings)
     await bookie.handle(add(1, 0))
     world.disk.capacity = 40_000
-    await bookie.tend()
+    await bookie.maintain()
     with pytest.raises(Unavailable, match="free"):
         await bookie.handle(add(1, 1))
     assert await bookie.handle(add(1, 0)) == messages.Done(), "what is stored needs no space"
@@ -152,7 +152,7 @@ async def test_too_little_free_space_makes_it_read_only_in_time() -> None:
     assert isinstance(alive, messages.Alive)
     assert "bytes are free, 50000 are the minimum" in alive.refuses
     world.disk.capacity = 60_000
-    await bookie.tend()
+    await bookie.maintain()
     assert await bookie.handle(messages.Ping()) == messages.Alive()
 
 
@@ -179,7 +179,7 @@ async def test_the_last_group_has_a_durable_witness_when_quiet() -> None:
     world = World()
     bookie = await world.started(SMALL)
     await bookie.handle(add(1, 0))
-    await bookie.tend()
+    await bookie.maintain()
     await world.kill()
     world.disk.crash()
     journal = world.disk.files["journal-00000001"]

@@ -181,7 +181,7 @@ async def test_a_cut_in_a_closed_segment_is_told_by_its_successor() -> None:
     bookie = await world.started(SETTINGS)
     for run in range(6):
         await bookie.handle(add(1, run))
-    await bookie.tend()
+    await bookie.maintain()
     first, second = segments_of(world.disk)[:2]
     assert first.replace("journal", "marks") not in world.disk.files
     await world.kill()

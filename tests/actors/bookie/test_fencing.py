@@ -71,7 +71,7 @@ async def test_an_epoch_only_in_memory_is_not_kept_by_a_checkpoint() -> None:
     assert not fence.done()
     world.disk.gate.set()
     await fence
-    await bookie.tend()
+    await bookie.maintain()
     await world.kill()
     bookie = await world.started()
     with pytest.raises(Fenced):

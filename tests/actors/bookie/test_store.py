@@ -28,7 +28,7 @@ async def fill(bookie: Bookie, ledgers: Sequence[int], runs: Sequence[int], tend
     for run in runs:
         await asyncio.gather(*(bookie.handle(add(ledger, run)) for ledger in ledgers))
         if run % tend_every == tend_every - 1:
-            await bookie.tend()
+            await bookie.maintain()
 
 
 async def check(bookie: Bookie, ledgers: Sequence[int], runs: Sequence[int]) -> None:
@@ -144,7 +144,7 @@ async def test_damage_in_an_index_block_ends_the_bookie_until_rebuilt() -> None:
         world.disk.files[table.name].data[5] ^= 1
     with pytest.raises(Unavailable, match="built anew"):
         await read(bookie, 1, 0)
-    await bookie.tend()
+    await bookie.maintain()
     assert bookie.stopped is not None
     await world.kill()
     bookie = await world.started(SETTINGS)
@@ -184,8 +184,8 @@ async def test_damage_that_a_merge_meets_is_repaired_by_the_next_start() -> None
     assert len(tables) == FAN - 1
     world.disk.files[tables[3].name].data[9] ^= 1
     await fill(bookie, (1,), range(56, 64), tend_every=8)
-    await bookie.tend()
-    await bookie.tend()
+    await bookie.maintain()
+    await bookie.maintain()
     assert bookie.stopped is not None
     assert "rebuild" in world.disk.files
     await world.kill()
@@ -201,7 +201,7 @@ async def test_the_space_of_deleted_ledgers_comes_back() -> None:
     full = world.disk.used()
     await bookie.handle(messages.DeleteLedgers(ledgers=[1, 2, 3, 5, 6]))
     for _ in range(60):
-        await bookie.tend()
+        await bookie.maintain()
     assert world.disk.used() < full / 2
     assert len(journals(world.disk)) <= 6
     await check(bookie, (4,), range(20))
@@ -231,7 +231,7 @@ async def test_sparse_segments_are_emptied_while_runs_are_read() -> None:
 
     readers = [asyncio.create_task(read_on()) for _ in range(3)]
     for _ in range(80):
-        await bookie.tend()
+        await bookie.maintain()
     stop = True
     assert min(await asyncio.gather(*readers)) > 50
     assert bookie.store.segments.sparse(bookie.store.log.segment, SETTINGS.compact_below) is None
@@ -256,7 +256,7 @@ async def test_a_read_whose_segment_is_emptied_meanwhile_looks_again() -> None:
         await asyncio.sleep(0)
     await bookie.handle(messages.DeleteLedgers(ledgers=[1, 2, 4, 5]))
     for _ in range(20):
-        await bookie.tend()
+        await bookie.maintain()
     assert slow[0] not in world.disk.files
     held.set()
     frame = await reading
@@ -286,7 +286,7 @@ async def test_housekeeping_may_be_killed_anywhere(seed: int) -> None:
             await bookie.handle(messages.DeleteLedgers(ledgers=[victim]))
             kept.pop(victim)
             deleted.append(victim)
-        work = asyncio.create_task(bookie.tend())
+        work = asyncio.create_task(bookie.maintain())
         for _ in range(rng.randrange(60)):
             await asyncio.sleep(0)
         work.cancel()
@@ -432,7 +432,7 @@ async def test_a_bookies_memory_does_not_grow_with_its_runs() -> None:
         for run in range(start, upto):
             await bookie.handle(add(1, run, seed=7))
             if run % 16 == 15:
-                await bookie.tend()
+                await bookie.maintain()
         store = bookie.store
         return store.index.tail_rows, len(store.ledgers.states), len(bookie._busy)
 

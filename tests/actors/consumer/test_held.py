@@ -60,7 +60,7 @@ def test_what_is_taken_back_unread_is_never_seen() -> None:
 
 def test_rows_that_are_let_go_are_still_held() -> None:
     for one in (unread(), part(10, 3)):
-        one.let_go()
+        one.release()
         assert one.rows.num_rows == 0
         assert one.close(np.array([1])).tolist() == [11]
         assert one.close().tolist() == [10, 12]

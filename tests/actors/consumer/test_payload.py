@@ -96,7 +96,7 @@ def test_what_was_published_here_is_what_is_read(delayed: bool) -> None:
 
 def test_what_is_not_taken_out_yet_keeps_no_memory_of_others() -> None:
     machine = Machine()
-    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, unread=True)
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, lazy=True)
     (got,) = asyncio.run(payloads.resolve(part_of([0, 2], machine.share()), 1, 1))
     machine.reuse()
     assert got.rows.column("payload").to_pylist() == [b"1", b"333"]

@@ -91,16 +91,19 @@ def test_one_that_waits_is_used_where_it_is_as_well_placed() -> None:
     assert placement.stand_ins("bookie-0", B, [A, B]) == []
 
 
-def test_refuge_is_where_the_fewest_slots_are_served() -> None:
+def test_the_fallback_is_where_the_fewest_slots_are_served() -> None:
     """On a node that lives."""
     placement = Placement(4, 0)
     for number, node in enumerate("aab"):
         placement.introduced(f"broker-{number}-x", Introduction("", node, []))
     placement.introduced("bookie-0-x", Introduction("", "a", []))
-    first = placement.refuge([A, B])
+    first = placement.fallback([A, B])
     assert first is not None
     assert first.name == "broker-0-x"
-    assert placement.shelter("broker-3", first)
-    assert [host.slot for host in (placement.refuge([A]), placement.refuge([B])) if host] == ["broker-1", "broker-2"]
-    assert placement.refuge([C]) is None
+    assert placement.use_fallback("broker-3", first)
+    assert [host.slot for host in (placement.fallback([A]), placement.fallback([B])) if host] == [
+        "broker-1",
+        "broker-2",
+    ]
+    assert placement.fallback([C]) is None
     assert placement.wanted() == 2

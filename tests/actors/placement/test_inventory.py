@@ -64,7 +64,7 @@ def test_the_second_process_of_a_slot_ends() -> None:
     play(scenario)
 
 
-def test_lodgers_stay_until_all_is_calm() -> None:
+def test_fallbacks_stay_until_all_is_calm() -> None:
     """A process that is lost meanwhile is treated as any other."""
     guest, host = ("topic", "broker-1-a/g", TOPIC), ("topic", "broker-1-a/h", OTHER)
 
@@ -79,7 +79,7 @@ def test_lodgers_stay_until_all_is_calm() -> None:
 
 
 def test_a_slot_that_was_moving_goes_on_moving() -> None:
-    """Its own process comes before the one that took it in, and what still lodges there is ended when all is calm."""
+    """Its own process comes before the one that took it in, and what is still there is ended when all is calm."""
 
     async def scenario(site: Site) -> None:
         site.add("broker-1-a", ("topic", "broker-1-a/g", TOPIC))
@@ -111,7 +111,7 @@ def test_a_process_that_nobody_knows_is_found() -> None:
         await site.places.inventory()
         await running(site)
         site.add("broker-0-z")
-        await site.world.loop.pause(TIMES.survey + 5_000)
+        await site.world.loop.pause(TIMES.discover + 5_000)
         assert site.made == []
         assert site.runs() == {"broker-0": ["0"], "broker-1": ["1"], "bookie-0": ["bookie"]}
         assert "broker-0-z" not in site.cluster.processes

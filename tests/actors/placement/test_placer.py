@@ -24,7 +24,7 @@ def test_a_lost_process_is_not_waited_for() -> None:
     play(scenario)
 
 
-def test_one_more_waits_for_each_that_lodges() -> None:
+def test_one_more_waits_for_each_slot_in_a_fallback() -> None:
     async def scenario(site: Site) -> None:
         site.controller(standby=True, calm=10**9)
         await running(site)
@@ -40,7 +40,7 @@ def test_one_more_waits_for_each_that_lodges() -> None:
     play(scenario)
 
 
-def test_a_bookie_lodges_nowhere_and_takes_nobody_in() -> None:
+def test_a_bookie_falls_back_nowhere_and_takes_nobody_in() -> None:
     """Its process is its own; so is the first one of a broker, and the last one's successor."""
 
     async def scenario(site: Site) -> None:
@@ -55,8 +55,8 @@ def test_a_bookie_lodges_nowhere_and_takes_nobody_in() -> None:
     play(scenario)
 
 
-def test_when_all_is_calm_refuge_is_given_back() -> None:
-    """What lodged is ended there, so that it is missed and started where it belongs. Its host keeps its own."""
+def test_when_all_is_calm_slots_move_back() -> None:
+    """What fell back is ended there, so that it is missed and started where it belongs. Its host keeps its own."""
 
     async def scenario(site: Site) -> None:
         await running(site)
@@ -91,7 +91,7 @@ def test_it_is_not_calm_while_processes_are_lost() -> None:
 
 
 def test_a_move_that_failed_is_made_later() -> None:
-    """The slot has its process already, but what lodges was not ended: its host was frozen just then."""
+    """The slot has its process already, but what fell back was not ended: its host was frozen just then."""
 
     async def scenario(site: Site) -> None:
         await running(site)
@@ -108,7 +108,7 @@ def test_a_move_that_failed_is_made_later() -> None:
     play(scenario)
 
 
-def test_a_host_that_is_lost_is_replaced_for_its_lodgers() -> None:
+def test_a_lost_fallback_is_replaced_for_those_in_it() -> None:
     """Nothing of the lost one is thought to run."""
 
     async def scenario(site: Site) -> None:

@@ -87,7 +87,7 @@ def test_to_forget_sets_the_data_aside_and_deletes_nothing(used: Path, tmp_path:
     other = tmp_path / "other"
     gone = identity.forget(used, url_of(other), None)
     assert (gone.bookies, gone.bytes > 0) == (1, True)
-    assert str(gone.folder) in gone.told()
+    assert str(gone.folder) in gone.sentence()
     assert sorted(path.name for path in (gone.folder / "bookies").rglob("*")) == before
     assert (gone.folder / "metadata.db").is_file()
     assert not (used / "bookies").exists()

@@ -141,7 +141,7 @@ def test_a_failed_start_says_why_in_one_line_and_leaves_nothing(tmp_path: Path) 
 
 VERBS = """
 import json, sys
-from cli.outcome import run
+from cli.exit_codes import run
 codes = [run([*words, "--data-dir", sys.argv[1]]) for words in (
     ["up", "--embedded", "--set", "pulsar_port=-1"], ["topics", "create", "orders"],
     ["produce", "orders", "-k", "k", "-m", "paid"],
@@ -163,6 +163,6 @@ def test_every_command_works_without_ray(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [["--nodes", "2"], ["--address", "127.0.0.1:1"]])
 def test_one_process_has_no_nodes_and_no_address(tmp_path: Path, more: list[str]) -> None:
-    from cli.outcome import run
+    from cli.exit_codes import run
 
     assert run(["up", "--embedded", "--data-dir", str(tmp_path), *more]) == 2

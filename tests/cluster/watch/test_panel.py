@@ -35,7 +35,7 @@ class Load:
         self.over = False
         self.lock = threading.Lock()
 
-    def told(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         names = [name for name in ("a", "b") if name in self.cluster.consumers]
         victims = [{"target": "", "label": "The others", "kinds": ["join-consumer"]}]
         victims += [{"target": name, "label": name, "kinds": ["kill-consumer", "freeze-consumer"]} for name in names]

@@ -60,7 +60,7 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="a subscription that has no buckets any more deletes none",
         module="actors.delayed.memory",
-        old="        if self.leftovers is not None:\n",
+        old="        if self.delete_other_index is not None:\n",
         new="        if False:\n",
         world=BROKER,
         test=f"{_AWAY}test_deleting_a_subscription_deletes_its_earlier_buckets",

@@ -140,8 +140,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a lost acknowledgement is told to nobody",
         module="actors.consumer.partition",
-        old="        told = self.losses.told\n",
-        new="        told = self.losses.count\n",
+        old="        reported = self.losses.reported\n",
+        new="        reported = self.losses.count\n",
         world=BROKER,
         seed=15,
     ),
@@ -196,7 +196,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what a leaver held is sent to nobody",
         module="actors.key_shared.hash_assignments",
-        old="    core.hand_back(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
+        old="    core.reinsert(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
         new="",
         world=BROKER,
         seed=6,

@@ -75,7 +75,7 @@ KEEPING_PLACES: list[Mutant] = [
     Mutant(
         name="who comes and goes gets hashes at once",
         module="actors.dispatcher.grace",
-        old="        return JoinAs(apart=True) if damped else NEW\n",
+        old="        return JoinAs(unassigned=True) if damped else NEW\n",
         new="        return NEW\n",
         world=GRACE,
         test=f"{_UNITS}::test_who_comes_and_goes_gets_hashes_later",

@@ -16,7 +16,7 @@ PLACING: list[Mutant] = [
         seed=2,
     ),
     Mutant(
-        name="what lodges is not ended when its slot has moved",
+        name="what fell back is not ended when its slot has moved",
         module="actors.placement.placer",
         old="                if self._placement.slot_for(kind, settings) == slot:",
         new="                if False:",
@@ -26,7 +26,7 @@ PLACING: list[Mutant] = [
     Mutant(
         name="a move that failed is forgotten",
         module="actors.placement.placer",
-        old="            self._placement.lodges(slot, host)\n",
+        old="            self._placement.falls_back(slot, host)\n",
         new="",
         world=PLACEMENT,
         test="tests/actors/placement/test_placer.py::test_a_move_that_failed_is_made_later",
@@ -42,7 +42,7 @@ PLACING: list[Mutant] = [
     Mutant(
         name="nobody looks for what another controller made",
         module="actors.placement.placer",
-        old="            await self._ports.clock.sleep(self._times.survey)\n",
+        old="            await self._ports.clock.sleep(self._times.discover)\n",
         new="            await self._ports.clock.sleep(1 << 40)\n",
         world=PLACEMENT,
         seed=1,
@@ -56,7 +56,7 @@ PLACING: list[Mutant] = [
         seed=16,
     ),
     Mutant(
-        name="a broker takes refuge in a bookie's process",
+        name="a broker falls back to a bookie's process",
         module="actors.placement.placement",
         old="        brokers = [each for each in self.serving.values() if is_broker(each.slot) and each.node in alive]",
         new="        brokers = [each for each in self.serving.values() if each.node in alive]",
@@ -64,7 +64,7 @@ PLACING: list[Mutant] = [
         seed=3,
     ),
     Mutant(
-        name="a lost process is thought to serve its lodgers",
+        name="a lost process is thought to serve those that fell back to it",
         module="actors.placement.placement",
         old="if known is process]\n        for slot in slots:",
         new="if known is process][:1]\n        for slot in slots:",

@@ -38,8 +38,9 @@ TALKING: list[Mutant] = [
     Mutant(
         name="a local time-out ends the handler",
         module="cluster.net",
-        old="            answer = await told\n        finally:\n",
-        new="            answer = await told\n        finally:\n            self._tasks.get(told, timer).cancel()\n",
+        old="            answer = await answered\n        finally:\n",
+        new="            answer = await answered\n        finally:\n            "
+        "self._tasks.get(answered, timer).cancel()\n",
         world=BROKER,
         test=HOST,
     ),
@@ -110,8 +111,8 @@ TALKING: list[Mutant] = [
     Mutant(
         name="a lost connection is taken for the end of the process",
         module="cluster.wire.peers",
-        old='told = Unknown(f"the connection to {peer.host} was lost: {error}")',
-        new='told = Unknown(f"the connection to {peer.host} was lost: {error}", gone=True)',
+        old='outcome = Unknown(f"the connection to {peer.host} was lost: {error}")',
+        new='outcome = Unknown(f"the connection to {peer.host} was lost: {error}", gone=True)',
         world=BROKER,
         test=PEERS,
     ),

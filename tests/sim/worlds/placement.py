@@ -7,7 +7,7 @@ for a while.
 
 At every moment, as far as each controller knows: a slot is served by one process, a bookie's process by nobody else,
 and none that waits serves; no process is made for a slot that has one, or to wait beyond what is wanted. Never do two
-processes serve one disk. In the end every actor runs, in the process of its slot: refuge is given back; as many
+processes serve one disk. In the end every actor runs, in the process of its slot: no slot stays in a fallback; as many
 processes wait as are wanted; and there is no process that the last controller does not know.
 """
 
@@ -124,7 +124,7 @@ class _Controller:
                 return f"L: {entry.name} does not run: {entry.problem}"
             process = placement.serving.get(slot)
             if process is None or process.slot != slot or process.name != entry.address.partition("/")[0]:
-                return f"L: {entry.name} is at {entry.address}, {slot} is served by {process}: refuge is not given back"
+                return f"L: {entry.name} is at {entry.address}, {slot} is served by {process}, a fallback for good"
         waiting = len(placement.standby.waiting)
         if waiting != placement.wanted():
             return f"L: {waiting} processes wait, and {placement.wanted()} are wanted"

@@ -116,37 +116,40 @@ class Report:
         """What this run should have tested and did not, one sentence each; empty if nothing is missing."""
         return not_shown(self)
 
-    def told_acts(self) -> list[dict[str, Any]]:
+    def acts_shown(self) -> list[dict[str, Any]]:
         """The acts with their figures; the last one, at rest, has none but the counters at rest."""
         measured = self.judgement.measures.acts
         rows = []
         for act, figures in zip(self.acts[:-1], measured, strict=False):
-            told = {"latency_ms": percentiles(figures.histogram), "publish_latency_ms": percentiles(figures.publish)}
-            rows.append(act.to_dict(self.start_us) | {"messages": figures.confirmed} | figures.rates() | told)
+            latencies = {
+                "latency_ms": percentiles(figures.histogram),
+                "publish_latency_ms": percentiles(figures.publish),
+            }
+            rows.append(act.to_dict(self.start_us) | {"messages": figures.confirmed} | figures.rates() | latencies)
         return [*rows, *(act.to_dict(self.start_us) | {"at_rest": self.at_rest} for act in self.acts[-1:])]
 
-    def told_drains(self) -> dict[str, dict[str, int]]:
+    def drains_shown(self) -> dict[str, dict[str, int]]:
         """How long hashes drained and how many attempts they blocked, by the consumer that had to finish.
 
         Medians of several partitions are the largest of them.
         """
         whole: dict[str, dict[str, int]] = {}
-        for told in self.drains.values():
-            for name, row in told.items():
+        for of_owner in self.drains.values():
+            for name, row in of_owner.items():
                 mine = whole.setdefault(name, dict.fromkeys(row, 0))
                 for what, value in row.items():
                     mine[what] = mine[what] + value if what == "hashes" else max(mine[what], value)
         return dict(sorted(whole.items()))
 
-    def told_faults(self) -> list[dict[str, Any]]:
+    def faults_shown(self) -> list[dict[str, Any]]:
         """The injected faults, and how long each took to mend: see tell_faults."""
         return tell_faults(self.judgement.recovery, self.faults)
 
     def recovery(self) -> dict[str, Any]:
         """How long the broker needed after the faults, for the report."""
-        told = tell(self.judgement.recovery, self.faults, self.judgement.measures.span, self.start_us)
+        recovered = tell(self.judgement.recovery, self.faults, self.judgement.measures.span, self.start_us)
         moves = self.moves.to_dict() if self.moves is not None else None
-        return told | {"moves": moves, "passed_over": self.passed_over}
+        return recovered | {"moves": moves, "passed_over": self.passed_over}
 
     @property
     def verdict(self) -> str:
@@ -194,8 +197,8 @@ class Report:
         if self.two_acts:
             first = measures.acts[0]
             mb = measures.bytes / max(messages["delivered"], 1) / 1e6
-            told = first.rates()
-            return told | {"end_to_end_mb_per_s": round(told["end_to_end_msgs_per_s"] * mb, 3)}
+            rates = first.rates()
+            return rates | {"end_to_end_mb_per_s": round(rates["end_to_end_msgs_per_s"] * mb, 3)}
         publish = max(measures.last_confirmed - measures.first_sent, 1) / 1e6
         whole = max(measures.last_acked - measures.first_sent, 1) / 1e6
         return {
@@ -218,15 +221,15 @@ class Report:
             "draining": self.draining(),
             "at_rest": self.at_rest,
             "not_shown": self.not_shown,
-            "acts": self.told_acts(),
-            "drains_by_consumer": self.told_drains(),
+            "acts": self.acts_shown(),
+            "drains_by_consumer": self.drains_shown(),
             "hot_keys": self.hot_keys,
             "moves": self.moves.to_dict() if self.moves is not None else None,
             "rates": self.rates(),
             "latency_ms": percentiles(self.latency()),
             "lateness_ms": percentiles(measures.lateness),
             "publish_latency_ms": percentiles(measures.publish),
-            "faults": self.told_faults(),
+            "faults": self.faults_shown(),
             "recovery": self.recovery(),
             "memory": summarise(self.memory),
             "examples": findings.examples,

@@ -22,8 +22,8 @@ from loadgen.history import STATS
 from loadgen.measures import Measures, Span, record
 from loadgen.memory import MEMORY
 from loadgen.options import FloodOptions
-from loadgen.outcome import Report
 from loadgen.report import render, summary, write_html
+from loadgen.result import Report
 from loadgen.rolling import Moves
 from loadgen.verdict import Judgement
 
@@ -140,7 +140,7 @@ def test_each_act_has_its_figures() -> None:
         record(act.histogram, np.full(rate, latency))
     acts = [Act(FAST, START, cut), Act(LOADED, cut, START + 5_000_000, 450.0), Act(AT_REST, START + 5_000_000)]
     report = make_report(acts=acts, judgement=Judgement(make_report().judgement.findings, measures))
-    fast, loaded, rest = report.told_acts()
+    fast, loaded, rest = report.acts_shown()
     assert (fast["end_to_end_msgs_per_s"], loaded["intended_msgs_per_s"], rest["at_rest"]) == (900.0, 450.0, REST)
     assert loaded["latency_ms"]["p50"] == pytest.approx(4, rel=0.01)
     told = report.to_dict()

@@ -14,7 +14,7 @@ RETRY_MS = 30_000
 """Pause before leftovers are looked at again."""
 
 
-class Leftovers:
+class IndexRemoval:
     """Buckets that a subscription does not use any more. make: makes a tracker of them, not started."""
 
     def __init__(self, ports: Ports, key: str, make: Callable[[], BucketTracker]) -> None:

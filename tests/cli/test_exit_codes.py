@@ -21,7 +21,7 @@ _HEAVY = (
 
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom cli.outcome import run\nassert run(['topics', 'create', '--help']) == 0\n"
+        "import sys\nfrom cli.exit_codes import run\nassert run(['topics', 'create', '--help']) == 0\n"
         f"print('HEAVY', [name for name in {_HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
