@@ -161,8 +161,15 @@ class Configuration(BaseSettings):
     pulsar_web_tls_port: int = Field(
         8443, ge=-1, le=65535, description="the same with TLS, beside pulsar_tls_port and with its certificate"
     )
+    pulsar_bind_address: Literal["127.0.0.1", "node", "0.0.0.0"] = Field(
+        "127.0.0.1",
+        description="where gateways listen for clients of Apache Pulsar;"
+        ' "node" adds the address by which Ray knows the machine',
+    )
     pulsar_advertised_address: str = Field(
-        "", description="host that clients of Apache Pulsar are told to connect to; empty is 127.0.0.1"
+        "",
+        description="host that clients of Apache Pulsar are told to connect to; empty is 127.0.0.1, or with"
+        ' pulsar_bind_address "node" the address of each gateway\'s machine',
     )
     pulsar_token_key_file: str = Field(
         "", description="file with the secret or public key of the tokens that clients of Apache Pulsar must present"

@@ -17,6 +17,7 @@ from actors.host import Answer, opened
 from actors.ports import Address, Unknown
 from actors.wire import Blob, Packed, Reply, Request, pack
 from cluster.bootstrap.environment import NAMESPACE
+from cluster.bootstrap.nodes import own_address
 from cluster.real import StructuredLog
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from cluster.wire.listener import Listener, RequestHandler
@@ -208,17 +209,11 @@ def open_endpoint(
     listener = Listener(name, known or secret.encode(), answers, trust=trust_of(tls))
     sockets = SocketFolder(folder)
     listener.listen(sockets.listen())
-    address = _node_address() if bind_address == NODE_ADDRESS else bind_address
+    address = own_address() if bind_address == NODE_ADDRESS else bind_address
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     inet = socket.create_server((address, 0), family=family, backlog=128)
     listener.listen(inet)
     host, port = inet.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
-        host = _node_address()
+        host = own_address()
     return Endpoint(name, this_machine(), this_network(), sockets.path, host, port, secret, tls or ()), listener
-
-
-def _node_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())

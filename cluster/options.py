@@ -32,9 +32,11 @@ class ClusterOptions:
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     cluster: the id that disks and metadata must have (cluster.bootstrap.identity), filled in at the start.
-    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_advertised_address: the
-    host that lookups answer with; empty is the loopback. pulsar_token_key_file: the key that their tokens are signed
-    with; empty lets everybody of this machine in. pulsar_password_file: their passwords, beside tokens or alone.
+    pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_bind_address: the
+    loopback, "node" for the machine's address in Ray as well, or 0.0.0.0. pulsar_advertised_address: the host that
+    lookups answer with; empty is the loopback, or with "node" the gateway's machine. pulsar_token_key_file: the key
+    that their tokens are signed with; empty lets everybody of this machine in. pulsar_password_file: their passwords,
+    beside tokens or alone.
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
     pulsar_max_message_bytes: what Pulsar's clients are told that one message may have.
@@ -60,6 +62,7 @@ class ClusterOptions:
     pulsar_port: int = -1
     pulsar_web_port: int = -1
     pulsar_web_tls_port: int = -1
+    pulsar_bind_address: str = LOOPBACK
     pulsar_advertised_address: str = ""
     pulsar_token_key_file: str = ""
     pulsar_password_file: str = ""
@@ -95,6 +98,7 @@ class ClusterOptions:
             "pulsar_port": self.pulsar_port,
             "pulsar_web_port": self.pulsar_web_port,
             "pulsar_web_tls_port": self.pulsar_web_tls_port,
+            "pulsar_bind_address": self.pulsar_bind_address,
             "pulsar_advertised_address": self.pulsar_advertised_address,
             "pulsar_tls_port": self.pulsar_tls_port,
             "pulsar_max_message_bytes": self.pulsar_max_message_bytes,

@@ -42,7 +42,7 @@ from cluster.bootstrap.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed,
 from cluster.bootstrap.forks import Birthplace
 from cluster.bootstrap.ignored_options import note
 from cluster.bootstrap.minimal_ray import bare_nodes
-from cluster.bootstrap.nodes import SLOW_START, START_TRIES, add_node, known_nodes, start_head
+from cluster.bootstrap.nodes import SLOW_START, START_TRIES, add_node, known_nodes, own_address, start_head
 from cluster.bootstrap.preflight import check_machines, check_safeguards
 from cluster.bootstrap.sessions import count_nodes, stop_session
 from cluster.bootstrap.signals import held_back
@@ -331,7 +331,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
                 _end(root, state)
             raise
     answer = {"address": state["address"], "data_dir": str(root), "nodes": sum(node["alive"] for node in known_nodes())}
-    return answer | {"kept": without_effect} | condition() | pulsar_of(root, options.settings())
+    return answer | {"kept": without_effect} | condition() | pulsar_of(root, options.settings(), own_address())
 
 
 def _check_ray(state: dict[str, Any], options: ClusterOptions) -> None:

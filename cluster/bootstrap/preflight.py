@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cluster.bootstrap.environment import is_loopback
+from cluster.bootstrap.attach import own_addresses
 from cluster.options import ClusterOptions
-from cluster.pulsar.ports import advertised_host, wanted_ports
+from cluster.pulsar.ports import advertised_host, check_bound, wanted_ports
 from storage.errors import Invalid
+
+EVERYWHERE = ("node", "0.0.0.0", "::")
+"""What may be the bind address on every machine."""
 
 
 def check_safeguards(options: ClusterOptions) -> None:
@@ -25,6 +28,7 @@ def check_safeguards(options: ClusterOptions) -> None:
 
         context_of(settings)
         advertised_host(settings)
+        check_bound(settings)
     if settings["pulsar_token_key_file"] or settings["pulsar_password_file"]:
         from cluster.pulsar.authentication import authenticate_by
 
@@ -34,14 +38,16 @@ def check_safeguards(options: ClusterOptions) -> None:
 def check_machines(options: ClusterOptions, addresses: Collection[str]) -> None:
     """Raises Invalid if the options do not fit a Ray cluster with nodes at these addresses.
 
-    On several machines a process that listens on its loopback cannot be reached, and a store in the data folder is
-    another one on each of them.
+    On several machines a process that listens on its loopback, or at the address of one of them, cannot be reached, and
+    a store in the data folder is another one on each of them.
     """
     machines = len(set(addresses))
     if machines < 2:
+        if options.bind_address not in (*EVERYWHERE, *own_addresses()):
+            raise Invalid(f"{options.bind_address} is no address of this machine: leave bind_address out, or set node")
         return
     wanted = {
-        "--set bind_address=node": is_loopback(options.bind_address),
+        "--set bind_address=node": options.bind_address not in EVERYWHERE,
         "--set metadata=s3://BUCKET/PREFIX": not options.metadata,
         "--objects s3://BUCKET/PREFIX": not options.objects,
     }

@@ -30,7 +30,7 @@ from cluster.pulsar.connection_limits import (
     OpenConnections,
 )
 from cluster.pulsar.machine_ports import RealMachinePorts
-from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, refusal, wanted_ports
+from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, bound_hosts, refusal, wanted_ports
 from cluster.pulsar.tls import context_of, role_of
 from storage.batch import MAX_MESSAGE_BYTES
 
@@ -60,10 +60,14 @@ class PulsarGateway(GatewayActor):
         known = authenticate_by(settings)
         largest = int(settings.get("pulsar_max_message_bytes", MAX_MESSAGE_BYTES))
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known, max_message_bytes=largest)
-        self._host = advertised_host(settings)
+        machine = str(settings.get("machine", ""))
+        self._host = advertised_host(settings, machine)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
         machine_ports = RealMachinePorts(
-            Path(settings["data_dir"]), accept, dict.fromkeys((TLS, WEB_TLS), context_of(settings))
+            Path(settings["data_dir"]),
+            accept,
+            dict.fromkeys((TLS, WEB_TLS), context_of(settings)),
+            bound_hosts(settings, machine),
         )
         self._port_holder = PortHolder(ports, machine_ports, wanted_ports(settings), self._opened)
         self._connections: OpenConnections[_Socket] = OpenConnections(

@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.bootstrap.environment import LOOPBACK
@@ -25,7 +25,7 @@ HANDSHAKE_S = 10.0
 
 class RealMachinePorts:
     """Implements actors.pulsar.conversation.port_claims.MachinePorts. accept: makes our end of a connection, by scheme.
-    contexts: those of TLS, by scheme.
+    contexts: those of TLS, by scheme. hosts: the addresses at which it listens, each at the same port.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class RealMachinePorts:
         data_dir: Path,
         accept: Mapping[str, Callable[[], asyncio.BaseProtocol]],
         contexts: Mapping[str, ssl.SSLContext | None],
+        hosts: Sequence[str] = (LOOPBACK,),
     ) -> None:
-        self._data_dir, self._contexts, self._accept = data_dir, contexts, accept
+        self._data_dir, self._contexts, self._accept, self._hosts = data_dir, contexts, accept, hosts
         self._servers: list[asyncio.Server] = []
         self._lock = -1
 
     def claim(self) -> bool:
+        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on a machine where nobody typed `up`
         handle = keep_from_children(os.open(self._data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,16 +54,23 @@ class RealMachinePorts:
         context = self._contexts.get(scheme)
         late = None if context is None else HANDSHAKE_S
         loop = asyncio.get_running_loop()
+        servers: list[asyncio.Server] = []
         try:
-            server = await loop.create_server(
-                self._accept[scheme], LOOPBACK, port, backlog=256, ssl=context, ssl_handshake_timeout=late
-            )
+            for host in self._hosts:
+                server = await loop.create_server(
+                    self._accept[scheme], host, port, backlog=256, ssl=context, ssl_handshake_timeout=late
+                )
+                servers.append(server)
+                port = int(server.sockets[0].getsockname()[1])
         except OSError as error:
-            raise Unavailable(f"port {port} cannot be used: {error.strerror}") from error
-        for sock in server.sockets:
-            keep_from_children(sock.fileno())
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+            for server in servers:
+                server.close()
+            raise Unavailable(f"port {port} of {host} cannot be used: {error.strerror}") from error
+        for server in servers:
+            for sock in server.sockets:
+                keep_from_children(sock.fileno())
+        self._servers += servers
+        return port
 
     def chosen(self, scheme: str) -> int:
         return port_of(self._data_dir, scheme)

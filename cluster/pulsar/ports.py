@@ -15,6 +15,8 @@ from cluster.bootstrap.environment import LOOPBACK
 from cluster.bootstrap.folder import replace_file
 from storage.errors import Invalid, Unavailable
 
+NODE = "node"
+"""As pulsar_bind_address: the loopback, and the address by which Ray knows the gateway's machine."""
 PLAIN, TLS, WEB, WEB_TLS = "pulsar", "pulsar+ssl", "http", "https"
 """The ways to connect, as they stand at the beginning of a service URL; the last two are those of Pulsar's tools."""
 _FILES = {PLAIN: "pulsar-port", TLS: "pulsar-tls-port", WEB: "pulsar-web-port", WEB_TLS: "pulsar-web-tls-port"}
@@ -36,9 +38,33 @@ def wanted_ports(settings: Mapping[str, Any]) -> dict[str, int]:
     return wanted
 
 
-def advertised_host(settings: Mapping[str, Any]) -> str:
-    """The host that clients are told to connect to. Raises Invalid if it is neither a name nor an IPv4 address."""
-    host = str(settings.get("pulsar_advertised_address") or LOOPBACK)
+def bound_hosts(settings: Mapping[str, Any], machine: str) -> list[str]:
+    """The addresses at which a gateway listens. machine: the address by which Ray knows the gateway's machine."""
+    bound = str(settings.get("pulsar_bind_address") or LOOPBACK)
+    return list(dict.fromkeys([LOOPBACK, machine or LOOPBACK])) if bound == NODE else [bound]
+
+
+def check_bound(settings: Mapping[str, Any]) -> None:
+    """Raises Invalid if others than users of this machine could connect, and nobody asks who they are."""
+    if str(settings.get("pulsar_bind_address") or LOOPBACK) == LOOPBACK:
+        return
+    if settings.get("pulsar_token_key_file") or settings.get("pulsar_password_file"):
+        return
+    if settings.get("pulsar_tls_trust_certs_file") and not {PLAIN, WEB} & wanted_ports(settings).keys():
+        return
+    raise Invalid(
+        "pulsar_bind_address lets other machines connect to the gateways, which need to know who does: set"
+        " pulsar_token_key_file, or pulsar_password_file, or pulsar_tls_trust_certs_file with pulsar_port=-1"
+    )
+
+
+def advertised_host(settings: Mapping[str, Any], machine: str = "") -> str:
+    """The host that clients are told to connect to. machine: as of `bound_hosts`.
+
+    Raises Invalid if it is neither a name nor an IPv4 address.
+    """
+    near = machine if settings.get("pulsar_bind_address") == NODE else ""
+    host = str(settings.get("pulsar_advertised_address") or near or LOOPBACK)
     if not _HOST.fullmatch(host):
         raise Invalid(
             f"pulsar_advertised_address is the name or the IPv4 address of a host, without port or scheme, not {host!r}"
@@ -72,13 +98,17 @@ def service_url(data_dir: Path, wanted: int, scheme: str = PLAIN) -> str:
     return f"{scheme}://{LOOPBACK}:{port}"
 
 
-def pulsar_of(data_dir: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the answer to who starts a cluster says of it: nothing if no client was to be served."""
+def pulsar_of(data_dir: Path, settings: Mapping[str, Any], machine: str = "") -> dict[str, str]:
+    """What the answer to who starts a cluster says of it: nothing if no client was to be served. machine: this one's
+    address, as of `bound_hosts`.
+    """
+    host = bound_hosts(settings, machine)[-1]
+    host = LOOPBACK if host == "0.0.0.0" else host
     wanted = wanted_ports(settings)
     if not wanted:
         return {}
     ports = {scheme: port_of(data_dir, scheme) for scheme in wanted}
-    urls = {scheme: f"{scheme}://{LOOPBACK}:{port}" for scheme, port in ports.items() if port}
+    urls = {scheme: f"{scheme}://{host}:{port}" for scheme, port in ports.items() if port}
     clients = [url for scheme, url in urls.items() if _WHO[scheme] == "client"]
     tools = [url for scheme, url in urls.items() if _WHO[scheme] == "tool"]
     lines = [f"clients of Apache Pulsar connect to {' or '.join(clients)}"] if clients else []
