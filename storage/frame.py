@@ -74,6 +74,9 @@ class Header:
 
     last_confirmed is the highest entry of this ledger that the writer knew confirmed when it sent this run (-1 for
     none), piggy-backed as in BookKeeper.
+
+    positions: of a run of results, the messages that they were made of (actors.topic.results); else empty, and then not
+    written, so that the frames of all other runs are what they were before there were results.
     """
 
     ledger: int
@@ -87,6 +90,7 @@ class Header:
     delayed: bool
     shape: int
     crc: int
+    positions: bytes = b""
 
     @property
     def last_entry(self) -> int:
@@ -101,7 +105,7 @@ class Header:
 
 _VALUES = attrgetter(*(field.name for field in fields(Header)))
 """The header's values in order (dataclasses.astuple would copy each of them deeply)."""
-_TYPES = tuple({"str": str, "bool": bool, "int": int}[str(field.type)] for field in fields(Header))
+_TYPES = tuple({"str": str, "bool": bool, "int": int, "bytes": bytes}[str(field.type)] for field in fields(Header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +191,8 @@ def payload_crc(payload: Buffer) -> int:
 
 def encode_head(header: Header, payload_bytes: int) -> bytes:
     """Prefix and header of a frame; the payload follows as it is."""
-    packed: bytes = msgpack.packb(_VALUES(header))
+    values = _VALUES(header)
+    packed: bytes = msgpack.packb(values if header.positions else values[:-1])
     if len(packed) > MAX_HEADER_BYTES:
         raise Invalid(f"the header needs {len(packed)} bytes, the limit is {MAX_HEADER_BYTES}")
     columns = header.columns_bytes

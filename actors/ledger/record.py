@@ -111,6 +111,16 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
     seen: int
 
 
+class ResultsRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Of which messages of a source results are stored: up to `finished` that is not remembered any more, above it the
+    cursor (storage.cursor, encoded) says it. seen: when the source was last heard of (ms).
+    """
+
+    finished: int
+    cursor: bytes
+    seen: int
+
+
 class GivenUp(msgspec.Struct, frozen=True, array_like=True):
     """A run that nobody can read and that an operator gave up at a time (ms). Its entries are gone."""
 
@@ -164,6 +174,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: dict[str, int] = {}
     ever_subscribed: bool = False
     producers: dict[str, ProducerRecord] = {}
+    results: dict[str, ResultsRecord] = {}
     covered_ledger: int = 0
     covered_run: int = -1
     deleted: bool = False

@@ -79,10 +79,12 @@ class LedgerWriter:
         self.closed = False
         self.retired = False
 
-    def append(self, run: Run, producer: str, first_sequence: int, blob: Blob, inline: Blob) -> Append:
+    def append(
+        self, run: Run, producer: str, first_sequence: int, blob: Blob, inline: Blob, positions: bytes = b""
+    ) -> Append:
         """Give a run its place and start sending it. Never waits; the caller bounds what is in flight.
 
-        blob is the payload as it travels, inline the same with its bytes in hand.
+        blob is the payload as it travels, inline the same with its bytes in hand. positions: see storage.frame.Header.
         """
         if self.closed or self.retired:
             raise Fenced(f"ledger {self.ledger_id} takes no more runs")
@@ -99,6 +101,7 @@ class LedgerWriter:
             run.delayed,
             run.shape,
             run.crc,
+            positions,
         )
         head = encode_head(header, inline.size)
         append = Append(pending, header, head, blob, inline)

@@ -127,6 +127,27 @@ class Publish(Request[Published], kw_only=True):
     keyed_delay: bool = False
 
 
+class PublishResults(Request[Published], kw_only=True):
+    """Append what was made of messages of a source, a subscription on a partition, once for each message.
+
+    positions: of the message that each row was made of (int64, one a row); all rows that a message has in this
+    partition are here. finished: up to here the subscription has durably finished everything. Messages whose results
+    are stored are passed over. Raises Invalid on a topic that does not deduplicate, and Conflict for a message that was
+    finished before.
+    """
+
+    reply: ClassVar[type[Reply]] = Published
+    source: str
+    positions: np.ndarray
+    finished: int
+    count: int
+    delayed: bool
+    shape: int
+    crc: int
+    payload: Blob
+    keyed_delay: bool = False
+
+
 class RunIndex(msgspec.Struct, kw_only=True):
     """The index columns of one confirmed run, as the dispatcher sees it; the payload only by handle.
 

@@ -296,7 +296,7 @@ class PartitionProducer:
         return gathered
 
     async def _publish(self, gathered: list[Outgoing]) -> None:
-        batch = _join([outgoing.batch for outgoing in gathered])
+        batch = joined([outgoing.batch for outgoing in gathered])
         keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
         large = sum([outgoing.bytes for outgoing in gathered]) >= self._ports.shared_from
         if large and self._config.compression is None:
@@ -420,7 +420,8 @@ class PartitionProducer:
             await wait.pause()
 
 
-def _join(batches: list[StoredBatch]) -> StoredBatch:
+def joined(batches: list[StoredBatch]) -> StoredBatch:
+    """Batches of one shape as one."""
     if len(batches) == 1:
         return batches[0]
     delayed = None

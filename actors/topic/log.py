@@ -33,6 +33,7 @@ from actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.producers import Producers
+from actors.topic.results import is_source
 from actors.topic.tail import TAIL_BYTES, CachedRun, CacheRoom, RunCache
 from actors.wire import Blob
 from storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
@@ -127,6 +128,7 @@ class PartitionLog:
     async def recover(self) -> None:
         """Settle every ledger that is not closed; retries while too few bookies answer."""
         self._producers.restore(self.record.producers)
+        self._producers.results.restore(self.record.results)
         closed = []
         for ledger in self.record.ledgers:
             settled = ledger
@@ -195,6 +197,9 @@ class PartitionLog:
 
     def _replay_frame(self, frame: StoredFrame) -> None:
         header = frame.header
+        if is_source(header.producer):
+            self._producers.results.replay(header.producer, header.positions, self._ports.clock.now())
+            return
         self._producers.replay(
             header.producer, header.first_sequence, header.count, header.ledger, header.first_entry,
             self._ports.clock.now(),
@@ -221,13 +226,13 @@ class PartitionLog:
             self._room.clear()
             await self._room.wait(self._ports)
 
-    def append(self, run: Run, producer: str, first_sequence: int, blob: Blob) -> None:
-        """Append a run when `ready`; what follows comes through the producers' pending runs."""
+    def append(self, run: Run, producer: str, first_sequence: int, blob: Blob, positions: bytes = b"") -> None:
+        """Append a run when `ready`; what follows comes through the producers' pending runs. positions: of results."""
         writer = self._writer
         if writer is None or self.stopped:
             raise Fenced("the topic has a newer owner")
         inline = blob if blob.handle is None else Blob(run.payload)
-        append = writer.append(run, producer, first_sequence, blob, inline)
+        append = writer.append(run, producer, first_sequence, blob, inline, positions)
         self.tables[writer.ledger_id].append(append.pending.first_entry, run.count)
         self.held += inline.size
 
@@ -241,12 +246,12 @@ class PartitionLog:
             self.open_bytes += size
             self._runs_since += 1
             self._bytes_since += size
-            pending = self._producers.confirm(
+            outcome = self._producers.confirm(
                 header.producer, header.first_sequence, header.count, header.ledger, header.first_entry
             )
-            if pending is not None:
+            if outcome is not None:
                 place = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
-                pending.outcome.set_result(place)
+                outcome.set_result(place)
         self._room.set()
         self.wake()
 
@@ -365,7 +370,8 @@ class PartitionLog:
     def _covered(self, record: PartitionRecord) -> PartitionRecord:
         """The record with what producers have stored by now, and how far that reaches."""
         writer = self._writer
-        producers = self._producers.snapshot(self._ports.clock.now())
+        now = self._ports.clock.now()
+        producers, results = self._producers.snapshot(now), self._producers.results.snapshot(now)
         if writer is not None:
             at, run = writer.ledger_id, writer.state.confirmed_run
             ledger = record.ledger(at)
@@ -376,7 +382,7 @@ class PartitionLog:
         else:
             at, run = record.covered_ledger, record.covered_run
         self._runs_since, self._bytes_since = 0, 0
-        return msgspec.structs.replace(record, producers=producers, covered_ledger=at, covered_run=run)
+        return msgspec.structs.replace(record, producers=producers, results=results, covered_ledger=at, covered_run=run)
 
     def bookie_lost(self, bookie: str) -> None:
         """This bookie will not come back: no run may wait for it."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from actors.ledger.record import ProducerRecord, StoredRun
 from actors.messages import Published
 from actors.shared_future import SharedFuture
+from actors.topic.results import Results, is_source
 from storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 
 REMEMBERED_RUNS = 16
@@ -99,9 +100,13 @@ class KnownProducer:
 
 
 class Producers:
-    """All producers of one partition, without any I/O. Sessions are unique over all owners through the epoch."""
+    """All producers of one partition, without any I/O. Sessions are unique over all owners through the epoch.
+
+    results: what is stored of runs that have no sequences of a producer, but positions of messages.
+    """
 
     def __init__(self) -> None:
+        self.results = Results()
         self._known: dict[str, KnownProducer] = {}
         self._sessions = 0
 
@@ -187,13 +192,18 @@ class Producers:
         producer.seen = now
         return pending
 
-    def confirm(self, name: str, first: int, count: int, ledger: int, first_entry: int) -> Pending | None:
-        """The run is confirmed at its place; returns the publish that waited for it."""
+    def confirm(
+        self, name: str, first: int, count: int, ledger: int, first_entry: int
+    ) -> SharedFuture[Published] | None:
+        """The run is confirmed at its place; returns what waits for it."""
+        if is_source(name):
+            return self.results.confirm(name, first)
         producer = self._known.setdefault(name, KnownProducer())
         producer.stored = max(producer.stored, first + count - 1)
         producer.pushed = max(producer.pushed, producer.stored)
         producer.recent.append(StoredRun(first, count, ledger, first_entry))
-        return producer.pending.pop(first, None)
+        pending = producer.pending.pop(first, None)
+        return None if pending is None else pending.outcome
 
     def replay(self, name: str, first: int, count: int, ledger: int, first_entry: int, now: int) -> None:
         """A confirmed run was found in the log while taking over; runs come in the order of the log."""
@@ -223,6 +233,7 @@ class Producers:
 
     def fail(self, error: SluiceError) -> None:
         """The owner stops: all that wait for an outcome learn that it is not known here."""
+        self.results.fail(error)
         for producer in self._known.values():
             for pending in producer.pending.values():
                 pending.outcome.set_exception(error)

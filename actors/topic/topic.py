@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 
+import numpy as np
 import pyarrow as pa
 
 from actors.actor import Actor
@@ -44,6 +45,7 @@ from actors.messages import (
     Progress,
     Publish,
     Published,
+    PublishResults,
     ReadEnds,
     ReadIndex,
     ReadPayload,
@@ -63,6 +65,7 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from actors.topic.reads import LogReads
+from actors.topic.results import MARK, packed
 from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
 from actors.topic.tail import CacheRoom
 from actors.topic.termination import Termination
@@ -210,11 +213,13 @@ class Topic(Actor):
         await self._ready()
         producer = self._producers.find(request.producer, request.session)
         self._check_size(request)
+        if request.first_sequence < 0:
+            raise Invalid(f"sequences begin at 0, not at {request.first_sequence}")
         stored = self._producers.judge(producer, request.first_sequence, request.count)
         if isinstance(stored, Stored):
             # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.
             return stored.place
-        run = await self._check(request)
+        run, _ = await self._check(request)
         record = self._log.record
         if (record.given_up or record.ever_given_up) and request.follows is not None:
             self._producers.believe(producer, request.follows)
@@ -271,15 +276,15 @@ class Topic(Actor):
             )
 
     @staticmethod
-    def _check_size(request: Publish) -> None:
+    def _check_size(request: Publish | PublishResults) -> None:
         """Raises Invalid for a run that no producer makes."""
-        if not 0 < request.count <= MAX_RUN_MESSAGES or request.first_sequence < 0:
+        if not 0 < request.count <= MAX_RUN_MESSAGES:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
         if request.payload.size > MAX_RUN_BYTES:
             raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, not {request.payload.size}")
 
-    async def _check(self, request: Publish) -> Run:
-        """The run of a request, its payload in hand. Raises Invalid; Unavailable if a handle is gone."""
+    async def _check(self, request: Publish | PublishResults) -> tuple[Run, StoredBatch]:
+        """The run of a request, its payload in hand, and its rows. Raises Invalid; Unavailable if a handle is gone."""
         payload = request.payload.data
         if payload is None:
             payload = await self.ports.net.fetch(request.payload)
@@ -304,7 +309,7 @@ class Topic(Actor):
             limit = self.ports.clock.now() + self.settings.max_delay_ms
             if int(deliver_at.max()) > limit:
                 raise Invalid(f"a message is delayed by more than the topic's {self.settings.max_delay_ms} ms")
-        return run
+        return run, StoredBatch(rows, deliver_at, hashes)
 
     async def _shared(self, run: Run) -> Blob:
         large = len(run.payload) >= self.ports.shared_from
@@ -330,6 +335,48 @@ class Topic(Actor):
                 payload=Blob(rest.payload),
             )
         )
+
+    async def on_publish_results(self, request: PublishResults) -> Published:
+        """Append results of those messages that have none here yet.
+
+        Raises Conflict for a message that was finished before, and what `on_publish` raises.
+        """
+        await self._ready()
+        if not self.settings.deduplication_enabled:
+            raise Invalid(f"topic {self.topic!r} does not deduplicate; make it with deduplication_enabled=True")
+        self._check_size(request)
+        run, batch = await self._check(request)
+        if len(request.positions) != request.count or int(request.positions.min()) < 0:
+            raise Invalid(f"{request.count} results need as many positions")
+        results, positions = self._producers.results, request.positions
+        blob: Blob | None = None
+        while True:
+            # No await from here on until the run has its place, unless something must be waited for.
+            messages = np.unique(positions)
+            source = results.find(request.source, request.finished, self.ports.clock.now())
+            stored = results.are_stored(source, messages)
+            outcome = results.under_way(source, messages)
+            if stored.all():
+                return Published(ledger=0, first_entry=0, count=request.count, duplicate=True)
+            if outcome is not None:
+                await outcome
+            elif stored.any():
+                rows = np.flatnonzero(np.isin(positions, messages[~stored]))
+                batch, positions = batch.take(rows), positions[rows]
+                run, blob = make_run(batch), None
+                continue
+            elif blob is not None and self._log.ready:
+                self._termination.check()
+                header = packed(messages)
+                pushed: SharedFuture[Published] = SharedFuture()
+                results.push(source, messages, pushed)
+                self._log.append(run, MARK + request.source, int(messages[0]), blob, header)
+                return await pushed
+            else:
+                self._termination.check()
+                blob = blob or await self._shared(run)
+                await self._log.make_room()
+            await self._ready()
 
     # -- readers -----------------------------------------------------------------------------------------------------
 
@@ -439,7 +486,7 @@ class Topic(Actor):
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
 
 
-def _rows_of(body: memoryview, request: Publish) -> pa.RecordBatch:
+def _rows_of(body: memoryview, request: Publish | PublishResults) -> pa.RecordBatch:
     """The rows of a body whose checksum fits. Raises Invalid: the producer made it so, a repetition is the same."""
     try:
         return decode_body(body, request.shape, request.count)

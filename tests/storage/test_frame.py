@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -47,6 +48,17 @@ def test_a_frame_comes_back_as_it_was(delayed: bool) -> None:
     assert (frame.deliver_at is None) is not delayed
     assert decode_body(frame.body, header.shape, 3)["payload"].to_pylist() == [b"1", b"22", b"333"]
     assert decode_head(data) == header
+
+
+def test_positions_of_results_travel_in_the_header() -> None:
+    """A header without them is the bytes that it was before there were any."""
+    header, run, data = example()
+    with_results = replace(header, producer="=in/s/0", positions=b"any")
+    encoded = encode_head(with_results, len(run.payload))
+    assert decode_head(encoded) == with_results
+    assert msgpack.unpackb(data[PREFIX_BYTES : len(data) - len(run.payload)])[-1] == header.crc
+    with pytest.raises(Invalid, match="header needs"):
+        encode_head(replace(header, positions=bytes(MAX_HEADER_BYTES)), len(run.payload))
 
 
 @pytest.mark.parametrize("start", [0, 3])
