@@ -15,9 +15,9 @@ from storage.errors import Invalid, NotFound
 FOLDERS = ("actors", "cli", "cluster", "loadgen", "storage", "tests", "benchmarks")
 """What is checked for types."""
 
-LANES = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "short", "--durations", "10")
-"""How the whole suite runs: two files of tests at a time, because a test of a real cluster mostly waits for leases and
-new processes. Each file stays in one lane: its tests share a cluster. Not reordered: the many small files come last."""
+LANES = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "short", "--durations", "10")
+"""How the whole suite runs: three files of tests at a time, of which two may wait for a real cluster while the third
+computes (tests.lanes)."""
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Typer settings of commands that hand their arguments on, `--help` included."""
@@ -32,7 +32,7 @@ def checkout() -> Path:
 
 
 def test(context: typer.Context) -> int:
-    """Check style and types, then run all tests, two files at a time.
+    """Check style and types, then run all tests, three files at a time.
 
     With `--all` also those that only a release runs: every planted defect at its seed, and long series of seeds. Other
     arguments go to pytest in place of that: `./sluice test tests/storage -k frame`.

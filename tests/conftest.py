@@ -6,9 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.lanes import Lanes
 
 # A run says the same twice, on a busy machine too. `--hypothesis-profile fresh` draws examples that nobody has seen.
 settings.register_profile("fresh", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("release")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    """Files are dealt by whether they start a cluster; see tests.lanes."""
+    return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

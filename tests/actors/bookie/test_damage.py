@@ -117,14 +117,14 @@ async def test_a_cut_segment_is_noticed() -> None:
     assert outcomes["limbo"] > outcomes["served"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 async def test_every_single_flipped_byte_is_named_or_repaired() -> None:
     outcomes = await flip_each(step=1)
     assert outcomes["limbo"] == 0
     assert outcomes["damaged"] > outcomes["served"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 async def test_every_truncation_of_the_last_4_kb_is_noticed() -> None:
     outcomes = await cut_each(step=1)
     assert outcomes["limbo"] > outcomes["served"]

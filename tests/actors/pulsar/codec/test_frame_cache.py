@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from actors.consumer.held import Received, Unread
@@ -66,7 +66,8 @@ def given_of(sends: Sends) -> Received:
     return part(run_of(sends.table, now=NOW, producer="till", first_sequence=0), first=FIRST)
 
 
-@given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=40), st.data())
+@settings(max_examples=40, deadline=None)
+@given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=24), st.data())
 def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
     """Of any rows, with some frames remembered and others not, in two stretches; done pieces are left out."""
     mine = [one for number, one in frames if number == frames[0][0]]
