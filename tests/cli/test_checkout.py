@@ -36,10 +36,10 @@ def test_test_runs_everything_and_fails_if_anything_fails(
     assert {"actors", "cluster", "storage", "tests"} <= set(runs["commands"][2])
 
 
-def test_the_whole_suite_runs_in_two_lanes_that_share_no_file(cli: Cli, runs: dict[str, Any]) -> None:
+def test_the_whole_suite_runs_in_lanes_that_share_no_file(cli: Cli, runs: dict[str, Any]) -> None:
     assert cli("test")[0] == 0
     assert (
-        " ".join(runs["commands"][-1][2:]) == "-q -n 2 --dist loadfile --no-loadscope-reorder --tb short --durations 10"
+        " ".join(runs["commands"][-1][2:]) == "-q -n 3 --dist loadfile --no-loadscope-reorder --tb short --durations 10"
     )
 
 

@@ -67,7 +67,7 @@ def given_of(sends: Sends) -> Received:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=24), st.data())
+@given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=40), st.data())
 def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
     """Of any rows, with some frames remembered and others not, in two stretches; done pieces are left out."""
     mine = [one for number, one in frames if number == frames[0][0]]
