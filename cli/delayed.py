@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import AddressOption, DataDirOption, DryRunOption, JsonOption, KeyOption, TopicArgument, moment
+from cli.options import DryRunOption, KeyOption, moment
 from cli.output import show, show_json
-from cli.session import joined
-from cli.subscriptions import Where
+from cli.target import Target, takes
 
 Subscription = Annotated[str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="Default: each one of the topic.")]
 Ids = Annotated[list[str], typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message; can be repeated.")]
@@ -26,8 +25,9 @@ _COUNTS = {
 }  # fmt: skip
 
 
+@takes("topic", "json")
 def cancel_delayed(
-    topic: TopicArgument,
+    target: Target,
     subscription: Subscription = None,
     message_id: Ids = [],  # noqa: B006
     delay_id: DelayIds = [],  # noqa: B006
@@ -37,17 +37,15 @@ def cancel_delayed(
     before: Before = None,
     everything: Everything = False,
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Cancel delayed messages, so that nobody gets them. Prints the result for each id when it is durable."""
     chosen = _chosen(message_id, delay_id, key, due_from, due_to, before, everything, dry_run)
-    _change(topic, subscription, "cancel_delayed", chosen, json, (address, data_dir))
+    _change(target, subscription, "cancel_delayed", chosen)
 
 
+@takes("topic", "json")
 def reschedule_delayed(
-    topic: TopicArgument,
+    target: Target,
     at: At,
     subscription: Subscription = None,
     message_id: Ids = [],  # noqa: B006
@@ -58,13 +56,10 @@ def reschedule_delayed(
     before: Before = None,
     everything: Everything = False,
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Give delayed messages another due time. Prints the result for each id when it is durable."""
     chosen = _chosen(message_id, delay_id, key, due_from, due_to, before, everything, dry_run)
-    _change(topic, subscription, "reschedule_delayed", {**chosen, "deliver_at": moment(at)}, json, (address, data_dir))
+    _change(target, subscription, "reschedule_delayed", {**chosen, "deliver_at": moment(at)})
 
 
 def _chosen(
@@ -95,10 +90,10 @@ def _chosen(
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _change(topic: str, subscription: str | None, verb: str, chosen: dict[str, Any], json: bool, where: Where) -> None:
-    with joined(*where) as client:
-        rows: list[dict[str, Any]] = getattr(client, verb)(topic, subscription, **chosen)
-    if json:
+def _change(target: Target, subscription: str | None, verb: str, chosen: dict[str, Any]) -> None:
+    with target.join() as client:
+        rows: list[dict[str, Any]] = getattr(client, verb)(target.topic, subscription, **chosen)
+    if target.json:
         show_json(rows)
         return
     show(rows, False, _COUNTS)

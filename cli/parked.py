@@ -7,17 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import (
-    AddressOption,
-    DataDirOption,
     DryRunOption,
-    JsonOption,
     KeyOption,
-    SubscriptionArgument,
-    TopicArgument,
 )
 from cli.output import say, show, show_json
-from cli.session import joined
-from cli.subscriptions import TopOption, Where, message_id_of
+from cli.subscriptions import TopOption, message_id_of
+from cli.target import Target, takes
 from storage.errors import Invalid
 
 All = Annotated[bool, typer.Option("--all", help="Every key that is parked or blocked.")]
@@ -30,18 +25,16 @@ OnlyFailed = Annotated[
 ]
 
 
-def parked(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    top: TopOption = 100,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "subscription", "json")
+def parked(target: Target, top: TopOption = 100) -> None:
     """List the keys that are parked or blocked, in the order in which they failed."""
-    with joined(address, data_dir) as client:
-        answers: list[dict[str, Any]] = client.admin(topic, subscription, "parked", top=top)
-    if json:
+    _show_parked(target, top)
+
+
+def _show_parked(target: Target, top: int) -> None:
+    with target.join() as client:
+        answers: list[dict[str, Any]] = client.admin(target.topic, target.subscription, "parked", top=top)
+    if target.json:
         show_json(answers)
         return
     show([{"partition": number, **row} for number, answer in enumerate(answers) for row in answer["keys"]], False)
@@ -50,36 +43,30 @@ def parked(
             say(f"alarm: {alarm}")
 
 
+@takes("topic", "subscription", "json")
 def redrive(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     key: KeyOption = None,
     message_id: Failed = None,
     everything: All = False,
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Let parked or blocked keys go on: their messages go out in order, before newer ones of the key."""
-    _decide("redrive", topic, subscription, _chosen(key, message_id, everything), dry_run, json, (address, data_dir))
+    _decide("redrive", target, _chosen(key, message_id, everything), dry_run)
 
 
+@takes("topic", "subscription", "json")
 def discard(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     key: KeyOption = None,
     message_id: Failed = None,
     everything: All = False,
     only_failed: OnlyFailed = False,
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Count the messages of these keys from the failed one on as done; the keys go on with later messages."""
     chosen = {**_chosen(key, message_id, everything), "only_failed": only_failed}
-    _decide("discard", topic, subscription, chosen, dry_run, json, (address, data_dir))
+    _decide("discard", target, chosen, dry_run)
 
 
 def _chosen(key: str | None, message_id: str | None, everything: bool) -> dict[str, Any]:
@@ -95,16 +82,14 @@ def _chosen(key: str | None, message_id: str | None, everything: bool) -> dict[s
     return found
 
 
-def _decide(
-    verb: str, topic: str, subscription: str, chosen: dict[str, Any], dry_run: bool, json: bool, where: Where
-) -> None:
+def _decide(verb: str, target: Target, chosen: dict[str, Any], dry_run: bool) -> None:
     if dry_run:
-        parked(topic, subscription, json=json, address=where[0], data_dir=where[1])
+        _show_parked(target, 100)
         say(f"would {verb} {'all of these' if chosen.get('everything') else 'one of these'}")
         return
-    with joined(*where) as client:
-        rows: list[dict[str, Any]] = client.admin(topic, subscription, verb, **chosen)
-    if json:
+    with target.join() as client:
+        rows: list[dict[str, Any]] = client.admin(target.topic, target.subscription, verb, **chosen)
+    if target.json:
         show_json(rows)
         return
     keys, messages = (sum(row[name] for row in rows) for name in ("keys", "messages"))

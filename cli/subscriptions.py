@@ -6,33 +6,24 @@ done and does nothing.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.options import (
-    AddressOption,
-    DataDirOption,
     DryRunOption,
-    JsonOption,
     KeyOption,
-    SubscriptionArgument,
-    TopicArgument,
     WatchOption,
     moment,
 )
 from cli.output import say, show, show_json, show_one, show_partitions, watch
 from cli.printable import printable
-from cli.session import joined
+from cli.target import Target, takes
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
 
 HashOption = Annotated[int | None, typer.Option("--hash", min=1, max=65535, help="A sticky hash, 1 to 65535.")]
 TopOption = Annotated[int, typer.Option("--top", "-n", min=1, help="How many to show.")]
-
-Where = tuple[str | None, Path | None]
-"""Address and data folder, either of which names the cluster."""
 
 _STATS = {
     "partition": "partition", "policy": "policy", "msgBacklog": "backlog", "msgDelayed": "delayed",
@@ -47,45 +38,35 @@ _CONSUMERS = {
 
 
 @app.command("list")
-def list_subscriptions(
-    topic: TopicArgument, json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None
-) -> None:
+@takes("topic", "json")
+def list_subscriptions(target: Target) -> None:
     """List the subscriptions of a topic."""
-    with joined(address, data_dir) as client:
-        show([{"subscription": name} for name in client.subscriptions(topic)], json)
+    with target.join() as client:
+        show([{"subscription": name} for name in client.subscriptions(target.topic)], target.json)
 
 
 @app.command()
-def stats(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    json: JsonOption = False,
-    again: WatchOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "subscription", "json")
+def stats(target: Target, again: WatchOption = False) -> None:
     """Show backlog, draining hashes and consumers. --json has every field, with Pulsar's names."""
-    with joined(address, data_dir) as client:
-        watch(again, lambda: _show_stats(client.stats(topic, subscription), json))
+    with target.join() as client:
+        watch(again, lambda: _show_stats(client.stats(target.topic, target.subscription), target.json))
 
 
 @app.command()
+@takes("topic", "subscription", "json")
 def explain(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     key: KeyOption = None,
     hash: HashOption = None,
     message_id: Annotated[str | None, typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message.")] = None,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Why is this key, hash or message not being delivered, and what would unblock it?"""
     if sum(given is not None for given in (key, hash, message_id)) != 1:
         raise typer.BadParameter("give exactly one of --key, --hash and --message-id")
-    with joined(address, data_dir) as client:
-        answer = client.explain(topic, subscription, key=key, hash=hash, message_id=message_id)
-    if json:
+    with target.join() as client:
+        answer = client.explain(target.topic, target.subscription, key=key, hash=hash, message_id=message_id)
+    if target.json:
         show_json(answer)
         return
     for part in answer.get("partitions", [answer]):
@@ -93,159 +74,117 @@ def explain(
 
 
 @app.command()
+@takes("topic", "subscription", "json")
 def pending(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     consumer: Annotated[str | None, typer.Option("--consumer", help="Only this consumer's.")] = None,
     top: TopOption = 20,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """List the messages that consumers hold and have not acknowledged."""
-    _ask(topic, subscription, "pending", json, (address, data_dir), consumer=consumer, most=top)
+    _ask(target, "pending", consumer=consumer, most=top)
 
 
 @app.command("blocked-keys")
-def blocked_keys(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    top: TopOption = 20,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "subscription", "json")
+def blocked_keys(target: Target, top: TopOption = 20) -> None:
     """List the keys that wait, the longest first, with the reason of each."""
-    _ask(topic, subscription, "blocked_keys", json, (address, data_dir), top=top)
+    _ask(target, "blocked_keys", top=top)
 
 
 @app.command("hot-keys")
-def hot_keys(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    top: TopOption = 10,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "subscription", "json")
+def hot_keys(target: Target, top: TopOption = 10) -> None:
     """Which keys are the heaviest, by messages, bytes and time held, and which hashes wait the longest?"""
-    _ask(topic, subscription, "hot_keys", json, (address, data_dir), top=top)
+    _ask(target, "hot_keys", top=top)
 
 
 @app.command("what-if")
+@takes("topic", "subscription", "json")
 def what_if(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     add: Annotated[int, typer.Option("--add", min=0, help="Consumers to add.")] = 0,
-    remove: Annotated[list[str], typer.Option("--remove", help="Consumer to remove; can be repeated.")] = [],  # noqa: B006
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
+    remove: Annotated[list[str], typer.Option("--remove", help="Consumer to remove; can be repeated.")] = [],  # noqa: B006,
 ) -> None:
     """How many hashes would move if consumers came or left? Changes nothing."""
     if not add and not remove:
         raise typer.BadParameter("give --add N, --remove NAME, or both")
-    _ask(topic, subscription, "what_if", json, (address, data_dir), add=add, remove=remove)
+    _ask(target, "what_if", add=add, remove=remove)
 
 
 @app.command()
+@takes("topic", "subscription", "json")
 def owner(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     key: KeyOption = None,
     hash: HashOption = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="At that time, not now (ISO-8601).")] = None,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Which consumer gets this key or hash, now or at an earlier time?"""
     if (key is None) == (hash is None):
         raise typer.BadParameter("give one of --key and --hash")
-    _ask(topic, subscription, "owner", json, (address, data_dir), key=key, hash=hash, at=moment(at) if at else None)
+    _ask(target, "owner", key=key, hash=hash, at=moment(at) if at else None)
 
 
 @app.command()
-def delayed(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    top: TopOption = 20,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "subscription", "json")
+def delayed(target: Target, top: TopOption = 20) -> None:
     """When do delayed messages fall due? A histogram and the next ones, without loading the index."""
-    _ask(topic, subscription, "delayed", json, (address, data_dir), top=top)
+    _ask(target, "delayed", top=top)
 
 
 @app.command()
+@takes("topic", "subscription", "json")
 def seek(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     to: Annotated[
         str, typer.Argument(metavar="WHERE", help="earliest, latest, LEDGER:ENTRY[:PARTITION], or a time (ISO-8601).")
     ],
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Move the subscription: messages behind that position come (again). A message id moves its own partition."""
     place: dict[str, object] = {"message_id": to}
     if to not in ("earliest", "latest"):
         message_id = message_id_of(to)
         place = {"time": moment(to)} if message_id is None else message_id
-    words = f"move {subscription} of {topic} to {to}"
-    _change(topic, subscription, "seek", dry_run, json, (address, data_dir), words, **place)
+    words = f"move {target.subscription} of {target.topic} to {to}"
+    _change(target, "seek", dry_run, words, **place)
 
 
 @app.command()
+@takes("topic", "subscription", "json")
 def skip(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     count: Annotated[int, typer.Argument(min=1, help="How many messages of each partition.")],
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Skip the oldest unacknowledged messages of each partition; they are not delivered any more."""
-    words = f"skip {count} messages in each partition of {topic} for {subscription}"
-    _change(topic, subscription, "skip", dry_run, json, (address, data_dir), words, messages=count)
+    words = f"skip {count} messages in each partition of {target.topic} for {target.subscription}"
+    _change(target, "skip", dry_run, words, messages=count)
 
 
 @app.command("clear-backlog")
-def clear_backlog(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "subscription", "json")
+def clear_backlog(target: Target, dry_run: DryRunOption = False) -> None:
     """Forget all waiting messages, including delayed ones."""
-    words = f"clear the backlog of {subscription} on {topic}"
-    _change(topic, subscription, "clear_backlog", dry_run, json, (address, data_dir), words)
+    words = f"clear the backlog of {target.subscription} on {target.topic}"
+    _change(target, "clear_backlog", dry_run, words)
 
 
 @app.command()
+@takes("topic", "subscription", "json")
 def delete(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     force: Annotated[bool, typer.Option("--force", help="Delete it even if consumers are connected.")] = False,
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Delete a subscription with its position, acknowledgements and delayed index."""
-    with joined(address, data_dir) as client:
+    with target.join() as client:
         if dry_run:
-            _show_stats(client.stats(topic, subscription), False)
-            say(f"would delete {subscription} of {topic}")
+            _show_stats(client.stats(target.topic, target.subscription), False)
+            say(f"would delete {target.subscription} of {target.topic}")
             return
-        client.delete_subscription(topic, subscription, force=force)
-    say(f"deleted {subscription} of {topic}")
+        client.delete_subscription(target.topic, target.subscription, force=force)
+    say(f"deleted {target.subscription} of {target.topic}")
 
 
 def message_id_of(text: str) -> dict[str, object] | None:
@@ -257,32 +196,20 @@ def message_id_of(text: str) -> dict[str, object] | None:
     return found if len(parts) == 2 else found | {"partition": int(parts[2])}
 
 
-def _ask(
-    topic: str, subscription: str, verb: str, json: bool, where: Where, **arguments: object
-) -> list[dict[str, Any]]:
+def _ask(target: Target, verb: str, **arguments: object) -> None:
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
-    with joined(*where) as client:
-        rows: list[dict[str, Any]] = client.admin(topic, subscription, verb, **given)
-    show_partitions(rows, json)
-    return rows
+    with target.join() as client:
+        rows: list[dict[str, Any]] = client.admin(target.topic, target.subscription, verb, **given)
+    show_partitions(rows, target.json)
 
 
-def _change(
-    topic: str,
-    subscription: str,
-    verb: str,
-    dry_run: bool,
-    json: bool,
-    where: Where,
-    words: str,
-    **arguments: object,
-) -> None:
+def _change(target: Target, verb: str, dry_run: bool, words: str, **arguments: object) -> None:
     if dry_run:
-        with joined(*where) as client:
-            _show_stats(client.stats(topic, subscription), json)
+        with target.join() as client:
+            _show_stats(client.stats(target.topic, target.subscription), target.json)
         say(f"would {words}")
         return
-    _ask(topic, subscription, verb, json, where, **arguments)
+    _ask(target, verb, **arguments)
     say(f"done: {words}")
 
 

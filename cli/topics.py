@@ -7,17 +7,13 @@ from typing import Annotated
 import typer
 
 from cli.options import (
-    AddressOption,
-    DataDirOption,
     DryRunOption,
-    JsonOption,
     SetOption,
-    TopicArgument,
     WatchOption,
     parse_settings,
 )
 from cli.output import say, show, watch
-from cli.session import joined
+from cli.target import Target, takes
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")
 
@@ -36,12 +32,11 @@ _PARTITIONS = {
 
 
 @app.command()
+@takes("topic")
 def create(
-    topic: TopicArgument,
+    target: Target,
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many partitions.")] = 1,
-    settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it)
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
+    settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it),
 ) -> None:
     """Create a topic. The same call again is fine; with other settings it is refused."""
     from msgspec import structs
@@ -49,82 +44,80 @@ def create(
     from cluster.config import load
 
     chosen = load().values.topic_settings(**(parse_settings(settings) | {"partitions": partitions}))
-    with joined(address, data_dir) as client:
-        client.create_topic(topic, **structs.asdict(chosen))
-    say(f"topic {topic} has {chosen.partitions} partition{'s' if chosen.partitions > 1 else ''}")
+    with target.join() as client:
+        client.create_topic(target.topic, **structs.asdict(chosen))
+    say(f"topic {target.topic} has {chosen.partitions} partition{'s' if chosen.partitions > 1 else ''}")
 
 
 @app.command("add-partitions")
+@takes("topic")
 def add_partitions(
-    topic: TopicArgument,
+    target: Target,
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=2, help="The new number of partitions.")],
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Give a partitioned topic more partitions. New messages of a key may go to another partition than earlier ones."""
-    with joined(address, data_dir) as client:
-        client.add_partitions(topic, partitions)
-    say(f"topic {topic} has {partitions} partitions")
+    with target.join() as client:
+        client.add_partitions(target.topic, partitions)
+    say(f"topic {target.topic} has {partitions} partitions")
 
 
 @app.command()
-def terminate(topic: TopicArgument, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
+@takes("topic")
+def terminate(target: Target) -> None:
     """End a topic for good: it takes no more messages, and those that it has are delivered as before."""
-    with joined(address, data_dir) as client:
-        last = client.terminate_topic(topic)
-    say(f"topic {topic} takes no more messages; its last one{'s are' if len(last) > 1 else ' is'} {', '.join(last)}")
+    with target.join() as client:
+        last = client.terminate_topic(target.topic)
+    say(
+        f"topic {target.topic} takes no more messages; "
+        f"its last one{'s are' if len(last) > 1 else ' is'} {', '.join(last)}"
+    )
 
 
 @app.command("list")
-def list_topics(json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None) -> None:
+@takes("json")
+def list_topics(target: Target) -> None:
     """List the topics."""
-    with joined(address, data_dir) as client:
-        show(client.topics(), json, _TOPICS)
+    with target.join() as client:
+        show(client.topics(), target.json, _TOPICS)
 
 
 @app.command()
-def stats(
-    topic: TopicArgument,
-    json: JsonOption = False,
-    again: WatchOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+@takes("topic", "json")
+def stats(target: Target, again: WatchOption = False) -> None:
     """Show the contents of the topic, one row for each partition. --json has every field, with Pulsar's names."""
-    with joined(address, data_dir) as client:
-        watch(again, lambda: show(client.stats(topic), json, _STATS))
+    with target.join() as client:
+        watch(again, lambda: show(client.stats(target.topic), target.json, _STATS))
 
 
 @app.command()
-def partitions(
-    topic: TopicArgument, json: JsonOption = False, address: AddressOption = None, data_dir: DataDirOption = None
-) -> None:
+@takes("topic", "json")
+def partitions(target: Target) -> None:
     """Show the partitions: who owns each, under which epoch, where it ends."""
-    with joined(address, data_dir) as client:
-        show(client.stats(topic), json, _PARTITIONS)
+    with target.join() as client:
+        show(client.stats(target.topic), target.json, _PARTITIONS)
 
 
 @app.command()
+@takes("topic")
 def delete(
-    topic: TopicArgument,
+    target: Target,
     force: Annotated[bool, typer.Option("--force", help="Delete it even if it has subscriptions.")] = False,
     dry_run: DryRunOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Delete a topic with everything in it."""
-    with joined(address, data_dir) as client:
+    with target.join() as client:
         if dry_run:
-            show(client.stats(topic), False, _STATS)
-            say(f"would delete topic {topic}")
+            show(client.stats(target.topic), False, _STATS)
+            say(f"would delete topic {target.topic}")
             return
-        client.delete_topic(topic, force=force)
-    say(f"deleted topic {topic}")
+        client.delete_topic(target.topic, force=force)
+    say(f"deleted topic {target.topic}")
 
 
 @app.command("accept-loss")
+@takes("topic", "json")
 def accept_loss(
-    topic: TopicArgument,
+    target: Target,
     run: Annotated[
         list[str],
         typer.Option(
@@ -132,13 +125,11 @@ def accept_loss(
         ),
     ],
     dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Give up messages that no bookie can read, so that the others of their partition go on."""
-    with joined(address, data_dir) as client:
-        rows = [client.accept_loss(topic, one, dry_run=dry_run) for one in run]
-    show(rows, json)
-    if not json:
-        say(f"{'would give up' if dry_run else 'gave up'} {sum(row['messages'] for row in rows)} messages of {topic}")
+    with target.join() as client:
+        rows = [client.accept_loss(target.topic, one, dry_run=dry_run) for one in run]
+    show(rows, target.json)
+    if not target.json:
+        lost = sum(row["messages"] for row in rows)
+        say(f"{'would give up' if dry_run else 'gave up'} {lost} messages of {target.topic}")
