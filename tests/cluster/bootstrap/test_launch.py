@@ -268,8 +268,8 @@ with launch.local(sys.argv[1], bookies=1, brokers=1, object_store_bytes=80 << 20
     ("moment", "number"),
     [
         ("folder", signal.SIGINT),
-        ("gcs_server", signal.SIGINT),
-        ("raylet", signal.SIGINT),
+        pytest.param("gcs_server", signal.SIGINT, marks=pytest.mark.release),
+        pytest.param("raylet", signal.SIGINT, marks=pytest.mark.release),
         ("ray::", signal.SIGINT),
         ("up", signal.SIGINT),
         ("up", signal.SIGTERM),
