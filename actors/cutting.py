@@ -49,8 +49,8 @@ async def cut_read(ports: Ports, read: PayloadRead, entries: npt.NDArray[np.uint
 
 
 async def _cut(ports: Ports, whole: W, blob: Blob, rows: npt.NDArray[np.uint32], least: int) -> W:
-    """The same with these rows alone; as it is where they are most of the run, or where the payload cannot be used:
-    who gets it sees that.
+    """The same with these rows alone. It stays whole if they are most of the run, or if its payload cannot be used,
+    which the receiver notices.
     """
     if blob.size < least or len(rows) == whole.count:
         return whole

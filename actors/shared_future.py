@@ -1,4 +1,4 @@
-"""What several wait for, and none of them can end: whoever gives up waiting gives up alone.
+"""A result for which several tasks wait. A task that gives up waiting ends nothing for the others.
 
 It does for actors what `asyncio.shield` around a future does, with one change of tasks less a wait and without a second
 future: a message passes two of these on its way to the disk.

@@ -108,7 +108,7 @@ class Client:
         self._ask(CreateTopic(topic=topic, settings=wanted))
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Let a topic have so many partitions, which none with one has. Who sends or receives learns it when opened."""
+        """Give a partitioned topic so many partitions. Producers and consumers that are opened later use them all."""
         topic = check_name("topic", topic)
         self._ask(AddPartitions(topic=topic, partitions=partitions))
         self._directory.forget(topic)
@@ -443,7 +443,7 @@ class Client:
         return self._loop.run(self._directory.settings_within(check_name("topic", topic), OPERATION_TIMEOUT)).partitions
 
     def _ask_owners(self, topic: str, subscription: str | None, request: Request[Any]) -> list[Any]:
-        """The answers of the owners of all partitions, asked at once; of those of the subscription, if one is named."""
+        """The answers of the owners of all partitions, or of a subscription on them, which are asked at once."""
 
         async def ask(partitions: int) -> list[Any]:
             each = (self._directory.ask_owner(topic, p, subscription, request) for p in range(partitions))

@@ -239,7 +239,7 @@ class Consumer:
         self._wait_confirmed(self.parts, None if timeout_ms is None else timeout_ms / 1000)
 
     def _wait_confirmed(self, parts: list[PartitionConsumer], timeout: float | None = None) -> None:
-        """What was lost counts as told when all have settled in time: who gives up is told nothing."""
+        """Losses count as reported when everything has settled in time: a caller that gives up hears of none."""
         losses = [part.losses for part in parts]
         reported = [one.reported for one in losses]
         self._loop.run(_together(part.settle() for part in parts), timeout)

@@ -251,7 +251,7 @@ class FileDisk:
     # -- between the loop and the threads --
 
     def _is_small(self, name: str, parts: Sequence[Buffer]) -> bool:
-        """Whether an append writes little, and its sync nothing of before."""
+        """Whether little was written since the last sync, this append included."""
         file = self._open.get(name)
         return file is not None and file.size - file.synced + sum(map(len, parts)) <= SMALL
 

@@ -211,7 +211,7 @@ def connect(data_dir: Path | None, **options: Any) -> Client:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    """A folder that its process removes; that of the standard library goes away with a forked child as well."""
+    """A folder that its own process removes; the standard library's is removed by a forked child as well."""
     made_in = Birthplace()
     folder = tempfile.mkdtemp(prefix="sluice_")
     try:

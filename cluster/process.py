@@ -45,7 +45,7 @@ class _Running:
 
 
 class ProcessActors:
-    """Runs actors. name: that of the process, which is the first half of their addresses.
+    """Runs actors. name: the process's name, which is the first half of their addresses.
 
     dropped: called with the name of an actor that has ended because it failed, and why.
     """

@@ -1,4 +1,4 @@
-"""Files with a secret token. Whoever can read one has its power, and an empty one must have none.
+"""Files with a secret token. A process that can read one has its power, and an empty file gives none.
 
 A token file appears whole or not at all. It is written under another name with mode 0600, synced, and then linked to
 its own name, which fails if there is one already: of several processes that start at once one makes the token and all

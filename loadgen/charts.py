@@ -77,7 +77,7 @@ def timeline(report: Report) -> Any:
 
 
 def shares(report: Report) -> Any:
-    """Deliveries per second by consumer, stacked: who took over what when a consumer left, died or joined.
+    """Deliveries per second by consumer, stacked: which consumer took over when another left, died or joined.
 
     In two acts their parts of all deliveries, whose number differs too much between the acts. Each life of a consumer
     is one, unless there are more than MOST_SHARES.

@@ -64,7 +64,7 @@ class FaultButtons:
         self._enough()
 
     def _known(self) -> list[Victim]:
-        """The possible victims; while the controller is being replaced, those of before."""
+        """The possible victims; while the controller is being replaced, the victims known before that."""
         if time.monotonic() - self._looked > _LOOK_EVERY_S:
             with contextlib.suppress(SluiceError):
                 self._victims, self._looked = self._chaos.victims(), time.monotonic()

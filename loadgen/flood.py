@@ -251,7 +251,7 @@ class Flood:
         return self._report(judgement, stats, held, rest, chaos, sampler)
 
     def _queue(self, rate: float) -> int:
-        """receiver_queue_size of who joins under a fixed rate: its share of half a second, at most that of a flood."""
+        """receiver_queue_size of one that joins under a fixed rate: its share of half a second, at most a flood's."""
         options = self._options
         share = int(rate / options.consumers / 2) if rate and options.in_acts else options.receiver_queue_size
         return max(min(share, options.receiver_queue_size), options.partitions * _LEAST_QUEUE)

@@ -27,7 +27,7 @@ TRIM_MS = 1_000
 
 
 class IndexOwner:
-    """One owner of one partition. index: that of this process, shared with the dispatchers."""
+    """One owner of one partition. index: the index of this process, shared with the dispatchers."""
 
     def __init__(self, ports: Ports, index: SharedIndex, topic: str, partition: int) -> None:
         self._ports = ports

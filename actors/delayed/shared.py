@@ -324,7 +324,7 @@ class SharedView:
         return self._index.tracker.room()
 
     def alarm(self) -> str:
-        """That of the whole index."""
+        """The alarm of the whole index."""
         return self._index.tracker.alarm()
 
     def pause_reads(self, now: int) -> bool:

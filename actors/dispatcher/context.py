@@ -73,7 +73,7 @@ class Wakeups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionContext:
-    """One subscription in the hands of its owner. epoch: that of the owner."""
+    """One subscription in the hands of its owner. epoch: the owner's epoch."""
 
     ports: Ports
     directory: Directory

@@ -122,7 +122,7 @@ class Grace:
         return self._new_place(request), None
 
     def _own_place(self, request: Attach) -> JoinAs | None:
-        """That of its incarnation. Its earlier life, if it has it, is over; a late copy of one gets no place."""
+        """The place of its incarnation. An earlier life's session ends, and its late requests get no place."""
         base = base_of(request.incarnation)
         place = next((place for place in self._core.ring.places() if place.base == base), None)
         if place is None:

@@ -82,7 +82,7 @@ class Session:
         self.watch = watch
 
     def begin_turn(self, turn: int) -> None:
-        """A Poll came. Raises Conflict if it is one of before."""
+        """A Poll came. Raises Conflict if a later one came before it."""
         if turn < self.turn:
             raise Conflict(f"turn {turn} is over, the session is at {self.turn}")
         if turn > self.turn:

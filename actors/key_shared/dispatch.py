@@ -458,7 +458,7 @@ class Dispatch:
         return {"owner": f"{member.name}#{member.number}", "epoch": core.history.number}
 
     def untold(self) -> list[int]:
-        """Numbers of the consumers for which `take_events` or `take_revoked` has something."""
+        """Numbers of the consumers for which `take_events` or `take_revoked` has news."""
         members = self._core.members
         return [each.number for each in members if each.events or each.drained or len(each.revoked)]
 

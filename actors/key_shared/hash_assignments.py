@@ -138,7 +138,7 @@ def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None
 
 
 def give_up(core: Core, slot: int, *, now: int) -> None:
-    """A place is kept no longer: its hashes go where those of a consumer that leaves go."""
+    """Stop keeping a place: its hashes move as if its consumer had left."""
     member = core.members.at(slot)
     del core.kept[slot]
     core.selector.remove(slot)

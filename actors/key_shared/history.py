@@ -55,7 +55,7 @@ class History:
     """The newest changes, enough to tell the owner of a hash at any time since the oldest of them."""
 
     def __init__(self, first: int = 0, changed: Callable[[], None] | None = None) -> None:
-        """first: the number before that of the first change. changed: called after every change."""
+        """first: one less than the number of the first change. changed: called after every change."""
         self.changes: deque[Change] = deque(maxlen=KEPT)
         self.number = first
         self.hashes_moved = 0

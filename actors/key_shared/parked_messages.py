@@ -1,4 +1,4 @@
-"""The parking lot: messages of keys of which one failed too often, held out of the window in columns.
+"""The parked messages, in columns outside of the window: one message of their key failed too often.
 
 Exact keys are parked, but only hashes are known at once. So a hash is *closed* while a key of it is parked, or while a
 message of it has failed and its key was not read yet. Messages behind the failed one of a closed hash come here, first
@@ -157,7 +157,7 @@ class ParkedMessages:
     # -- hashes -----------------------------------------------------------------------------------------------------
 
     def close(self, dead: Positions, dead_hashes: Hashes) -> None:
-        """Which hashes are closed: those of the keys, and those of messages that failed and wait to be read."""
+        """The closed hashes: those of parked keys, and those of failed messages that wait to be read."""
         self.stale = False
         count = len(self.keys)
         hashes = np.fromiter((each.hash for each in self.keys.values()), np.uint32, count)
@@ -221,7 +221,7 @@ class ParkedMessages:
         self.bytes += int(sizes[parks].sum())
 
     def positions_of(self, numbers: list[int]) -> Positions:
-        """The messages of these keys, and those of their hashes that nobody looked at."""
+        """The messages of these keys, and messages of their hashes whose keys were not read yet."""
         table = self.table
         rows = table.rows_live()
         unknown = table.state[rows] == UNKNOWN

@@ -177,7 +177,9 @@ class ConsistentHashing:
         return owner
 
     def layout(self) -> list[tuple[int, Share]]:
-        """A share is the name and its index, which say where the points are; who came first has those that collide."""
+        """A share is the name and its index, which say where the points are. Where points collide, the first comer's
+        stays.
+        """
         return [(slot, [name, self.names.index(name, slot)]) for slot, (name, _) in self._members.items()]
 
     def restore(self, slot: int, share: Share) -> None:

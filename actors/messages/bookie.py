@@ -124,6 +124,6 @@ class LedgerList(Reply, kw_only=True):
 
 
 class ListLedgers(Request[LedgerList]):
-    """Every ledger of which this bookie holds something."""
+    """Every ledger that this bookie holds a part of."""
 
     reply: ClassVar[type[Reply]] = LedgerList

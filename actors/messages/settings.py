@@ -225,7 +225,7 @@ def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
 
 
 def stored_settings(value: bytes, kind: type[S]) -> tuple[S, list[str]]:
-    """`repaired`, from JSON as metadata keeps it. Bytes that are no JSON count as settings of which none is given."""
+    """`repaired`, from JSON as metadata keeps it. Bytes that are no JSON count as empty settings."""
     try:
         return repaired(json.loads(value), kind)
     except ValueError as error:

@@ -238,7 +238,7 @@ class Placer:
         return True
 
     async def _soonest(self, slot: str, node: Node, nodes: list[Node]) -> HostProcess | None:
-        """The waiting process, for which one is made if there is none: it may be half-way already."""
+        """A process that waits. If there is none, one is made, which takes less time if it was on its way already."""
         if not self._placement.wanted():
             return None
         if not self._placement.standby.waiting:

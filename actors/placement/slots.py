@@ -58,7 +58,7 @@ class HostProcess:
 
 
 def is_gateway(slot: str) -> bool:
-    """Whether a slot is that of a machine's gateway."""
+    """Whether a slot is for a machine's gateway."""
     return slot.startswith(GATEWAY)
 
 

@@ -1,4 +1,4 @@
-"""Records of policies, beside those of the topics: each has one value, which changes as a whole."""
+"""Records of policies, which lie beside the records of topics. Each has one value, which changes as a whole."""
 
 from __future__ import annotations
 

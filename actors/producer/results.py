@@ -65,7 +65,7 @@ class _Lane:
 
 
 def source_name(topic: str, subscription: str, partition: int) -> str:
-    """Under which name outputs remember of which messages they have results. No part can have a slash."""
+    """The name under which an output topic remembers whose results it has. No part can have a slash."""
     return f"{topic}/{subscription}/{partition}"
 
 

@@ -73,7 +73,7 @@ def bytes_behind(log: PartitionLog, mark: int) -> int:
 
 
 def weighs_at_most(log: PartitionLog, keep: int) -> int:
-    """The first position from which on there are no more than `keep` bytes, by the measure of `bytes_behind`."""
+    """The first position that has at most `keep` bytes behind it, as `bytes_behind` measures them."""
     at = 0
     for ledger in reversed(log.record.ledgers):
         entries, size = log.last_entry(ledger) + 1, _size(log, ledger)

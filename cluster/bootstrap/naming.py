@@ -103,7 +103,7 @@ def through(data_dir: Path, address: str) -> DirectNet | None:
 
 
 class _Asking:
-    """Finds processes by asking that of the controller, whose address each incarnation writes into the door file."""
+    """Finds processes by asking the controller's process, whose address each incarnation writes into the door file."""
 
     net: DirectNet
 

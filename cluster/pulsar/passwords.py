@@ -54,7 +54,7 @@ class PasswordAuthenticator:
         self._checks = 0
 
     async def __call__(self, data: bytes) -> TokenIdentity:
-        """Who says `name:password`. Raises Rejected, which does not tell which of them is wrong, and Overloaded.
+        """The identity that `name:password` proves. Raises Rejected, which does not say what was wrong, and Overloaded.
 
         If the caller is cancelled, as when its client has gone, the password is not compared any more.
         """

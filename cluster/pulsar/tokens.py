@@ -57,7 +57,7 @@ class TokenAuthenticator:
         self._algorithms = _SECRET
 
     def __call__(self, data: bytes) -> TokenIdentity:
-        """Who presents this token. Raises Rejected; what it says tells a stranger nothing of the key."""
+        """The identity that this token proves. Raises Rejected, whose text tells a stranger nothing of the key."""
         import jwt
 
         try:

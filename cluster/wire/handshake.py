@@ -125,7 +125,7 @@ def refusal(reason: str, *, elsewhere: bool = False) -> list[Buffer]:
 
 
 def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes, binding: bytes = b"") -> bytes:
-    """A proof that only a holder of the key can give for this connection. binding: that of its TLS, empty without."""
+    """A proof that only a holder of the key can give for this connection. binding: of its TLS channel, or empty."""
     parts = (b"sluice", role, name.encode(), callers, listeners, *([binding] if binding else []))
     said = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return hmac.digest(key, said, "sha256")

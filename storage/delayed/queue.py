@@ -37,7 +37,7 @@ Wanted = Callable[[Positions], Mask]
 
 
 class SortedRun:
-    """Sorted entries of which the first `head` are gone. Values that every pull needs are kept as plain ints."""
+    """Sorted entries; the first `head` of them are gone. Values that every pull needs are kept as plain ints."""
 
     __slots__ = ("_first", "entries", "head", "size")
 
@@ -156,7 +156,7 @@ class Mutable:
         return len(self._staging) + sum(map(len, self._runs))
 
     def add(self, new: Entries) -> None:
-        """Take in entries of which the last has the highest ledger."""
+        """Take in entries, the last of which has the highest ledger."""
         self._staging.append(new)
         self.last_ledger = max(self.last_ledger, ledger_of(int(new.positions[-1])))
         if len(self._staging) >= STAGING_LIMIT:

@@ -59,7 +59,7 @@ class MessageSlices:
 
     @staticmethod
     def nothing(count: int) -> MessageSlices:
-        """Messages of which nothing is known yet."""
+        """Messages whose fields are not known yet."""
         none = np.full((8, count), -1, np.int64)
         return MessageSlices(none[0], none[1], none[2], none[3], none[4], none[5], none[6], none[7], [])
 

@@ -175,7 +175,7 @@ def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
 
 
 def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameCache) -> bytes | None:
-    """The same as bytes, of pieces of which some are sent as they came; None if there are no such pieces."""
+    """The same as bytes, where some frames are sent as they came; None if no frame is."""
     found, bodies = recent.find(part.positions[starts], ends - starts)
     if not found.any():
         return None

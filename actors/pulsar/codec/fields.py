@@ -120,7 +120,7 @@ class Bytes:
 
 
 def _squeezed(word: Words) -> Ints:
-    """Numbers of which each byte holds seven bits, without those that say whether more follow."""
+    """Numbers of seven bits a byte, without the bits that say whether more bytes follow."""
     for step, keep in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
         low = np.uint64(keep)
         high = np.uint64(keep << 8 * step)
@@ -258,7 +258,7 @@ def encode_fields(count: int, fields: list[Field]) -> tuple[list[pa.Array], Ints
 
 
 def encode_numbers(count: int, fields: list[Field]) -> Cells:
-    """Messages of these fields, none of which is a slice."""
+    """Messages of these fields, none of them a slice."""
     return side_by_side(count, [part for tag, value in fields for part in field_of(tag, value)])
 
 

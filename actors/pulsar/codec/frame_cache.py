@@ -57,7 +57,7 @@ class _CachedRange:
 
 
 class Frames(NamedTuple):
-    """Frames of which all rows are in a part, n of them.
+    """n frames whose rows are all in a part.
 
     starts: the row with which each begins there. counts: its rows; int64. kept: where what follows their commands is,
     with the numbers there.
@@ -128,7 +128,7 @@ class FrameCache:
         return [self._stretches[start] for start in self._firsts[max(first, 0) : end]]
 
     def whole(self, positions: Ints) -> Frames:
-        """The frames that are here of which every row is among these positions, int64.
+        """The cached frames whose rows are all among these positions, int64.
 
         Of positions in another order than the log's there are none.
         """

@@ -1,4 +1,4 @@
-"""Who is connected to a gateway, for people to read."""
+"""The producers and consumers that are connected to a gateway, for people to read."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Schemas:
         return (await self._namespaces.of_topic(topic)).compatibility
 
     async def goes_with(self, topic: str, schema: Any) -> bool:
-        """Whether a schema may follow those of a topic. Raises CommandRefused if it is invalid, Unavailable."""
+        """Whether a schema may follow a topic's own. Raises CommandRefused if it is invalid, Unavailable."""
         _check_definition(schema)
         versions = await self._read(topic)
         try:

@@ -65,7 +65,7 @@ def listed(topics: Mapping[str, TopicSettings], space: str) -> dict[str, TopicSe
 
 
 def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
-    """Topics as clients know them, those of several partitions by the names of these."""
+    """Topics as clients know them; a partitioned topic appears as its partitions."""
     names: list[str] = []
     for name, settings in topics.items():
         several = settings.has_partitions
@@ -92,7 +92,7 @@ async def settings_of(
 
 
 def new_settings(bookies: BookieList, policies: NamespacePolicies, partitions: int = 0) -> TopicSettings:
-    """Those of a topic for which nobody chose any: with two copies, where there are as many bookies.
+    """The settings of a topic for which nobody chose any: two copies, if there are two bookies.
 
     partitions: 0 is a topic without.
     """

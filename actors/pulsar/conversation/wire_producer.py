@@ -45,7 +45,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def stored_name(name: str) -> str:
-    """Under which name the topic remembers a client's producer; never that of one of Sluice's own."""
+    """The name under which the topic remembers a client's producer; never the name of a producer of Sluice's own."""
     plain = _PLAIN.fullmatch(name) and ".." not in name
     return f"pulsar.{name}" if plain else f"pulsar.{hashlib.sha256(name.encode()).hexdigest()}"
 
@@ -194,7 +194,7 @@ class WireProducer:
         self._refused, self.ready = True, False
 
     def _is_new(self, send: Send) -> bool:
-        """Whether a frame must be stored. A stored one gets its receipt, behind those of earlier frames.
+        """Whether a frame must be stored. A stored frame gets its receipt, after those of earlier frames.
 
         Raises MalformedCommand.
         """
@@ -275,7 +275,7 @@ class WireProducer:
         return self._numbered(self._numbers.last, sends.table.num_rows)
 
     def _numbered(self, last: int, count: int) -> int:
-        """The topic's sequence of the first of these rows. last: with deduplication, that of the last row."""
+        """The topic's sequence number of the first row. last: with deduplication, the number of the last row."""
         if self._deduplicate:
             return last + 1 - count
         first, self._next = self._next, self._next + count

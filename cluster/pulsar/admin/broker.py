@@ -61,7 +61,7 @@ class Broker:
         return await self.directory.ask_controller(request, patience=patience)
 
     async def ask_gateways(self, request: Request[Any]) -> list[Any]:
-        """The answers of the gateways that there are: who serves no client has none."""
+        """The answers of all gateways; a cluster that serves no client of Pulsar has none."""
         asked = [self.ports.net.call(gateway, request, CALL_TIMEOUT) for gateway in await self.gateways()]
         return [reply for reply in await asyncio.gather(*asked) if not isinstance(reply, Unknown)]
 
@@ -72,7 +72,7 @@ class Broker:
         return [address for address in dict.fromkeys([*running, self._here]) if address]
 
     async def clients(self, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
-        """Who is connected, as far as the gateways answer: producers and consumers."""
+        """The producers and consumers that are connected to the gateways that answer."""
         found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}
         for reply in await self.ask_gateways(ClientsHere(topic=topic, partition=partition)):
             for kind, rows in json.loads(reply.json).items():
@@ -133,7 +133,7 @@ class Broker:
         return await self.directory.ask_owner(topic, partition, subscription, request)
 
     async def rows(self, named: Named, subscription: str | None, request: Request[Any]) -> list[Any]:
-        """What the owners of all partitions answer, or that of the one that is named, asked at once."""
+        """The answers of the owners of all partitions, or of the partition that is named; all are asked at once."""
         count = (await self.settings(named)).partitions
         partitions = range(count) if named.partition is None else [named.partition]
         asked = [self.ask_owner(named.topic, partition, subscription, request) for partition in partitions]

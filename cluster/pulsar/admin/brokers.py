@@ -120,7 +120,7 @@ class BrokerRoutes:
     # -- lookups --------------------------------------------------------------------------------------------------
 
     async def _lookup(self, request: web.Request) -> web.Response:
-        """This broker, whichever topic it is; who produces or subscribes makes it."""
+        """This broker, for every topic; the topic is made when a client produces or subscribes."""
         named(request)
         urls = {"brokerUrl": self._at.pulsar, "brokerUrlTls": self._at.pulsar_tls, "nativeUrl": self._at.pulsar}
         return web.json_response({**urls, "httpUrl": self._at.http, "httpUrlTls": self._at.http_tls})

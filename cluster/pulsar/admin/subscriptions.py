@@ -115,7 +115,7 @@ class Subscriptions:
         await self._broker.rows(which, subscription, Seek(message_id=start))
 
     async def _behind(self, which: Named, start: str) -> str:
-        """The id behind that of a message, or behind those of a batch."""
+        """The id that follows a message, or a whole batch."""
         from cluster.pulsar.admin.messages import entry_at
 
         ledger, _, entry = start.partition(":")
