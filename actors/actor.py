@@ -54,7 +54,7 @@ class Actor:
 
     @property
     def problem(self) -> str:
-        """What keeps it from part of its work although it lives, in one line; empty if nothing does."""
+        """The reason why the actor cannot do part of its work, in one line; empty if there is none."""
         return ""
 
     async def start(self) -> None:

@@ -70,7 +70,7 @@ def quoted(text: str) -> str:
 
 
 def unquoted(name: str) -> str:
-    """What a client of Pulsar calls it."""
+    """The name by which clients of Pulsar call it."""
     if not name.startswith(_QUOTED):
         return name
     try:

@@ -278,7 +278,7 @@ class Processes(Protocol):
         """
 
     async def introduce(self, name: str, timeout: int) -> Introduction | Unknown:
-        """What a process says of itself, as soon as it has started."""
+        """The introduction of a process, as soon as it has started."""
 
     async def serve(self, name: str, slot: str, timeout: int) -> Unknown | None:
         """Tell a standby process which slot it serves. Raises Unavailable if it serves another one."""

@@ -1,4 +1,4 @@
-"""What others wrote, made safe for a terminal.
+"""Text that others wrote, made safe for a terminal.
 
 Keys, payloads, names and error texts come from whoever may publish. A terminal obeys some characters in place of
 showing them: with them a message could rename the window, hide lines, or write an earlier verdict anew. They are shown

@@ -18,7 +18,7 @@ LOOK_SECONDS = 3.0
 
 
 class Waiting:
-    """What is told while a command waits; every reason once."""
+    """Prints why a command waits, each reason once."""
 
     def __init__(self, client: Client, look_seconds: float = LOOK_SECONDS) -> None:
         self._client = client

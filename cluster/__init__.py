@@ -48,7 +48,7 @@ prepare()
 
 
 def __getattr__(name: str) -> Any:
-    """What comes with more than it is worth to a program that does not use it."""
+    """Import a name on first use, if its module is slow to import and most programs do without it."""
     if name == "KeyedQueue":
         from cluster.keyed_queue import KeyedQueue
 

@@ -322,7 +322,7 @@ class Client:
     # -- the log itself -------------------------------------------------------------------------------------------
 
     def stored(self, topic: str) -> list[StoredRange]:
-        """What the topic stores now, confirmed, as ranges that never change; by partition, in order."""
+        """The confirmed messages that the topic stores now, as ranges that never change; by partition, in order."""
         ends = enumerate(self._ask_owners(topic, None, ReadEnds()))
         return [part for partition, reply in ends for part in ranges_of(partition, reply)]
 
@@ -428,7 +428,7 @@ class Client:
         return {"partitions": [shown(reply) for reply in self._ask_owners(topic, subscription, Explain(hash=hash))]}
 
     def status(self) -> dict[str, Any]:
-        """What runs where."""
+        """The cluster's processes and actors, and where they run."""
         return dict(shown(self._ask(DescribeCluster())))
 
     def alarms(self) -> list[str]:

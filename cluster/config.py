@@ -225,7 +225,7 @@ class Configuration(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     def cluster_options(self) -> ClusterOptions:
-        """What a cluster that this process starts is made of."""
+        """The options of a cluster that this process starts."""
         same = {field.name for field in fields(ClusterOptions)} & set(type(self).model_fields)
         bookie = _settings(BookieSettings, "bookie", self.bookie, {})
         return ClusterOptions(

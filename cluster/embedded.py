@@ -120,7 +120,7 @@ class EmbeddedCluster:
             raise
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request from another process. Raises nothing but its own cancellation."""
+        """Answer a request from another process. Raises nothing but its own cancellation."""
         return await self.actors.answer_here(actor, kind, packed)
 
     def close(self) -> None:

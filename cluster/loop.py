@@ -75,7 +75,7 @@ class LoopThread:
             raise
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What a function returns that must be called there. Callers may run on that thread themselves."""
+        """Call a function on that thread and return its result. The caller may run on that thread itself."""
         if threading.current_thread() is self._thread:
             return question()
 

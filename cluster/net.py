@@ -42,7 +42,7 @@ class LocalActors(Protocol):
     name: str
 
     async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request. Raises nothing but its own cancellation."""
+        """Answer a request. Raises nothing but its own cancellation."""
 
 
 class DirectNet:

@@ -105,7 +105,7 @@ class ProcessActors:
             self._dropped(actor, reason)
 
     async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""
+        """Answer a request to an actor of this process. Raises nothing but its own cancellation."""
         running = self._actors.get(actor)
         if running is None and actor in self._failed:
             return ended(f"{self.name}/{actor}", self._failed[actor])

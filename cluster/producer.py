@@ -393,7 +393,7 @@ class Producer:
 
 
 def _tell(callback: SendCallback, receipt: Receipt, row: int, error: SluiceError | None) -> None:
-    """What a user's callback raises is the user's, and must not end the sending of others."""
+    """Call a user's callback. An error in it is the user's, and must not end the sending of others."""
     try:
         callback(error, None if error else receipt.message_id(row))
     except Exception:

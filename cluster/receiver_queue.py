@@ -147,7 +147,7 @@ class ReceiverQueue:
     # -- under the lock -------------------------------------------------------------------------------------------
 
     def _wait_for(self, take: Callable[[], T | None], timeout_ms: int | None) -> T | None:
-        """What `take` finds; None after `timeout_ms`."""
+        """The result of `take`; None after `timeout_ms`."""
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         with self.lock:
             while (found := take()) is None:

@@ -111,7 +111,7 @@ class BrokerClient(Protocol):
         """The messages of a range, as Batches without acknowledgements."""
 
     def admin(self, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]:
-        """What a verb of the subscription answers on each partition."""
+        """The answer of each partition to a verb of the subscription."""
 
 
 Connect = Callable[[], AbstractContextManager[Any]]

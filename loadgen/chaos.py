@@ -65,7 +65,7 @@ class ProcessFinder(Protocol):
 
 
 def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
-    """What to break when: by the scenario, by time, or by the share of the messages that are delivered."""
+    """The faults and their times: by the scenario, by time, or by the share of the messages that are delivered."""
     every = options.fault_every_ms / 1000
     if options.scenario == ROLLING:
         return plan_rolling(options.consumers, options.rounds, every)

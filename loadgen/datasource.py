@@ -65,7 +65,7 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         return "sluice"
 
     def schema(self) -> str:
-        """What a read gives."""
+        """The columns of a read."""
         return SCHEMA
 
     def writer(self, schema: Any, overwrite: bool) -> SluiceWriter:

@@ -348,7 +348,7 @@ class Flood:
         return pulsar_client.TOPIC_SETTINGS if self._options.client == PULSAR else {}
 
     def _source(self, spark: Any, job: PublishJob) -> tuple[Callable[[PublishJob], Any], int]:
-        """What makes a Spark job that publishes, and how many messages there are (0: not known)."""
+        """A maker of the Spark job that publishes, and the number of messages (0: not known)."""
         options = self._options
         if options.input is not None:
             from loadgen.inputs import load_input

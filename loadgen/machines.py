@@ -72,7 +72,7 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a login shell on this machine would have: nothing of what the tests or Sluice set for themselves."""
+        """The environment of a login shell on this machine, without what the tests or Sluice set for themselves."""
         commands = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
         home = str(self.home)
         return {"PATH": commands, "HOME": home, "TMPDIR": home, "RAY_TMPDIR": home, "LANG": "C.UTF-8"} | self.variables
@@ -89,7 +89,7 @@ class Machine:
         )
 
     def run(self, command: Sequence[str], timeout_s: float = RUN_S) -> str:
-        """What a command on this machine prints. Raises AssertionError with what it said if it fails."""
+        """The output of a command on this machine. Raises AssertionError with its messages if it fails."""
         code, output, errors = self.try_to_run(command, timeout_s)
         assert code == 0, f"{' '.join(command)} on {self.address} ended with {code}: {errors or output}"
         return output

@@ -89,7 +89,7 @@ class ActMeasures:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ActMeasures:
-        """What `to_dict` made plain."""
+        """The object that `to_dict` made plain."""
         made = cls(**{name: values[name] for name in _PLAIN})
         for name in ("histogram", "publish"):
             getattr(made, name).decode_and_add(values[name].encode())

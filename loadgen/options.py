@@ -185,7 +185,7 @@ class FloodOptions:
                 raise Invalid("--client pulsar has no --policy and no --nack-order: its subscriptions name none")
 
     def workload(self) -> Workload:
-        """What the tasks generate. With minutes, as many messages as the rate gives in that time."""
+        """The messages that the tasks generate. With minutes, as many messages as the rate gives in that time."""
         messages = self.messages
         if self.minutes is not None:
             messages = int(self.minutes * 60 * (self.rate or UNPACED))

@@ -21,7 +21,7 @@ class BrokerMemory:
         self._handles: dict[str, Any] = {}
 
     def __call__(self) -> list[tuple[str, str, int]]:
-        """What answered within a second. Raises SluiceError if the controller does not answer."""
+        """The processes that answered within a second. Raises SluiceError if the controller does not answer."""
         import ray
         from ray.exceptions import RayError
 

@@ -77,7 +77,7 @@ class PulsarConnect:
 
 
 def connect_to(data_dir: Path) -> PulsarConnect:
-    """What connects to the gateway of the cluster on a data folder. Raises Unavailable if it has none."""
+    """A function that connects to the gateway of the cluster on a data folder. Raises Unavailable if it has none."""
     from cluster.pulsar.ports import service_url
 
     try:

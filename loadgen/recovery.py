@@ -100,7 +100,7 @@ class RecoveryTimes:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RecoveryTimes:
-        """What `to_dict` made plain."""
+        """The object that `to_dict` made plain."""
         made = cls(**{name: value for name, value in values.items() if name not in _HISTOGRAMS})
         for name in _HISTOGRAMS:
             getattr(made, name).decode_and_add(values[name].encode())
@@ -194,7 +194,7 @@ def recover(
 
 
 def tell(recovery: RecoveryTimes, faults: Sequence[Fault], span: Span, start_us: int) -> dict[str, Any]:
-    """What the report says of it: milliseconds, percentiles and sentences; start_us is when the run began."""
+    """The lines of the report: milliseconds, percentiles and sentences; start_us is when the run began."""
     takeovers = recovery.takeovers(faults)
     alone, redeliveries_alone = recovery.alone(faults)
     stall = recovery.stall(span)
@@ -306,7 +306,7 @@ class _Deliveries:
             result.waiting[str(partition)] = waiting.tolist()
 
     def measure_redelivery(self, result: RecoveryTimes, at: int, incarnation: str) -> None:
-        """What was waiting at a killed consumer, and when the first of it came to another consumer."""
+        """How many messages waited at a killed consumer, and when the first of them came to another one."""
         if incarnation not in self.names:
             return
         dead = self.names.index(incarnation)

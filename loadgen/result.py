@@ -86,13 +86,13 @@ class Report:
 
     @property
     def sentinel(self) -> list[str]:
-        """What the broker's own order sentinel reports, if it is anything."""
+        """The violations that the broker's own order sentinel reports, if any."""
         seen = _peak_of_sums(self.stats, "order_violations")
         return [f"{seen} order violations counted by the broker itself"] if seen else []
 
     @property
     def rolling(self) -> list[str]:
-        """What a rolling restart did that it must not."""
+        """The rules that a rolling restart broke."""
         if self.moves is None or not self.rolling_restart:
             return []
         reasons = []
@@ -113,7 +113,7 @@ class Report:
 
     @property
     def not_shown(self) -> list[str]:
-        """What this run should have tested and did not, one sentence each; empty if nothing is missing."""
+        """The tests that this run should have made and did not, one sentence each; empty if nothing is missing."""
         return not_shown(self)
 
     def acts_shown(self) -> list[dict[str, Any]]:

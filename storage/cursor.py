@@ -181,7 +181,7 @@ class Cursor:
             at = following << ENTRY_BITS
 
     def beyond(self) -> list[Positions]:
-        """What is done behind the mark-delete position: ascending positions, a column a ledger."""
+        """Messages that are done behind the mark-delete position: ascending positions, a column a ledger."""
         return [
             positions_of(ledger, np.frombuffer(acked.to_array(), np.uint32))
             for ledger, acked in sorted(self._scatter.items())

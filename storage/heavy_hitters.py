@@ -45,7 +45,7 @@ class HeavyHitters:
         self._items, self._weights = items, weights
 
     def halve(self) -> None:
-        """What was added before counts half from now on, so that what is heavy now is seen."""
+        """Halve all weights, so that keys that are heavy now stand out."""
         self._weights //= 2
         self.total //= 2
         self.error = (self.error + 1) // 2

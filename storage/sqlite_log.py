@@ -85,7 +85,7 @@ def check_log(path: Path, shown: Path | None = None) -> None:
 
 
 def _problem(file: BinaryIO, head: bytes) -> str:
-    """What is damaged, or nothing. file: read up to behind the header."""
+    """The damage in one line, or nothing. file: read up to behind the header."""
     if len(head) < _HEADER.size:
         return ""
     header = _decode(head)
@@ -155,7 +155,7 @@ def _powers(pairs: int) -> NDArray[np.uint32]:
 
 
 def _sums(words: Words) -> Words:
-    """What each row of words adds to the sums: two columns."""
+    """The amounts that each row of words adds to the sums: two columns."""
     powers = _powers(words.shape[1] // 2)[-2::-1]
     first, second = powers[:, :, 0] + powers[:, :, 1], powers[:, :, 1]
     added: Words = words[:, 0::2] @ first + words[:, 1::2] @ second

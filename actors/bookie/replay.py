@@ -123,7 +123,7 @@ class Replay:
 
 
 async def _final_size(disk: Disk, salt: bytes, segment: int) -> int | None:
-    """What the successor of a segment states about its length."""
+    """The length of a segment, as its successor states it."""
     try:
         data = await disk.read(segment_name(segment + 1), 0, OVERHEAD)
     except NotFound:

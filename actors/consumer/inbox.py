@@ -36,7 +36,7 @@ class Inbox:
         return sum(len(part.rows) for part, _, _ in self._parts)
 
     def positions(self) -> Positions:
-        """What waits, int64, in order of arrival."""
+        """Positions of the messages that wait, int64, in order of arrival."""
         return _positions(self._parts)
 
     def add(self, parts: Iterable[Part], epoch: int, session: int) -> None:

@@ -149,7 +149,7 @@ class BucketSet:
         return bool(passed or named)
 
     def set_names(self, named: Names) -> None:
-        """What the manifest names now."""
+        """The buckets that the manifest names now."""
         self.named = named
 
     def any_exhausted(self) -> bool:

@@ -175,7 +175,7 @@ class BucketTracker(CoreTracker):
         return rescans
 
     def unsaved(self) -> Entries:
-        """What only memory holds, in the order (deliver_at, position); not what the manifest names."""
+        """Entries that only memory holds, and no bucket, in the order (deliver_at, position)."""
         waiting = [bucket.run.rest() for bucket in self._bucket_set.buckets if bucket.state is not BucketState.LIVE]
         return tracked([*self._core.parts(), *waiting], self._core.index)
 
@@ -206,7 +206,7 @@ class BucketTracker(CoreTracker):
         return self._maintenance.fallback or self._bucket_set.last_error
 
     def alarm(self) -> str:
-        """What an operator has to know; empty if all is well."""
+        """The alarm that operators see; empty if all is well."""
         if self._held_back:
             return f"reading is paused: {self._waiting()} delayed messages wait for the store: {self._why()}"
         if self._maintenance.fallback is not None or any(

@@ -157,7 +157,7 @@ class RescheduledTracker:
         return self._inner.room()
 
     def alarm(self) -> str:
-        """What an operator has to know of the index."""
+        """The alarm of the index, for operators."""
         return self._inner.alarm()
 
     def pause_reads(self, now: int) -> bool:

@@ -85,7 +85,7 @@ class DelayedTracker(Protocol):
         """How many more messages may be read now; none while too many wait in memory for a store."""
 
     def alarm(self) -> str:
-        """What an operator has to know of the index; empty if all is well."""
+        """The alarm of the index, for operators; empty if all is well."""
 
     def pause_reads(self, now: int) -> bool:
         """Whether all reads should pause until the first message is due (BD-6)."""

@@ -42,14 +42,14 @@ class CoreTracker:
         return len(self._core.index)
 
     def alarm(self) -> str:
-        """What an operator has to know; empty if all is well."""
+        """The alarm that operators see; empty if all is well."""
         return ""
 
     def undelayed(self) -> None:
         """A message without a delay was read; of no interest to a tracker that never pauses reading."""
 
     def unsaved(self) -> Entries:
-        """What only memory holds, in the order (deliver_at, position): all that would be lost with this object."""
+        """Entries that only memory holds, in the order (deliver_at, position): they would be lost with this object."""
         return tracked(self._core.parts(), self._core.index)
 
     def stored(self) -> list[tuple[int, int]]:

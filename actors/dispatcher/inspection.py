@@ -93,7 +93,7 @@ class Inspection:
         return {**answer, **findings}
 
     def _outer_gates(self) -> list[dict[str, Any]]:
-        """What holds the whole subscription back."""
+        """The gates that hold the whole subscription back."""
         gates = []
         if self._state.paused:
             gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
@@ -113,7 +113,7 @@ class Inspection:
         return gates
 
     def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What holds one message back that is not in the core."""
+        """The gates that hold back one message that is not in the core."""
         at = np.array([position], np.int64)
         held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
         if not held and bool(self._cursor.is_acknowledged(at)[0]):

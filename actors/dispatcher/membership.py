@@ -45,7 +45,7 @@ def trust_of(lease_ms: int) -> int:
 
 
 def base_of(incarnation: str) -> str:
-    """What all lives of one consumer have in common."""
+    """The part of an incarnation that all lives of one consumer share."""
     return incarnation.rpartition(".")[0] or incarnation
 
 

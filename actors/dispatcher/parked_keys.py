@@ -272,7 +272,7 @@ def _name(each: ParkedKey) -> str | None:
 
 
 def _keys(rows: pa.RecordBatch) -> pa.Array:
-    """What keeps each message in order, binary; null: nothing."""
+    """The key that keeps each message in order, binary; null if it has none."""
     if "ordering_key" in rows.schema.names:
         return pc.coalesce(rows.column("ordering_key"), rows.column("key"))
     return rows.column("key")

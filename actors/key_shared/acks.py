@@ -51,7 +51,7 @@ def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> 
 
 
 def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:
-    """What of it was in the window, and what consumers held that was not read again yet; each ascending and once."""
+    """Those in the window, and those that consumers hold but that were not read again; ascending, each once."""
     parking.forget(core, positions)
     window = core.window
     rows, done = window.locate(positions)

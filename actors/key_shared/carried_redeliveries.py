@@ -30,7 +30,7 @@ class CarriedRedeliveries:
         return self._rows
 
     def begin_with(self, rows: Redeliveries) -> None:
-        """What an owner before this one left."""
+        """Begin with the counts that an earlier owner left."""
         self._rows = rows
 
     def add(self, rows: Redeliveries) -> None:
@@ -42,7 +42,7 @@ class CarriedRedeliveries:
         self._rows = longest(self._rows)
 
     def take(self, positions: Positions) -> Redeliveries:
-        """What is known of these (ascending), which is carried no longer."""
+        """The counts of these positions (ascending), which are carried no longer."""
         known = self._here(positions)
         found, self._rows = self._rows.pick(known), self._rows.pick(~known)
         return found

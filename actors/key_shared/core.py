@@ -66,7 +66,7 @@ def _check(settings: SubscriptionSettings) -> None:
 
 
 def _policy(settings: SubscriptionSettings) -> Policy:
-    """What keeps the order of keys, by the type of the subscription."""
+    """The policy that keeps the order of keys, by the type of the subscription."""
     if settings.type in ("exclusive", "failover"):
         return make_policy("draining_hashes")
     if settings.type == "shared" or settings.allow_out_of_order_delivery:

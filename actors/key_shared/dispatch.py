@@ -120,7 +120,7 @@ class Dispatch:
         return self._core.policy.ordered
 
     def claims_of(self, consumer: int) -> Positions:
-        """What a consumer holds from before a change of owner and was not read since (int64, ascending)."""
+        """Positions that a consumer holds from before a change of owner, not read since (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else member.claims
 
@@ -331,7 +331,7 @@ class Dispatch:
         return 0 if member is None else nacks.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
 
     def remember(self, rows: Redeliveries, now: int) -> None:
-        """What an owner before this one knew of redeliveries; for a new object."""
+        """Take over the redelivery counts of an earlier owner; for a new object."""
         self._state.carried.begin_with(rows)
         self._state.now = now
 
@@ -434,7 +434,7 @@ class Dispatch:
         return held
 
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
-        """What joining `add` consumers and leaving of those named would move."""
+        """How many hashes would move if `add` consumers joined and the named ones left."""
         return explain.what_if(self._core, add, remove)
 
     @property

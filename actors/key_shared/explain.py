@@ -412,7 +412,7 @@ def blocked_keys(core: Core, top: int, now: int) -> list[dict[str, Any]]:
 
 
 def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
-    """What adding and removing consumers would move: hashes, against the fewest possible, and what would drain.
+    """How many hashes would move if consumers came or left, beside the fewest possible, and how many would drain.
 
     Consumers are removed by name, or by `name#number`. Nothing changes. Raises NotFound for an unknown name.
     """

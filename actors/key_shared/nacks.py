@@ -156,7 +156,7 @@ def recall(core: Core, positions: Positions) -> None:
 
 
 def snapshot(core: Core) -> bytes:
-    """What a new owner has to know; `core.not_durable` says how many rows found no room in it."""
+    """The redelivery state for a new owner; `core.not_durable` says how many rows found no room in it."""
     window = core.window
     core.not_durable = 0
     rows = core.carried.rows

@@ -159,7 +159,7 @@ class Parking:
         return [[each.key, each.hash, each.since, each.failed] for each in self._lot.keys.values()]
 
     def load(self, rows: Iterable[Iterable[Any]]) -> None:
-        """What the last owner left; for a new object."""
+        """Take over the parked keys of the last owner; for a new object."""
         if self._lot.on:
             for key, masked, since, failed in rows:
                 self._lot.open(key, masked, since, failed)

@@ -72,7 +72,7 @@ def close_hashes(core: Core) -> None:
 
 
 def ask_back_closed(core: Core) -> None:
-    """What consumers hold of a closed hash behind its failed message is asked back."""
+    """Ask consumers for messages of a closed hash that lie behind its failed message."""
     window, lot = core.window, core.lot
     lot.asks_back = False
     if lot.closes_any and window.count[PENDING]:

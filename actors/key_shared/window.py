@@ -118,7 +118,7 @@ class Window(PositionTable):
 
 
 def _values(masked: Hashes, hashes: Reduced, flags: int, now: int) -> dict[str, Any]:
-    """What rows begin with, by column."""
+    """The first values of rows, by column."""
     return {
         "masked_hash": masked,
         "hash": hashes,

@@ -31,7 +31,7 @@ from storage.errors import Corrupt
 
 
 class Verdict(Enum):
-    """What the answers about one run have proved so far."""
+    """The state of one run's recovery: what the answers have proved so far."""
 
     OPEN = "open"
     FOUND = "found"

@@ -88,7 +88,7 @@ class ReadHeads(Request[HeadsRead], kw_only=True):
 
 
 class LedgerIndex(Reply, kw_only=True):
-    """What a bookie holds of a ledger, by run ascending: uint32 columns of equal length.
+    """The runs of a ledger that a bookie holds, ascending: uint32 columns of equal length.
 
     damaged: runs that are known to have been here and cannot be read; damaged_first_entries, damaged_counts: where they
     stand, as far as this is known (then of the length of `damaged`).

@@ -78,7 +78,7 @@ def slot_for(kind: str, settings: dict[str, Any], brokers: int) -> str:
 
 
 def stem(name: str) -> str:
-    """What a name begins with: of a process, its slot or STANDBY; of a slot, its sort."""
+    """The first part of a name: the slot of a process, or STANDBY; the kind of a slot."""
     return name.rsplit("-", 1)[0]
 
 

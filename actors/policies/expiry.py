@@ -36,7 +36,7 @@ class TopicExpiry:
         self._known = SeldomRead[ExpiryLimits](ports.clock)
 
     async def now(self, made: TopicSettings) -> ExpiryLimits:
-        """What was said in the last LOOK_MS may not be known yet. made: the settings that the topic was made with.
+        """A change of the last LOOK_MS may not be known yet. made: the settings that the topic was made with.
 
         Raises Unavailable, Corrupt: nothing expires while it is not known.
         """

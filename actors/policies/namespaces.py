@@ -107,7 +107,7 @@ class Namespaces:
 
 
 def _policies_in(space: str, value: bytes | None) -> NamespacePolicies:
-    """What the record of a namespace says. Raises NotFound, Corrupt."""
+    """The policies in a namespace's record. Raises NotFound, Corrupt."""
     if value is not None:
         return decoded(value, NamespacePolicies, f"the policies of {space}")
     if space != TENANT_NAMESPACE:

@@ -83,7 +83,7 @@ def decoded(value: bytes, kind: type[T], what: str) -> T:
 
 
 class SeldomRead(Generic[T]):
-    """What records say, asked at most every LOOK_MS."""
+    """The contents of records, read at most every LOOK_MS."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -91,7 +91,7 @@ class SeldomRead(Generic[T]):
         self._looked = 0
 
     async def get(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What was read in the last LOOK_MS, or what `read` finds now. Raises what `read` raises, and has then
+        """The value read in the last LOOK_MS, or what `read` finds now. Raises what `read` raises, and has then
         forgotten what it knew.
         """
         now = self._clock.monotonic()

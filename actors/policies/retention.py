@@ -84,7 +84,7 @@ class TopicRetention:
 
 
 async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> Retention:
-    """What holds for a topic now. made: the settings that it was made with. Raises Unavailable, Corrupt."""
+    """The retention of a topic now. made: the settings that it was made with. Raises Unavailable, Corrupt."""
     own = (await lifetimes.read(of_topic(topic))).retention or made_with(made)
     if own is None:
         own = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).retention

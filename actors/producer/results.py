@@ -58,7 +58,7 @@ class _Share:
 
 @dataclass(slots=True)
 class _Lane:
-    """What goes from a partition of the source to a partition of an output."""
+    """The results that go from one partition of the source to one partition of an output."""
 
     waiting: deque[_Share] = field(default_factory=deque)
     working: bool = False
@@ -103,7 +103,7 @@ class ResultPublisher:
             raise failed
 
     def close(self) -> None:
-        """What is not confirmed yet fails."""
+        """Close; results that are not confirmed yet fail."""
         self._closed = True
         self._room.set()
         for lane in self._lanes.values():

@@ -76,7 +76,7 @@ class PendingResults:
 
 @dataclass(slots=True)
 class ResultSource:
-    """What is stored of one source. finished: up to here its subscription has durably finished everything."""
+    """The stored results of one source. finished: up to here its subscription has durably finished everything."""
 
     cursor: Cursor = field(default_factory=Cursor)
     finished: int = EARLIEST
@@ -171,7 +171,7 @@ class Results:
             self._sources[name] = ResultSource(cursor, record.finished, record.seen, len(record.cursor))
 
     def snapshot(self, now: int) -> dict[str, ResultsRecord]:
-        """What is confirmed, for the record; sources that were silent for long are forgotten."""
+        """The confirmed results, for the record; sources that were silent for long are forgotten."""
         for name in [name for name, one in self._sources.items() if not one.pending and now - one.seen > FORGET_MS]:
             del self._sources[name]
         saved = {}

@@ -64,7 +64,7 @@ class Unreadable:
         self._runs = {place: trouble for place, trouble in self._runs.items() if place[0] not in ledgers}
 
     def rows(self) -> list[dict[str, Any]]:
-        """What cannot be read for a while, for statistics."""
+        """The runs that cannot be read for now, for statistics."""
         now = self._ports.clock.monotonic()
         return [
             {

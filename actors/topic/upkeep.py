@@ -73,7 +73,7 @@ class Upkeep:
             self._ports.spawn(self._replicate(now), "replicate")
 
     async def _replicate(self, now: int) -> None:
-        """What depends on bookies that may be away: copies and deletions. Never in the way of the rest."""
+        """Make copies and delete ledgers, which needs bookies that may be away. Nothing else waits for it."""
         try:
             if self._lost:
                 await self._replicator.run(lambda: self._lost)

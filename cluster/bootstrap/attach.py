@@ -140,5 +140,5 @@ def answers(address: str, timeout_s: float = 2.0) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The text of an error, in one line."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -54,7 +54,7 @@ class Whereabouts(Request[Listening]):
 
 
 async def answer(packed: Packed) -> Answer:
-    """What becomes of a Whereabouts, in a process that is attached to Ray."""
+    """Answer a Whereabouts, in a process that is attached to Ray."""
     try:
         asked = unpack(Whereabouts, packed.head, packed.attachments, packed.handles)
     except SluiceError as error:

@@ -52,7 +52,7 @@ def held_back() -> Iterator[None]:
 
 
 def _obey(number: int, frame: FrameType | None) -> None:
-    """What the signal would have done."""
+    """Do what the signal would have done."""
     handler = signal.getsignal(number)
     if callable(handler):
         handler(number, frame)

@@ -52,7 +52,7 @@ def guard(token: str, open_paths: Collection[str], where: str) -> Any:
 
 
 async def answered(request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
-    """What a handler answers; what it raises, and requests from pages of elsewhere, as one line of JSON.
+    """Call a handler. Its errors, and requests from pages of elsewhere, are answered with one line of JSON.
 
     names: further hosts that this server may be called by.
     """

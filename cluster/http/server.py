@@ -150,7 +150,7 @@ class _OneSlash(web.PlainResource):
         self._router = router
 
     async def resolve(self, request: web.Request) -> Any:
-        """What the path means that has no such slashes."""
+        """The handler of the same path without such slashes."""
         asked = request.rel_url
         path = re.sub("/+", "/", asked.raw_path)
         if path == asked.raw_path:

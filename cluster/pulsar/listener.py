@@ -206,7 +206,7 @@ class _Socket(asyncio.BufferedProtocol):
         self._conversation.data(data)
 
     def _not_binary(self, data: bytes) -> None:
-        """What came begins like a request of HTTP, as far as it goes."""
+        """Whether the bytes so far are the beginning of an HTTP request."""
         if len(data) < 4:
             self._head = data
         elif self._transport is not None:

@@ -91,7 +91,7 @@ def port_of(data_dir: Path, scheme: str = PLAIN) -> int:
 
 
 def service_url(data_dir: Path, wanted: int, scheme: str = PLAIN) -> str:
-    """What clients are given. Raises Unavailable if the wanted port could not be had."""
+    """The URL for clients. Raises Unavailable if the wanted port could not be had."""
     port = port_of(data_dir, scheme)
     if not port:
         raise Unavailable(f"port {wanted} is in use, and no Pulsar client can connect; give another pulsar_port")

@@ -14,7 +14,7 @@ _TRUST = "pulsar_tls_trust_certs_file"
 
 
 def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
-    """What the listener speaks TLS with; None if no certificate is named. Raises Invalid in one line.
+    """The listener's TLS context; None if no certificate is named. Raises Invalid in one line.
 
     With an authority to trust, nobody comes in without a certificate of it.
     """

@@ -41,7 +41,7 @@ class Owners(Protocol):
         """How many messages are due when, on each partition."""
 
     async def status(self) -> Stats | None:
-        """What runs where."""
+        """The cluster's processes and actors, and where they run."""
 
 
 class Feed:

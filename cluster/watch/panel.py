@@ -81,7 +81,7 @@ class Panel:
 
     @property
     def address(self) -> str:
-        """What to open in a browser on this machine; the token stands behind the #, which no browser sends."""
+        """The URL for a browser on this machine; the token stands behind the #, which no browser sends."""
         return f"http://{LOOPBACK}:{self._port}/watch?{urlencode(self._chosen)}#token={self._token}"
 
     def __enter__(self) -> Panel:
@@ -139,7 +139,7 @@ class Panel:
         return web.json_response(await asyncio.to_thread(self._breakable.state))
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
-        """What is told whenever it is something else."""
+        """The stream of states, each sent when it differs from the one before."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         before = None

@@ -33,7 +33,7 @@ _OPERATIONS = "pulsar_delayed_message_index_bucket_op_count"
 def picture(
     at: int, dispatchers: Iterable[Stats | None], topics: Iterable[Stats | None], status: Stats | None
 ) -> Picture:
-    """What a subscription looks like at a time (ms since 1970).
+    """The picture of a subscription at a time (ms since 1970).
 
     dispatchers, topics: the statistics of each partition's owner, in order; None where an owner does not answer now.
     status: the controller's, None if it does not answer.
@@ -113,7 +113,7 @@ def _actor(row: Stats) -> dict[str, Any]:
 
 
 def events(before: Picture | None, after: Picture) -> list[dict[str, Any]]:
-    """What happened between two pictures, each as {at, kind, text}; nothing for a first one."""
+    """The events between two pictures, each as {at, kind, text}; nothing for a first one."""
     if before is None:
         return []
     happened: list[tuple[str, str]] = []

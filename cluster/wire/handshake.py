@@ -68,7 +68,7 @@ class Caller:
         self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), b""
 
     def hello(self) -> list[Buffer]:
-        """What to send first."""
+        """The first bytes to send."""
         return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine)))
 
     def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:

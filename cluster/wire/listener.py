@@ -47,7 +47,7 @@ class RequestHandler(Protocol):
     """Receives the requests."""
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request to an actor of this process. Raises nothing but its own cancellation."""
+        """Answer a request to an actor of this process. Raises nothing but its own cancellation."""
 
 
 class Listener:

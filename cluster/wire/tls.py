@@ -140,7 +140,7 @@ class Secured:
         self._shake_hands()
 
     def sealed(self, pieces: Sequence[Buffer] = ()) -> bytes:
-        """What to send now: of TLS's own, and these. What is to be sent before the handshake is over waits for it."""
+        """The bytes to send now: TLS's own, and these. Before the handshake is over, these wait."""
         if not self.binding:
             self._early += [bytes(piece) for piece in pieces]
         else:

@@ -122,7 +122,7 @@ class Bucket:
         return stop
 
     def memory_bytes(self) -> int:
-        """What it occupies in memory."""
+        """The bytes that it occupies in memory."""
         return self.run.memory_bytes() + (self.table.memory_bytes() if self.table is not None else 0) + 512
 
 

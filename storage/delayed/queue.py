@@ -63,7 +63,7 @@ class SortedRun:
         return self.entries.deliver_at[self.head :]
 
     def rest(self) -> Entries:
-        """What is left, as views."""
+        """The entries that are left, as views."""
         return self.entries.slice(self.head, self.size)
 
     def count_before(self, bound: Bound) -> int:
@@ -90,12 +90,12 @@ class SortedRun:
         return self.advance(self.count_before(bound))
 
     def only(self, wanted: Wanted) -> SortedRun:
-        """What is left of it and wanted."""
+        """The wanted entries among those that are left."""
         rest = self.rest()
         return SortedRun(rest.take(wanted(rest.positions)))
 
     def memory_bytes(self) -> int:
-        """What the columns occupy, with the part that is gone."""
+        """The bytes that the columns occupy, the part that is gone included."""
         return self.size * ENTRY_BYTES
 
 

@@ -69,7 +69,7 @@ class Frames(NamedTuple):
 
     @property
     def bodies(self) -> pa.Array:
-        """What follows the command of each, binary."""
+        """The bodies of these frames: the bytes that follow each command, binary."""
         return pa.concat_arrays([_NOTHING, *(bodies.take(numbers) for bodies, numbers in self.kept)])
 
 

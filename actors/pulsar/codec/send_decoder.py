@@ -250,7 +250,7 @@ def _too_large(metadata: Any) -> bool:
 
 
 def _rest(packed: _Packed) -> bytes:
-    """What no column explains of a frame's metadata."""
+    """The fields of a frame's metadata that have no column."""
     metadata = Metadata()
     metadata.CopyFrom(packed.metadata)
     fields = IN_COLUMNS if packed.opaque else (*IN_COLUMNS, *OF_FORM)
@@ -370,7 +370,7 @@ def flags_of(key_is_base64: bool, null_value: bool, null_partition_key: bool) ->
 
 
 def _add(rows: _Rows, metadata: Any, one: Any, payload: bytes) -> None:
-    """What a single message and one of a batch have alike. one: where its own fields stand."""
+    """Add the fields that a single message and a message of a batch have alike. one: where its own fields stand."""
     key = None
     if one.HasField("partition_key"):
         key = _key(one.partition_key, one.key_is_base64)

@@ -140,7 +140,7 @@ class Schemas:
                 await self._ports.meta.create(definition_key(topic, version.digest), 1, version.encoded)
 
     async def _encoded_of(self, topic: str, version: _Listed) -> bytes:
-        """What a version says. Raises Corrupt, Unavailable."""
+        """The encoded schema of a version. Raises Corrupt, Unavailable."""
         if version.encoded is not None:
             return version.encoded
         async with self._at_once:
@@ -186,7 +186,7 @@ class Schemas:
 
 
 def _versions_in(topic: str, value: bytes | None) -> list[_Listed]:
-    """What the record of a topic's schemas says. Raises Corrupt."""
+    """The versions in the record of a topic's schemas. Raises Corrupt."""
     try:
         items = [] if value is None else msgpack.unpackb(value)
         return [_listed(item) if isinstance(item, bytes) else _Listed(*item) for item in items]
@@ -239,7 +239,7 @@ def _check(topic: str, strategy: str, schema: Any, earlier: list[tuple[int, byte
 
 
 def _meaning(encoded: bytes) -> tuple[int, bytes]:
-    """What makes schemas the same."""
+    """The part of a schema by which two are the same."""
     schema = parse(Schema, encoded)
     return schema.type, schema.data
 

@@ -1,4 +1,4 @@
-"""What those ask who answer by HTTP: topics, subscriptions, owners, and which clients are connected."""
+"""The questions of the HTTP ports to the cluster: topics, subscriptions, owners, and which clients are connected."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def retention_shown(of: Retention) -> dict[str, int]:
 
 
 def _retention_in(body: str) -> Retention:
-    """What is posted. Raises Invalid."""
+    """The retention in a request's body. Raises Invalid."""
     complaint = f"the body is a retention in numbers of -1 or more, for example {EXAMPLE}"
     given = object_in(body, complaint)
     minutes, megabytes = given.get("retentionTimeInMinutes"), given.get("retentionSizeInMB")

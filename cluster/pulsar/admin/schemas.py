@@ -141,7 +141,7 @@ def _text(data: bytes) -> str:
 
 
 def _schema_of(body: str) -> Any:
-    """What is posted, as clients say it on the wire. Raises Invalid."""
+    """The schema in a request's body, in the form that clients send. Raises Invalid."""
     from actors.pulsar.codec.protocol import Schema
 
     try:

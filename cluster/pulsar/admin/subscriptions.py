@@ -53,7 +53,7 @@ class Subscriptions:
         ]
 
     async def admin(self, request: web.Request, verb: str, arguments: dict[str, Any]) -> list[Any]:
-        """What the owners of the subscription that a path names say to a verb."""
+        """The answers of the owners of the subscription that a path names, to one verb."""
         return await self._broker.rows(named(request), subscription_of(request), request_of(verb, arguments))
 
     def _verb(self, verb: str, argument: str | None = None) -> Handler:

@@ -77,8 +77,8 @@ SETTING_ASIDE: list[Mutant] = [
         name="a key stays parked although its failed message is done",
         module="actors.key_shared.acks",
         old="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n"
-        '    """What of it was in the window, and what consumers held that was not read again yet; '
-        'each ascending and once."""\n'
+        '    """Those in the window, and those that consumers hold but that were not read again; '
+        'ascending, each once."""\n'
         "    parking.forget(core, positions)\n",
         new="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n",
         world=PARKING,
