@@ -8,7 +8,8 @@ keeps no state of its own that matters: the metadata says what exists, and the p
 and replaces the dead. A bookie that cannot be started stops nobody else. `actors/bookie_failure_detector.py` says when
 it is lost for good; then the topics copy what it held (`actors/replication_auditor.py`). The controller also tells
 topics which bookies are full. The bookies are those of the settings and those that ever served, whose cookies are in
-the metadata, because a shorter list in the settings must not hide data.
+the metadata, because a shorter list in the settings must not hide data. Keepers and operators of pools of workers ask
+it as well (`actors/worker_pools.py`).
 
 From time to time the controller lets bookies forget released ledgers (`actors/ledger/garbage_collection.py`), and
 deletes unused subscriptions that are not durable (`actors/unused_subscriptions.py`). Two controllers may do either at
@@ -25,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from actors.actor import Actor
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.dispatcher.subscription import PartitionSubscription, settings_in
 from actors.gateway_keeper import GatewayKeeper
@@ -67,6 +67,7 @@ from actors.supervisor import CALLER_PATIENCE, Running, Supervisor, state_of
 from actors.topic_catalog import TopicCatalog, check_dead_letters, check_growth, check_settings
 from actors.unused_subscriptions import UnusedSubscriptions
 from actors.wire import Request
+from actors.worker_pools import WorkerPools
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 CALL_TIMEOUT = 10_000
@@ -77,7 +78,7 @@ FIRST_LEFTOVERS_MS = 60_000
 COOKIES = "bookies/"
 
 
-class Controller(Actor):
+class Controller(WorkerPools):
     """Knows the bookies, and the address of every partition and subscription that is in use."""
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import checkout, delayed, inspection, load, messages, parked, running, subscriptions, topics, watching
+from cli import checkout, delayed, inspection, load, messages, parked, running, subscriptions, topics, watching, workers
 
 _START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
 
@@ -50,6 +50,7 @@ subscriptions.app.command()(parked.parked)
 subscriptions.app.command()(parked.redrive)
 subscriptions.app.command()(parked.discard)
 app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)
+app.add_typer(workers.app, name="workers", rich_help_panel=_USE)
 app.command(rich_help_panel=_USE)(messages.produce)
 app.command(rich_help_panel=_USE)(messages.consume)
 app.add_typer(inspection.app, name="inspect", rich_help_panel=_USE)

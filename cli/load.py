@@ -22,8 +22,14 @@ MessagesOption = Annotated[int, typer.Option("--messages", min=1, help="How many
 SizeOption = Annotated[int, typer.Option("--size", min=16, max=5 << 20, help="Bytes of a message's payload.")]
 KeysOption = Annotated[int, typer.Option("--keys", min=1, help="How many different keys.")]
 SkewOption = Annotated[float, typer.Option("--skew", min=0, help="Zipf exponent of the keys; 0 is uniform.")]
+MOST_CONSUMERS, CONSUMERS = 256, 4
 ConsumersOption = Annotated[
-    int, typer.Option("--consumers", min=1, max=256, help="Consumers of the subscription, each a process.")
+    str,
+    typer.Option(
+        "--consumers",
+        metavar="N|ray[:N]",
+        help="How many consumers, each a process; ray: as workers of a pool that Ray places, 4 or so many.",
+    ),
 ]
 DelayedOption = Annotated[
     float,
@@ -112,7 +118,7 @@ def flood(
     size: SizeOption = 100,
     keys: KeysOption = 10_000,
     skew: SkewOption = 1.0,
-    consumers: ConsumersOption = 4,
+    consumers: ConsumersOption = str(CONSUMERS),
     restarts: RestartsOption = 5,
     delayed: DelayedOption = 0.0,
     rate: RateOption = 0.0,
@@ -146,10 +152,11 @@ def flood(
     Exit 0 when every promise held, 1 when one was broken.
     """
     _check_input(input, key_column, payload_columns or time_column)
+    many, pool = _consumers(consumers)
     _check_length(context, minutes)
     columns = [name.strip() for name in payload_columns.split(",") if name.strip()] if payload_columns else None
     given: dict[str, Any] = dict(  # noqa: C408 - the names are parameters
-        partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=consumers,
+        partitions=partitions, messages=messages, size=size, keys=keys, skew=skew, consumers=many, pool=pool,
         restarts=restarts, delayed=delayed, rate=rate, minutes=minutes, seed=seed, policy=policy, nack=nack,
         nack_order=nack_order, input=input,
         key_column=key_column, payload_columns=columns, time_column=time_column, bookies=bookies, objects=objects,
@@ -157,6 +164,17 @@ def flood(
         strict=strict, watch=watch, client=client,
     )  # fmt: skip
     return _flood(**_asked_for(context, given, workload))
+
+
+def _consumers(text: str) -> tuple[int, bool]:
+    """How many, and whether they are workers of a pool. Raises BadParameter."""
+    kind, _, number = text.partition(":") if text.startswith("ray") else ("", "", text)
+    number = str(CONSUMERS) if text == "ray" else number
+    if kind not in ("", "ray") or not number.isascii() or not number.isdecimal():
+        raise typer.BadParameter(f"--consumers is a number, ray, or ray:NUMBER, not {text!r}")
+    if not 1 <= int(number) <= MOST_CONSUMERS:
+        raise typer.BadParameter(f"--consumers is 1 to {MOST_CONSUMERS}, not {number}")
+    return int(number), bool(kind)
 
 
 def _check_length(context: typer.Context, minutes: float | None) -> None:
@@ -187,7 +205,7 @@ def chaos(
     partitions: PartitionsOption = 4,
     size: SizeOption = 100,
     keys: KeysOption = 10_000,
-    consumers: ConsumersOption = 4,
+    consumers: ConsumersOption = str(CONSUMERS),
     rate: RateOption = 20_000.0,
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
@@ -209,6 +227,7 @@ def chaos(
     period = milliseconds(every)
     if period <= 0:
         raise typer.BadParameter("--every must be more than 0")
+    many, pool = _consumers(consumers)
     names = [name.strip() for name in faults.split(",") if name.strip()] if faults else ["all"]
     unknown = [name for name in names if name not in KINDS and names != ["all"]]
     if unknown:
@@ -216,10 +235,10 @@ def chaos(
     if faults and scenario:
         raise typer.BadParameter("--scenario has its own faults; give it or --faults")
     if minutes is None:
-        minutes = max(5.0, consumers * rounds * max(period / 1000, RESTART_S) / 60) if scenario else 5.0
+        minutes = max(5.0, many * rounds * max(period / 1000, RESTART_S) / 60) if scenario else 5.0
     return _flood(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
-        keys=keys, consumers=consumers, rate=rate, seed=seed, policy=policy, bookies=bookies,
+        keys=keys, consumers=many, pool=pool, rate=rate, seed=seed, policy=policy, bookies=bookies,
         data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report,
         address=_joined(address) or _running(), scenario=scenario or "", rounds=rounds,
         s3_endpoint_url=_s3_endpoint(), watch=watch, client=client, stall_s=CHAOS_STALL_S,
@@ -230,7 +249,8 @@ def _asked_for(context: typer.Context, values: dict[str, Any], workload: str | N
     """All values; with a workload those alone that the command line has, because the rest is the workload's own."""
     if workload is None:
         return values
-    return {name: value for name, value in values.items() if _is_given(context, name)} | {"workload": workload}
+    pool = {"pool": True} if values["pool"] else {}
+    return {name: value for name, value in values.items() if _is_given(context, name)} | pool | {"workload": workload}
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -27,13 +27,19 @@ OnlyFailed = Annotated[
 
 @takes("topic", "subscription", "json")
 def parked(target: Target, top: TopOption = 100) -> None:
-    """List the keys that are parked or blocked, in the order in which they failed."""
+    """List the keys that are parked or blocked, in the order in which they failed; and why, if a pool says so."""
     _show_parked(target, top)
 
 
 def _show_parked(target: Target, top: int) -> None:
+    from cluster.workers.registry import tracebacks
+
     with target.join() as client:
         answers: list[dict[str, Any]] = client.admin(target.topic, target.subscription, "parked", top=top)
+        known = tracebacks(client, target.topic, target.subscription)
+    for row in (row for answer in answers for row in answer["keys"]):
+        if row.get("key") in known:
+            row["traceback"] = known[row["key"]]
     if target.json:
         show_json(answers)
         return

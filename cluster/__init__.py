@@ -25,11 +25,13 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from cluster.keyed_queue import KeyedQueue
+    from cluster.workers.failed_rows import FailedRows
     from cluster.workers.pool import Workers
 
 __all__ = [
     "Conflict",
     "Corrupt",
+    "FailedRows",
     "Fenced",
     "Invalid",
     "InvariantViolation",
@@ -53,6 +55,10 @@ def __getattr__(name: str) -> Any:
         from cluster.keyed_queue import KeyedQueue
 
         return KeyedQueue
+    if name == "FailedRows":
+        from cluster.workers.failed_rows import FailedRows
+
+        return FailedRows
     if name == "Workers":
         from cluster.workers.pool import Workers
 

@@ -459,6 +459,10 @@ class Client:
             raise NotFound(f"topic {topic} has no partition {partition}")
         return shown(self._loop.run(self._directory.ask_owner(topic, partition, subscription, request)))
 
+    def ask_controller(self, request: Request[Any], patience_ms: int = OPERATION_TIMEOUT) -> Any:
+        """Its answer, for the parts of this package. One that is away is waited for."""
+        return self._loop.run(self._directory.ask_controller(request, patience=patience_ms))
+
     def _ask(self, request: Request[Any]) -> Any:
         return self._loop.run(self._directory.ask_controller(request))
 

@@ -28,6 +28,7 @@ from cluster.message import Batch, Message, MessageId
 from cluster.receiver_queue import ReceiverQueue
 from storage.errors import Fenced, Invalid, NotFound, SluiceError
 
+Rows = npt.NDArray[np.int64]
 RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 """Called with (partition, kind, ranges); kind is assigned, revoked, drained or lost."""
 
@@ -73,8 +74,8 @@ class Consumer:
         self.parts: list[PartitionConsumer] = []
         self._receiving = ReceiverQueue(options.topic, lambda partition: self.parts[partition], self._took)
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
-        self._done: deque[tuple[PartitionConsumer, Received, int | None]] = deque()
-        """What was acknowledged and not handed to its partition yet: one row of a part, or all of it."""
+        self._done: deque[tuple[PartitionConsumer, Received, int | Rows | None]] = deque()
+        """What was acknowledged and not handed to its partition yet: one row of a part, some of them, or all."""
         self._waiting = 0
         """Messages in both, more or less."""
         self._loop_told = self._loop_called = False
@@ -108,8 +109,8 @@ class Consumer:
         rows: dict[Received, tuple[PartitionConsumer, list[int]]] = {}
         while self._done:
             consumer, part, row = self._done.popleft()
-            if row is None:
-                consumer.acknowledge(part, waited=waited)
+            if row is None or isinstance(row, np.ndarray):
+                consumer.acknowledge(part, row, waited=waited)
             else:
                 rows.setdefault(part, (consumer, []))[1].append(row)
         for part, (consumer, done) in rows.items():
@@ -166,13 +167,27 @@ class Consumer:
         self._loop.check_process()
         return await self._receiving.receive_async(timeout_millis)
 
-    def acknowledge(self, what: Batch | Message | MessageId, *, ack_receipt: bool = False) -> None:
-        """Done with it, for good. ack_receipt: wait until that is durable."""
+    def wake(self) -> None:
+        """Let one thread or task that waits for messages, or the next one that would, go on as if its time were up."""
+        self._receiving.wake()
+
+    def look(self, seen: Callable[[Received, int], object]) -> None:
+        """Call it with each part that waits to be received, and from which row on; parts are not changed meanwhile."""
+        self._receiving.look(seen)
+
+    def acknowledge(
+        self,
+        what: Batch | Message | MessageId,
+        *,
+        ack_receipt: bool = False,
+        rows: Rows | None = None,
+    ) -> None:
+        """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these."""
         if isinstance(what, Batch):
             consumer = what.consumer
-            self._done.append((consumer, what.received, None))
+            self._done.append((consumer, what.received, rows))
             if not ack_receipt:
-                self._tell_loop(len(what))
+                self._tell_loop(len(what) if rows is None else len(rows))
         else:
             consumer, part, row = self._row_of(what)
             self._done.append((consumer, part, row))
@@ -206,7 +221,7 @@ class Consumer:
         what: Batch | Message | MessageId,
         *,
         delay_ms: int | None = None,
-        rows: npt.NDArray[np.int64] | None = None,
+        rows: Rows | None = None,
     ) -> None:
         """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s).
 

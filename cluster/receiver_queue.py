@@ -55,6 +55,7 @@ class ReceiverQueue:
         self._current: list[Message] = []
         """What left the queue to be received one by one, the next one last."""
         self._ended: SluiceError | None = None
+        self._woken = False
 
     def add(self, part: Received) -> None:
         with self.lock:
@@ -67,6 +68,20 @@ class ReceiverQueue:
             self._ended = self._ended or error
             self._arrived.notify_all()
             self._wake(len(self._waiters))
+
+    def wake(self) -> None:
+        """Let one receiver that waits, or the next one that would, return with nothing."""
+        with self.lock:
+            self._woken = True
+            self._wake(1)
+
+    def look(self, seen: Callable[[Received, int], object]) -> None:
+        """Call it with each part that waits here, and from which row on. Nothing changes meanwhile."""
+        with self.lock:
+            if self._current:
+                seen(self._current[-1].batch.received, self._current[-1].row)
+            for part in self._queue:
+                seen(part, 0)
 
     def clear(self) -> list[Received]:
         """Take out the parts that no user has seen anything of."""
@@ -98,7 +113,8 @@ class ReceiverQueue:
         if message is None:
             message = self._wait_for(self._next_message, timeout_ms)
         if message is None:
-            raise NothingArrived(f"no message within {timeout_ms} ms")
+            within = "" if timeout_ms is None else f" within {timeout_ms} ms"
+            raise NothingArrived(f"no message{within}")
         return message
 
     def receive_nowait(self, count: int) -> list[Message] | None:
@@ -127,7 +143,7 @@ class ReceiverQueue:
                 if (message := self._next_message()) is not None:
                     return message
                 self._check_open()
-                if deadline is not None and loop.time() >= deadline:
+                if self._was_woken() or (deadline is not None and loop.time() >= deadline):
                     raise NothingArrived(f"no message within {timeout_ms} ms")
                 until = loop.time() + self._look_again_s()
                 self._waiters[arrived] = loop
@@ -153,11 +169,15 @@ class ReceiverQueue:
             while (found := take()) is None:
                 self._check_open()
                 left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                if self._was_woken() or (left is not None and left <= 0):
                     return None
                 most = self._look_again_s()
                 self._arrived.wait(most if left is None else min(left, most))
         return found
+
+    def _was_woken(self) -> bool:
+        woken, self._woken = self._woken, False
+        return woken
 
     def _check_open(self) -> None:
         if self._ended is not None:

@@ -204,9 +204,9 @@ class Flood:
         """Everything, from the topic to the verdict."""
         options = self._options
         consume, publish = self._jobs()
-        fleet = Fleet(consume, self._helpers.spawn)
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self._connect())
+            fleet = self._fleet(consume, client)
             client.create_topic(self._topic, partitions=options.partitions, **self._settings)
             stack.callback(fleet.close)
             # Whoever comes first makes the brokers start: not the consumers, who are only just being made.
@@ -249,6 +249,14 @@ class Flood:
                 )
         self._troubles += breaker.troubles
         return self._report(judgement, stats, held, rest, chaos, sampler)
+
+    def _fleet(self, consume: ConsumeJob, client: Any) -> Fleet:
+        if not self._options.pool:
+            return Fleet(consume, self._helpers.spawn)
+        from loadgen.pool_fleet import PoolFleet
+
+        where = {name: getattr(self._connect, name) for name in ("address", "data_dir")}
+        return PoolFleet(consume, client, {name: value for name, value in where.items() if value})
 
     def _queue(self, rate: float) -> int:
         """receiver_queue_size of one that joins under a fixed rate: its share of half a second, at most a flood's."""

@@ -53,7 +53,8 @@ class FloodOptions:
     (loadgen.acts). nack: share of the messages that consumers give back once. nack_order: of the subscription; with
     `key` the judge wants repeated deliveries in order too, without it tells how many were not. watch: serve the live
     page, with buttons that break things. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
-    client: whose client publishes and consumes; Pulsar's needs a gateway.
+    client: whose client publishes and consumes; Pulsar's needs a gateway. pool: the consumers are workers of a pool on
+    Ray, which keeps each key in order through repeated deliveries too.
     """
 
     partitions: int = 4
@@ -96,6 +97,7 @@ class FloodOptions:
     acts: bool = True
     watch: bool = False
     client: str = SLUICE
+    pool: bool = False
 
     @property
     def in_acts(self) -> bool:
@@ -124,6 +126,8 @@ class FloodOptions:
         for name in ("payload_columns", "faults"):
             if isinstance(given.get(name), str):
                 given[name] = [part.strip() for part in given[name].split(",") if part.strip()]
+        if given.get("pool"):
+            given["nack_order"] = "key"
         options = cls(**given)
         options.check()
         return options
@@ -172,6 +176,7 @@ class FloodOptions:
         if self.scenario and self.rounds < 1:
             raise Invalid(f"--rounds must be at least 1, not {self.rounds}")
         self._check_client()
+        self._check_pool()
         self.workload().check()
 
     def _check_client(self) -> None:
@@ -183,6 +188,18 @@ class FloodOptions:
                     raise Invalid(f"{name} does not go with --client pulsar; leave one of them out")
             if self.policy != POLICIES[0] or self.nack_order != "none":
                 raise Invalid("--client pulsar has no --policy and no --nack-order: its subscriptions name none")
+
+    def _check_pool(self) -> None:
+        if not self.pool:
+            return
+        for name, wrong in (
+            ("--client pulsar", self.client == PULSAR),
+            ("--nack", self.nack),
+            (f"--policy {self.policy}", self.policy != POLICIES[0]),
+            ("--scenario", self.scenario),
+        ):
+            if wrong:
+                raise Invalid(f"{name} does not go with --consumers ray; leave one of them out")
 
     def workload(self) -> Workload:
         """The messages that the tasks generate. With minutes, as many messages as the rate gives in that time."""

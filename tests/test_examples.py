@@ -47,6 +47,13 @@ def test_reminders_come_when_they_are_due(tmp_path: Path) -> None:
     ]
 
 
+def test_a_model_is_loaded_once_in_each_worker(tmp_path: Path) -> None:
+    assert run("scoring.py", tmp_path) == [
+        "customer-7 paid 1000, 50.0 times the usual",
+        "2000 payments scored; the model was loaded 2 times",
+    ]
+
+
 @pytest.mark.ray
 @pytest.mark.spark
 @pytest.mark.slow
@@ -57,8 +64,8 @@ def test_alarms_are_what_spark_lets_through(tmp_path: Path) -> None:
 
 
 def test_every_example_is_run_here_and_named_in_a_page() -> None:
-    page = (ROOT / "docs/python-client.md").read_text(encoding="utf-8")
+    page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("python-client.md", "workers.md"))
     mine = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert len(names) == 3
+    assert len(names) == 4
     assert [name for name in names if f"examples/{name}" not in page or f'run("{name}"' not in mine] == []

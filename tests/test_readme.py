@@ -63,7 +63,7 @@ def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
 
 
 def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
-    (example,) = examples("docs/workers.md")
+    example, *_ = examples("docs/workers.md")
     lines = run(example, tmp_path).splitlines()
     for customer in range(2):
         assert [line for line in lines if f"customer-{customer}" in line] == [

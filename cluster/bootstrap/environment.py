@@ -18,6 +18,8 @@ from cluster.bootstrap.stale_folders import claim
 from cluster.tokens import ensure_token
 
 NAMESPACE = "sluice"
+POOLS_NAMESPACE = "sluice-workers"
+"""Of the keepers and workers of pools: the controller looks at every process of the other one."""
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 LOOPBACK = "127.0.0.1"
 CONTROLLER_HOST = "controller"

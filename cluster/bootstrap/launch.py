@@ -32,6 +32,7 @@ from cluster.bootstrap.environment import (
     CONTROLLER_HOST,
     LOOPBACK,
     NAMESPACE,
+    POOLS_NAMESPACE,
     TOKEN_PATH,
     prepare,
     ray_folder,
@@ -260,14 +261,14 @@ def stop_hosts() -> None:
         # It would start others while they are ended.
         ray.kill(ray.get_actor(CONTROLLER_HOST, NAMESPACE))
     try:
-        names = [
-            row["name"] for row in ray.util.list_named_actors(all_namespaces=True) if row["namespace"] == NAMESPACE
-        ]
+        named = [(row["namespace"], row["name"]) for row in ray.util.list_named_actors(all_namespaces=True)]
     except RayError:
         return
-    for name in sorted(names, key=lambda name: (name.startswith("bookie"), name)):
-        with contextlib.suppress(ValueError, RayError):
-            ray.kill(ray.get_actor(name, NAMESPACE))
+    # Pools of workers first, of these the keepers, which would start others; bookies last.
+    for space, name in sorted(named, key=lambda one: (one[0] != POOLS_NAMESPACE, one[1].startswith("bookie"), one[1])):
+        if space in (NAMESPACE, POOLS_NAMESPACE):
+            with contextlib.suppress(ValueError, RayError):
+                ray.kill(ray.get_actor(name, space))
 
 
 # -- a cluster that stays ---------------------------------------------------------------------------------------------

@@ -1,34 +1,45 @@
-"""Where workers run: as threads of this process, or as actors that Ray places.
+"""Where workers run: as threads of this process, or as actors of Ray (`ray_places.py`).
 
-Ray restarts no worker and repeats no call of one: the pool replaces a worker that died, under its name.
+A place makes workers, and knows nothing of how many there should be.
 """
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from cluster.bootstrap.connecting import connect
-from cluster.workers.message_worker import Handler, MessageWorker, WorkerReport
+from cluster.workers.column_worker import ColumnWorker
+from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
+from cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
 from cluster.workers.options import WorkersOptions
+from cluster.workers.serial_worker import SerialWorker
 
 if TYPE_CHECKING:
     from cluster.client import Client
 
-CALL_S = 10.0
-"""How long an actor may take to answer; its own thread answers, whatever its handlers do."""
-CALLS_AT_ONCE = 4
-
 
 class WorkerGone(Exception):
-    """The process of a worker has died."""
+    """The process of a worker has died, or refuses its keeper."""
+
+
+class Superseded(Exception):
+    """A later keeper has spoken to a worker: this one is to touch nothing any more."""
 
 
 class PlacedWorker(Protocol):
-    """A worker wherever it runs."""
+    """A worker wherever it runs. version: of its handler. where: for people."""
+
+    version: str
+    where: str
+    ends_late: bool
+    """Whether it can be ended while its handler runs."""
 
     def report(self) -> WorkerReport | None:
-        """How it stands; None while it starts. Raises WorkerGone."""
+        """How it stands, as it said last; None before it has said anything. Raises WorkerGone."""
+
+    def hand_over(self) -> bool:
+        """Let the one that begins next under its name have its keys; False: not known, ask again. Raises WorkerGone."""
 
     def stop(self) -> None:
         """Let it finish what is under way. Raises WorkerGone."""
@@ -36,103 +47,111 @@ class PlacedWorker(Protocol):
     def kill(self) -> None:
         """End it at once, if that is possible here: what it holds comes again."""
 
+    def tail(self) -> str:
+        """The last lines that it has written."""
 
-def opened(client: Client, topic: str, subscription: str, name: str, options: WorkersOptions) -> Any:
-    """The consumer of the worker of this name."""
-    return client.subscribe(
+
+class WorkerPlaces(Protocol):
+    """Makes workers."""
+
+    def spares(self) -> int:
+        """How many processes wait for a name."""
+
+    def begin(self, name: str) -> PlacedWorker:
+        """A worker under this name. Raises SluiceError, TypeError, ValueError."""
+
+    def is_ready(self) -> bool:
+        """Whether the next worker would begin at once."""
+
+    def adopt(self) -> dict[str, PlacedWorker]:
+        """Workers by name that an earlier keeper has left."""
+
+    def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
+        """Until a worker has ended, it is to stop, or the time is up."""
+
+    def why_not_placed(self) -> str:
+        """Why a worker does not begin, as far as it is known."""
+
+    def close(self) -> None:
+        """End the spares."""
+
+
+def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> HandlerWorker:
+    """A worker with its consumer, which has attached. place: topic, subscription, and name of the worker."""
+    topic, subscription, name = place
+    consumer = client.subscribe(
         topic,
         subscription,
         consumer_name=name,
-        receiver_queue_size=options.prefetch,
+        receiver_queue_size=max(options.prefetch, 2 * options.batch_size),
+        on_ranges=getattr(handler, "on_ranges", None),
         **options.subscription_settings,
     )
+    kind: type[HandlerWorker] = SerialWorker
+    if options.batch_size:
+        kind = ColumnWorker
+    elif is_async(handler):
+        kind = LoopWorker
+    elif options.concurrency > 1:
+        kind = ThreadedWorker
+    return kind(consumer, handler, options)
 
 
 class ThreadWorker:
     """A worker in this process. Nobody can end a thread: one that hangs is only named."""
 
-    def __init__(self, client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> None:
-        """place: topic, subscription, and name of the worker."""
-        self.worker = MessageWorker(opened(client, *place, options), handler, options)
+    where = "this process"
+    ends_late = False
+
+    def __init__(self, worker: HandlerWorker, version: str) -> None:
+        self.worker, self.version = worker, version
         self.worker.begin()
 
     def report(self) -> WorkerReport | None:
-        """How it stands."""
         return self.worker.report()
 
+    def hand_over(self) -> bool:
+        self.worker.hand_over()
+        return True
+
     def stop(self) -> None:
-        """Let it finish what is under way."""
         self.worker.stop()
 
     def kill(self) -> None:
         """Let it take nothing more, which is all that can be done to a thread."""
         self.worker.stop()
 
-
-class WorkerActor:
-    """What runs in the actor's process. Its calls are served by threads of their own."""
-
-    def __init__(self, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> None:
-        self._client = connect(**options.connect)
-        self._worker = MessageWorker(opened(self._client, *place, options), handler, options)
-        self._worker.begin()
-
-    def report(self) -> WorkerReport:
-        """How it stands."""
-        return self._worker.report()
-
-    def stop(self) -> None:
-        """Let it finish what is under way."""
-        self._worker.stop()
+    def tail(self) -> str:
+        return ""
 
 
-class RayWorker:
-    """The pool's end of an actor."""
+class ThreadPlaces:
+    """Threads of this process."""
 
-    def __init__(self, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> None:
-        import ray
+    def __init__(
+        self, client: Client, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str
+    ) -> None:
+        """place: topic and subscription."""
+        self._client, self._place, self._handler = client, place, handler
+        self._options, self._version = options, version
 
-        self._ray = ray
-        chosen = {"num_cpus": 1, **(options.ray_actor_options or {})}
-        chosen |= {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS_AT_ONCE}
-        self._actor = ray.remote(WorkerActor).options(**chosen).remote(place, handler, options)
-        self._asked: Any = None
-        self._served = False
+    def begin(self, name: str) -> PlacedWorker:
+        return ThreadWorker(new_worker(self._client, (*self._place, name), self._handler, self._options), self._version)
 
-    def report(self) -> WorkerReport | None:
-        """How it stands; None while Ray places and starts it, or if it does not answer now. Raises WorkerGone."""
-        self._asked = self._asked or self._actor.report.remote()
-        try:
-            done, _ = self._ray.wait([self._asked], timeout=CALL_S if self._served else 0)
-            if not done:
-                return None
-            answer, self._asked = self._asked, None
-            report: WorkerReport = self._ray.get(answer)
-        except self._ray.exceptions.RayError as error:
-            raise WorkerGone(str(error)) from None
-        self._served = True
-        return report
+    def spares(self) -> int:
+        return 0
 
-    def stop(self) -> None:
-        """Let it finish what is under way. Raises WorkerGone."""
-        try:
-            self._ray.get(self._actor.stop.remote(), timeout=CALL_S)
-        except self._ray.exceptions.RayError as error:
-            raise WorkerGone(str(error)) from None
+    def is_ready(self) -> bool:
+        return True
 
-    def kill(self) -> None:
-        """End its process."""
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.kill(self._actor)
+    def adopt(self) -> dict[str, PlacedWorker]:
+        return {}
 
+    def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
+        stopping.wait(seconds)
 
-def lacking(wanted: dict[str, Any], free: dict[str, float]) -> str:
-    """Which resources Ray does not have free for one more worker, in one line; empty if it has them."""
-    needs = {"CPU": wanted.get("num_cpus", 1), "GPU": wanted.get("num_gpus", 0), "memory": wanted.get("memory", 0)}
-    needs |= wanted.get("resources", {})
-    short = [
-        f"{name}: {need:g} wanted, {free.get(name, 0):g} free"
-        for name, need in needs.items()
-        if need > free.get(name, 0)
-    ]
-    return ", ".join(short)
+    def why_not_placed(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """There are none."""

@@ -1,88 +1,40 @@
-"""A pool of workers: calls a handler for every message of a subscription, in order of each key.
-
-One thread looks after the workers. It starts them, asks how they stand, lets `Scaling` decide how many there should be,
-and replaces those that died under their names: with the grace of the subscription no other key moves for that.
-"""
+"""A pool of workers, as users have it: in their program, or detached in the cluster and found by name."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from actors.names import check_name
 from cluster.bootstrap.connecting import connect
-from cluster.workers.message_worker import Handler, WorkerReport
-from cluster.workers.options import wanted_options
-from cluster.workers.places import PlacedWorker, RayWorker, ThreadWorker, WorkerGone, lacking
-from cluster.workers.scaling import Scaling
-from storage.errors import Invalid, SluiceError, Unavailable
+from cluster.workers import registry
+from cluster.workers.handler_worker import Handler
+from cluster.workers.keeper import PoolKeeper, PoolStatus, plain
+from cluster.workers.options import WorkersOptions, wanted_options
+from cluster.workers.places import ThreadPlaces, WorkerPlaces
+from cluster.workers.reporting import reporter
+from storage.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from cluster.client import Client
 
 __all__ = ["PoolStatus", "Workers"]
 
+FENCED = "another program keeps a pool of this name now, so this one has stopped"
 LOOK_S = 0.1
-"""The workers are asked so often how they stand."""
-REPLACE_FIRST_S, REPLACE_MOST_S = 0.1, 30.0
-"""A worker that dies again and again is replaced less and less often."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStatus:
-    """workers: state of each by name (`starting`, `running`, `stopping`). handled, failed: calls of the handler so far.
-
-    oldest_age_ms: of the messages that wait at workers. failures: last tracebacks by key. overdue: keys by worker whose
-    handler takes longer than it may. reason: why there are no more or fewer workers, or why one cannot start.
-    """
-
-    workers: dict[str, str]
-    handled: int
-    failed: int
-    replaced: int
-    oldest_age_ms: int
-    failures: dict[str, str]
-    overdue: dict[str, list[str]]
-    reason: str
-
-
-@dataclass(slots=True)
-class _Member:
-    """A worker of the pool under its name, which outlives the process or thread it has now."""
-
-    placed: PlacedWorker | None = None
-    report: WorkerReport | None = None
-    stopping: bool = False
-    deaths: int = 0
-    """In a row, without a message handled between."""
-    not_before: float = 0.0
-    """When it may be started again."""
-    reason: str = ""
-
-    @property
-    def state(self) -> str:
-        if self.stopping:
-            return "stopping"
-        return "starting" if self.report is None else "running"
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Of workers that have ended."""
-
-    handled: int = 0
-    failed: int = 0
-    replaced: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
 
 
 class Workers:
     """`start`, `status` and `stop`, or a context manager; or a decorator of the handler, which becomes the pool.
 
     The handler is a function or coroutine function of one Message, or a class that is made once in each worker and
-    whose objects are called. A message is acknowledged when the handler has returned.
+    whose objects are called; with `batch_size`, of a pyarrow RecordBatch. What it has handled is acknowledged when it
+    returns.
     """
 
     def __init__(
@@ -101,14 +53,10 @@ class Workers:
         self._handler, self._client = handler, client
         self.options = wanted_options(options, subscription)
         self._own_client: Client | None = None
-        self._scaling = Scaling(self.options.limits)
-        self._members: dict[int, _Member] = {}
-        self._totals = _Totals()
-        self._reason = ""
-        self._lock = threading.Lock()
-        """Guards what `status` reads."""
-        self._stopping = threading.Event()
+        self._keeper: PoolKeeper | None = None
+        self._reporter: registry.PoolReporter | None = None
         self._thread: threading.Thread | None = None
+        self._fenced = False
 
     def __call__(self, handler: Handler) -> Workers:
         """As a decorator: this pool, with its handler."""
@@ -116,55 +64,62 @@ class Workers:
         return self
 
     def start(self) -> None:
-        """Start the workers; they receive as soon as they run. A pool starts once. Raises Invalid, SluiceError."""
+        """Start the workers; they receive as soon as they run. A pool starts once.
+
+        One that is detached and runs already gets this handler and these options: its workers are replaced one by one,
+        if their version is another. Raises Invalid, SluiceError.
+        """
         if self._handler is None:
             raise Invalid("a pool of workers needs a handler")
         if self._thread is not None:
             raise Invalid("this pool was started already; make another one")
         if self.options.ray_actor_options is not None:
-            _check_ray()
-        elif self._client is None:
-            self._client = self._own_client = connect(**self.options.connect)
-        self._thread = threading.Thread(target=self._look_after, name=self.options.name, daemon=True)
+            _attach(self.options.connect)
+        client = self._connected()
+        version = version_of(self._handler, self.options)
+        if self.options.detached:
+            from cluster.workers.detached import start_keeper
+
+            start_keeper(client, self._place, self._handler, self.options, version)
+            return
+        places = self._places(client, version)
+        self._keeper = PoolKeeper(self.options, version, places)
+        self._reporter = reporter(client, self._place, self.options, version, self._keeper, on_fenced=self._lose)
+        self._thread = threading.Thread(target=self._keep, name=self.options.name, daemon=True)
         self._thread.start()
+
+    def scale(self, min_workers: int, max_workers: int) -> None:
+        """Have so many workers from now on; its keeper hears of it within seconds. Raises Invalid, NotFound."""
+        registry.scale(self._connected(), self.options.name, min_workers, max_workers)
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Finish what is under way, hand over the keys, and end all workers.
 
         Raises Unavailable that names the keys whose handlers did not end in time.
         """
-        if self._thread is None:
-            return
-        self._stopping.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            with self._lock:
-                late = [self._name(number) for number, member in self._members.items() if member.placed is not None]
-                for member in self._members.values():
-                    if member.placed is not None:
-                        member.placed.kill()
-            raise Unavailable(f"after {timeout_s:g} s these workers are still busy: {', '.join(late)}")
+        if self.options.detached:
+            self._drain(timeout_s)
+        elif self._thread is not None and self._keeper is not None:
+            self._keeper.stop()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                late = self._keeper.busy()
+                self._keeper.kill()
+                raise Unavailable(f"after {timeout_s:g} s these workers are still busy: {', '.join(late)}")
         if self._own_client is not None:
             self._own_client.close()
+            self._own_client = None
 
     def status(self) -> PoolStatus:
-        """How the pool stands, as its workers said last."""
-        with self._lock:
-            reports = {self._name(number): one.report for number, one in self._members.items() if one.report}
-            failures = dict(self._totals.failures)
-            for report in reports.values():
-                failures |= report.failures
-            reasons = [self._reason, *(member.reason for member in self._members.values())]
-            return PoolStatus(
-                workers={self._name(number): member.state for number, member in sorted(self._members.items())},
-                handled=self._totals.handled + sum(report.handled for report in reports.values()),
-                failed=self._totals.failed + sum(report.failed for report in reports.values()),
-                replaced=self._totals.replaced,
-                oldest_age_ms=max((report.load.oldest for report in reports.values()), default=0),
-                failures=failures,
-                overdue={name: report.overdue for name, report in reports.items() if report.overdue},
-                reason="; ".join(dict.fromkeys(filter(None, reasons))),
-            )
+        """How the pool stands, as its workers said last; a detached one as its keeper reported. Raises NotFound."""
+        if self.options.detached:
+            return status_of(registry.pools(self._connected(), self.options.name)[0])
+        if self._keeper is None:
+            return status_of({"status": {}})
+        status = self._keeper.status()
+        if self._fenced:
+            status = status_of({"status": {**plain(status), "reason": FENCED}})
+        return status
 
     def __enter__(self) -> Workers:
         self.start()
@@ -173,129 +128,80 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- in the pool's thread ---------------------------------------------------------------------------------------
+    def _connected(self) -> Client:
+        if self._client is None and self._own_client is None:
+            self._own_client = connect(**self.options.connect)
+        client = self._client or self._own_client
+        assert client is not None
+        return client
 
-    def _look_after(self) -> None:
-        while not self._stopping.wait(LOOK_S):
-            for number, member in list(self._members.items()):
-                self._look(number, member)
-            self._scale()
-        self._stop_some(list(self._members))
-        while self._members:
-            for number, member in list(self._members.items()):
-                self._look(number, member)
-            time.sleep(LOOK_S)
-
-    def _look(self, number: int, member: _Member) -> None:
-        """Ask one worker how it stands; start it if it has died or was never started."""
-        if member.placed is None:
-            if member.stopping:
-                self._forget(number, member)
-            elif time.monotonic() >= member.not_before:
-                self._begin(number, member)
-            return
-        try:
-            report = member.placed.report()
-        except WorkerGone as error:
-            self._died(number, member, str(error))
-            return
-        if report is None:
-            member.reason = self._why_not_placed()
-            return
-        with self._lock:
-            member.report, member.reason = report, ""
-            if report.handled:
-                member.deaths = 0
-        if report.ended and member.stopping:
-            member.placed.kill()
-            self._forget(number, member)
-        elif report.ended:
-            member.placed.kill()
-            self._died(number, member, report.error)
-        elif report.overdue and isinstance(member.placed, RayWorker):
-            member.placed.kill()
-            self._died(number, member, f"its handler took too long with {', '.join(report.overdue)}")
-
-    def _scale(self) -> None:
-        active = {number: member for number, member in self._members.items() if not member.stopping}
-        loads = [member.report.load for member in active.values() if member.report is not None]
-        decision = self._scaling.decide(round(time.monotonic() * 1000), loads, len(active))
-        with self._lock:
-            self._reason = decision.reason
-            for _ in range(decision.workers - len(active)):
-                number = next(one for one in range(len(self._members) + 1) if one not in self._members)
-                self._members[number] = _Member()
-        self._stop_some(sorted(active)[decision.workers :])
-        for number, member in list(self._members.items()):
-            if member.placed is None:
-                self._look(number, member)
-
-    # -- parts ------------------------------------------------------------------------------------------------------
-
-    def _name(self, number: int) -> str:
-        return f"{self.options.name}-{number}"
-
-    def _begin(self, number: int, member: _Member) -> None:
+    def _places(self, client: Client, version: str) -> WorkerPlaces:
         assert self._handler is not None
-        place = (*self._place, self._name(number))
-        try:
-            if self.options.ray_actor_options is not None:
-                member.placed = RayWorker(place, self._handler, self.options)
-            else:
-                assert self._client is not None
-                member.placed = ThreadWorker(self._client, place, self._handler, self.options)
-        except (SluiceError, TypeError, ValueError) as error:  # the last two are Ray's, of a handler or an option
-            self._wait_longer(member, f"{place[-1]} cannot start: {error}")
-
-    def _died(self, number: int, member: _Member, why: str) -> None:
-        """It is begun again under its name, unless it was to stop."""
-        last = why.strip().splitlines()[-1] if why.strip() else "it ended"
-        with self._lock:
-            self._add_up(member)
-            self._totals.replaced += not member.stopping
-            member.placed = member.report = None
-        self._wait_longer(member, f"{self._name(number)} died: {last}")
-
-    def _wait_longer(self, member: _Member, reason: str) -> None:
-        wait = min(REPLACE_FIRST_S * 2**member.deaths, REPLACE_MOST_S) if member.deaths else 0.0
-        with self._lock:
-            member.deaths, member.reason = min(member.deaths + 1, 16), reason
-            member.not_before = time.monotonic() + wait
-
-    def _forget(self, number: int, member: _Member) -> None:
-        with self._lock:
-            self._add_up(member)
-            del self._members[number]
-
-    def _add_up(self, member: _Member) -> None:
-        if member.report is not None:
-            self._totals.handled += member.report.handled
-            self._totals.failed += member.report.failed
-            self._totals.failures |= member.report.failures
-
-    def _stop_some(self, numbers: list[int]) -> None:
-        for number in numbers:
-            member = self._members[number]
-            with self._lock:
-                member.stopping = True
-            if member.placed is not None:
-                try:
-                    member.placed.stop()
-                except WorkerGone as error:
-                    self._died(number, member, str(error))
-
-    def _why_not_placed(self) -> str:
         if self.options.ray_actor_options is None:
-            return ""
-        import ray
+            return ThreadPlaces(client, self._place, self._handler, self.options, version)
+        from cluster.workers.ray_places import RayPlaces
 
-        short = lacking(self.options.ray_actor_options, ray.available_resources())
-        return f"Ray cannot place one more worker: {short}" if short else ""
+        return RayPlaces(self._place, self._handler, self.options, version)
+
+    def _keep(self) -> None:
+        assert self._keeper is not None
+        assert self._reporter is not None
+        self._reporter.begin()
+        try:
+            self._keeper.run()
+        finally:
+            self._reporter.end()
+
+    def _lose(self) -> None:
+        self._fenced = True
+        if self._keeper is not None:
+            self._keeper.stop()
+
+    def _drain(self, timeout_s: float) -> None:
+        client, until = self._connected(), time.monotonic() + timeout_s
+        try:
+            registry.drain(client, self.options.name)
+            while time.monotonic() < until:
+                rows = registry.pools(client, self.options.name)
+                time.sleep(LOOK_S)  # a keeper tells nobody but the controller
+        except NotFound:
+            return
+        busy = ", ".join(rows[0]["status"].get("workers", {})) or "its keeper does not report"
+        raise Unavailable(f"after {timeout_s:g} s the pool {self.options.name} has not ended: {busy}")
 
 
-def _check_ray() -> None:
-    """Ray starts a cluster of its own for a program that is attached to none. Raises Invalid."""
+def status_of(row: dict[str, Any]) -> PoolStatus:
+    """What a keeper has reported; nothing if it has not reported yet."""
+    empty = PoolStatus(workers={}, handled=0, failed=0, replaced=0, oldest_age_ms=0, failures={}, overdue={}, reason="")
+    return PoolStatus(**{**plain(empty), **row["status"]})
+
+
+def version_of(handler: Handler, options: WorkersOptions) -> str:
+    """The one that was given, else what the handler is: two programs with the same code have the same."""
+    if options.version:
+        return options.version
+    if options.ray_actor_options is None:
+        return "1"
+    from ray import cloudpickle
+
+    alike = msgspec.structs.replace(options, min_workers=1, max_workers=1)
+    return hashlib.sha256(cloudpickle.dumps((handler, msgspec.structs.asdict(alike)))).hexdigest()[:12]
+
+
+def _attach(found_by: dict[str, Any]) -> None:
+    """Attach this program to the Ray cluster that Sluice runs in, unless it uses one already: Ray would start one of
+    its own. found_by: as `cluster.connect` takes it. Raises Invalid, Unavailable.
+    """
     import ray
 
-    if not ray.is_initialized():
-        raise Invalid("ray_actor_options want a program that is attached to Ray: call ray.init first")
+    if ray.is_initialized():
+        return
+    from cluster.bootstrap.attach import join
+    from cluster.bootstrap.discovery import find
+    from cluster.bootstrap.folder import read_state
+
+    folder = Path(found_by.get("data_dir") or "sluice-data")
+    found = find(folder)
+    if found is None or "process" in (read_state(folder) or {}):
+        raise Invalid("ray_actor_options want a cluster on Ray: call ray.init, or say with connect where one runs")
+    join(str(found_by.get("address") or found[0]), found[1])

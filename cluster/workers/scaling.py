@@ -50,13 +50,13 @@ class Scaling:
     """Decides again and again; `now` in ms, of a clock that never goes back."""
 
     def __init__(self, limits: ScalingLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._grown_at: int | None = None
         self._calm_since: int | None = None
 
     def decide(self, now: int, loads: Sequence[WorkerLoad], workers: int) -> ScalingDecision:
         """loads: of the workers that have told theirs. workers: how many there are, those that start included."""
-        limits = self._limits
+        limits = self.limits
         within = min(max(workers, limits.min_workers), limits.max_workers)
         oldest = max((load.oldest for load in loads), default=0)
         if within != workers:
@@ -75,7 +75,7 @@ class Scaling:
         return ScalingDecision(workers - 1, f"the oldest message has waited {oldest} ms, which fewer workers can keep")
 
     def _grow(self, now: int, loads: Sequence[WorkerLoad], workers: int, oldest: int) -> ScalingDecision:
-        limits = self._limits
+        limits = self.limits
         late = [sum(age > limits.target_age_ms for age in load.ages.values()) for load in loads]
         without_place = sum(max(count - limits.concurrency, 0) for count in late)
         if not without_place:

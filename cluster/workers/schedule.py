@@ -36,10 +36,10 @@ class KeySchedule(Generic[T]):
         items.append(item)
         self.waiting += 1
 
-    def start(self) -> list[tuple[bytes, T]]:
-        """What is to be handled from now on: as much as there is room for."""
-        started = []
-        while self._ready and len(self.running) < self._concurrency:
+    def start(self, most: int | None = None) -> list[tuple[bytes, T]]:
+        """What is to be handled from now on: as much as there is room for, or so many."""
+        started: list[tuple[bytes, T]] = []
+        while self._ready and len(self.running) < self._concurrency and (most is None or len(started) < most):
             key = self._ready.popleft()
             item = self._next(key)
             if item is not None:

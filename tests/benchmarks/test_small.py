@@ -84,3 +84,11 @@ def test_who_floods_is_measured_beside_who_publishes() -> None:
     result = run("attackers.py")["ping"]
     assert result["per_second"] > 0
     assert result["mb"] > 0
+
+
+def test_a_pool_stands_beside_a_loop_by_hand() -> None:
+    """Both handled all of it, with messages and with columns."""
+    result = run("workers.py")["empty"]
+    for what in ("messages", "columns"):
+        assert all(result[f"{who}, {what}"]["messages_per_s"] > 0 for who in ("loop", "pool"))
+        assert result[f"pool by loop, {what}"] > 0

@@ -13,8 +13,8 @@ import pytest
 import cluster
 from cluster.client import Client
 from cluster.message import Message
-from cluster.workers.places import lacking
 from cluster.workers.pool import Workers
+from cluster.workers.ray_places import lacking
 from storage.errors import Invalid
 from tests.cluster.helpers import PATIENCE_S, eventually
 
@@ -271,8 +271,113 @@ def test_a_worker_that_cannot_be_made_is_told(client: Client, monkeypatch: pytes
     send(client, 2, 10)
     workers = Workers("orders", "billing", lambda _: None, client=client)
     with monkeypatch.context() as patched:
-        patched.setattr("cluster.workers.pool.ThreadWorker", refused)
+        patched.setattr("cluster.workers.places.new_worker", refused)
         workers.start()
         eventually(lambda: "cannot pickle" in workers.status().reason, lambda: str(workers.status()))
     eventually(lambda: workers.status().handled == 10, lambda: str(workers.status()))
     workers.stop()
+
+
+def handled_rows(record: Record, rows: pa.RecordBatch) -> None:
+    for key, payload in zip(rows.column("key").to_pylist(), rows.column("payload").to_pylist(), strict=True):
+        record.calls.setdefault(key, []).append(int(payload))
+
+
+def test_columns_hold_rows_of_many_keys_in_order(client: Client) -> None:
+    sent, record, sizes = send(client, 20, 1_000), Record(), list[int]()
+
+    def handle(rows: pa.RecordBatch) -> None:
+        handled_rows(record, rows)
+        sizes.append(len(rows))
+        assert len(
+            set(zip(rows.column("partition").to_pylist(), rows.column("position").to_pylist(), strict=True))
+        ) == len(rows)
+
+    options: dict[str, Any] = {"batch_size": 300, "batch_wait_ms": 60_000}
+    with Workers("orders", "billing", handle, client=client, **options) as workers:
+        eventually(lambda: workers.status().handled == 900, lambda: str(workers.status()))
+    assert sizes == [300, 300, 300]
+    assert {key: numbers[: len(record.calls[key])] for key, numbers in sent.items()} == record.calls
+    with Workers("orders", "billing", handle, client=client, batch_size=300) as workers:
+        eventually(lambda: workers.status().handled == 100, lambda: str(workers.status()))
+    assert record.calls == sent
+    assert drained(client)
+
+
+def test_rows_that_are_named_come_again_and_others_do_not(client: Client) -> None:
+    """Rows behind a failed one of its key come again behind it, once; those before it, and other keys, do not."""
+    sent, record = send(client, 3, 60), Record()
+
+    def handle(rows: pa.RecordBatch) -> None:
+        handled_rows(record, rows)
+        for row, (payload, count) in enumerate(
+            zip(rows.column("payload").to_pylist(), rows.column("redelivery_count").to_pylist(), strict=True)
+        ):
+            if payload == b"31" and not count:
+                raise cluster.FailedRows([row], "not this one")
+
+    options: dict[str, Any] = {"batch_size": 100, "batch_wait_ms": 200, "retry_delay_ms": 10}
+    with Workers("orders", "billing", handle, client=client, **options) as workers:
+        eventually(lambda: workers.status().handled == 60, lambda: str(workers.status()))
+        assert workers.status().failed == 1
+        assert "not this one" in workers.status().failures["key-1"]
+    again = record.calls.pop(b"key-1")
+    assert again[again.index(31) + 1 :][-len(sent[b"key-1"]) + sent[b"key-1"].index(31) :] == list(range(31, 60, 3))
+    assert list(dict.fromkeys(again)) == sent.pop(b"key-1")
+    assert record.calls == sent
+    assert drained(client)
+
+
+def test_a_row_that_always_fails_parks_its_key_alone(client: Client) -> None:
+    sent, record = send(client, 20, 400), Record()
+
+    def handle(rows: pa.RecordBatch) -> None:
+        if b"207" in rows.column("payload").to_pylist():
+            raise ValueError("poison")
+        handled_rows(record, rows)
+
+    options: dict[str, Any] = {"batch_size": 400, "retry_delay_ms": 5, "max_redeliver_count": 3}
+    with Workers("orders", "billing", handle, client=client, **options) as workers:
+        eventually(
+            lambda: (
+                sum(int(row["keysParkedTotal"]) for row in client.stats("orders", "billing")) == 1
+                and workers.status().handled == 390
+            ),
+            lambda: str(workers.status()),
+        )
+    assert record.calls == {**sent, b"key-7": list(range(7, 207, 20))}
+
+
+def test_a_pool_stops_when_a_message_fails_for_the_last_time(client: Client) -> None:
+    send(client, 1, 3)
+    calls: list[tuple[int, int]] = []
+
+    def handle(message: Message) -> None:
+        calls.append((int(message.data()), message.redelivery_count()))
+        if message.data() == b"1":
+            raise ValueError("never")
+
+    options: dict[str, Any] = {"dead_letter_policy": "stop", "max_redeliver_count": 2, "retry_delay_ms": 5}
+    with Workers("orders", "billing", handle, client=client, **options) as workers:
+        eventually(lambda: "ValueError: never" in workers.status().reason, lambda: str(workers.status()))
+        eventually(lambda: not workers.status().workers, lambda: str(workers.status()))
+    assert calls == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    with client.subscribe("orders", "billing", nack_order="key") as consumer:
+        assert [consumer.receive(60_000).data() for _ in range(2)] == [b"1", b"2"]
+
+
+def test_a_message_that_always_fails_goes_to_the_dead_letters(client: Client) -> None:
+    send(client, 1, 3)
+    handled: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        if message.data() == b"1":
+            raise ValueError("never")
+        handled.append(message.data())
+
+    options: dict[str, Any] = {"dead_letter_policy": "skip", "max_redeliver_count": 2, "retry_delay_ms": 5}
+    with Workers("orders", "billing", handle, client=client, dead_letter_topic="dead", **options) as workers:
+        eventually(lambda: drained(client), lambda: str(workers.status()))
+    assert handled == [b"0", b"2"]
+    with client.subscribe("dead", "s", initial_position="earliest") as consumer:
+        assert consumer.receive(60_000).data() == b"1"

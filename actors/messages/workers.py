@@ -1,0 +1,90 @@
+"""Requests about pools of workers: who keeps one, how it stands, and what an operator wants of it.
+
+A pool is known by its name. Whoever keeps it claims it, and gets an epoch: the keeper before it is told so with its
+next report, and stops. An operator says what he wants, which the keeper hears with the answer to its next report.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from actors.messages.common import Done, Text
+from actors.messages.limits import Name
+from actors.wire import Reply, Request
+
+MOST_WORKERS = 1_000
+MOST_POOL_STATUS = 512 * 1024
+"""Letters of what a keeper may tell."""
+
+Workers = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
+
+
+class PoolWanted(Reply, kw_only=True):
+    """What a pool is to be. draining: its workers finish, hand over their keys, and it ends. tails: the next report is
+    to have the last lines that each worker has written.
+    """
+
+    epoch: int
+    min_workers: int
+    max_workers: int
+    draining: bool = False
+    tails: bool = False
+
+
+class ClaimPool(Request[PoolWanted], kw_only=True):
+    """Keep this pool from now on. Repeated, it takes a further epoch, and the keeper uses the newest that it was told.
+
+    kind: program, if it ends with the program that keeps it, or detached. version: of the handler.
+    """
+
+    reply: ClassVar[type[Reply]] = PoolWanted
+    name: Name
+    topic: Name
+    subscription: Name
+    kind: Name
+    version: Name
+    min_workers: Workers
+    max_workers: Workers
+
+
+class ReportPool(Request[PoolWanted], kw_only=True):
+    """How a pool stands, as JSON. Fenced if another keeper has claimed it. ended: it has no workers any more."""
+
+    reply: ClassVar[type[Reply]] = PoolWanted
+    name: Name
+    epoch: int
+    status: Annotated[str, Meta(max_length=MOST_POOL_STATUS)] = "{}"
+    tails: Annotated[str, Meta(max_length=MOST_POOL_STATUS)] = ""
+    ended: bool = False
+
+
+class ScalePool(Request[Done], kw_only=True):
+    """Let a pool have so many workers. NotFound."""
+
+    reply: ClassVar[type[Reply]] = Done
+    name: Name
+    min_workers: Workers
+    max_workers: Workers
+
+
+class DrainPool(Request[Done], kw_only=True):
+    """Let a pool finish what is under way and end. NotFound. forget: nobody keeps it any more, and only its
+    name goes; Conflict if somebody does.
+    """
+
+    reply: ClassVar[type[Reply]] = Done
+    name: Name
+    forget: bool = False
+
+
+class DescribePools(Request[Text], kw_only=True):
+    """All pools that are kept, or the one of this name: what is wanted, and how it stood at its last report.
+
+    tails: with the last lines of each worker, for which its keeper is asked first; a few seconds are waited for it.
+    """
+
+    reply: ClassVar[type[Reply]] = Text
+    name: str = ""
+    tails: bool = False

@@ -1,0 +1,176 @@
+"""What the controller knows of pools of workers: a fenced record for each, and what its keeper reported last.
+
+The record names the epoch of the keeper and what is wanted of the pool; it is in the metadata, so a keeper that was
+replaced is refused whichever controller it asks. What was reported is only in memory: keepers tell it again every
+second. A pool owns nothing that a promise of the broker depends on. So two keepers at once could do no more than start
+too many workers, and one that does not reach the controller goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from actors.actor import Actor
+from actors.messages import ClaimPool, DescribePools, Done, DrainPool, PoolWanted, ReportPool, ScalePool, Text
+from actors.names import check_name
+from actors.ports import Ports
+from actors.signal import Signal
+from storage.errors import Conflict, Fenced, Invalid, NotFound
+
+PREFIX = "workers/"
+MOST_POOLS = 1_000
+TRIES = 10
+"""Writers of one record that come between are people and keepers that start; there are never many."""
+SILENT_MS = 10_000
+"""A pool whose keeper reported since then is kept by somebody."""
+PROGRAM = "program"
+FORGOTTEN_MS = 60_000
+"""A pool that lives in a program and has said nothing for so long is not shown."""
+TAILS_MS = 5_000
+"""How long the last lines of workers are waited for."""
+
+
+class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """In the metadata. claimed_at: ms since 1970."""
+
+    epoch: int
+    topic: str
+    subscription: str
+    kind: str
+    version: str
+    min_workers: int
+    max_workers: int
+    draining: bool = False
+    claimed_at: int = 0
+
+
+class WorkerPools(Actor):
+    """The part of the controller that answers keepers and operators of pools."""
+
+    def __init__(self, ports: Ports) -> None:
+        super().__init__(ports)
+        self._reported: dict[str, tuple[int, str]] = {}
+        """By name of a pool: when (ms since 1970), and what."""
+        self._tails: dict[str, str] = {}
+        self._tails_wanted: dict[str, Signal] = {}
+
+    async def on_claim_pool(self, request: ClaimPool) -> PoolWanted:
+        """See messages.ClaimPool. Raises Invalid."""
+        for kind, name in (("consumer", request.name), ("topic", request.topic)):
+            check_name(kind, name)
+        check_name("subscription", request.subscription)
+        if request.min_workers > request.max_workers:
+            raise Invalid(f"min_workers = {request.min_workers} is more than max_workers = {request.max_workers}")
+        if len(await self.ports.meta.keys(PREFIX)) >= MOST_POOLS:
+            raise Invalid(f"there are {MOST_POOLS} pools of workers already")
+        for _ in range(TRIES):
+            number, known = await self._read(request.name)
+            record = PoolRecord(
+                epoch=known.epoch + 1 if known is not None else 1,
+                topic=request.topic,
+                subscription=request.subscription,
+                kind=request.kind,
+                version=request.version,
+                min_workers=request.min_workers,
+                max_workers=request.max_workers,
+                claimed_at=self.ports.clock.now(),
+            )
+            if await self._write(request.name, number, record):
+                return self._wanted(request.name, record)
+        raise Conflict(f"too many keepers claim the pool {request.name} at once")
+
+    async def on_report_pool(self, request: ReportPool) -> PoolWanted:
+        """See messages.ReportPool. Raises Fenced."""
+        number, record = await self._read(request.name)
+        if record is None or record.epoch != request.epoch:
+            raise Fenced(f"the pool {request.name} has another keeper now, or none")
+        if request.ended:
+            await self.ports.meta.remove(PREFIX + request.name, number)
+            self._forget_pool(request.name)
+        else:
+            self._reported[request.name] = self.ports.clock.now(), request.status
+            if request.tails and (waiting := self._tails_wanted.pop(request.name, None)) is not None:
+                self._tails[request.name] = request.tails
+                waiting.set()
+        return self._wanted(request.name, record)
+
+    async def on_scale_pool(self, request: ScalePool) -> Done:
+        """See messages.ScalePool. Raises Invalid, NotFound."""
+        if request.min_workers > request.max_workers:
+            raise Invalid(f"min_workers = {request.min_workers} is more than max_workers = {request.max_workers}")
+        await self._change(request.name, min_workers=request.min_workers, max_workers=request.max_workers)
+        return Done()
+
+    async def on_drain_pool(self, request: DrainPool) -> Done:
+        """See messages.DrainPool. Raises NotFound."""
+        if request.forget:
+            number, record = await self._read(request.name)
+            if record is None:
+                raise NotFound(f"there is no pool of workers {request.name!r}")
+            at, _ = self._reported.get(request.name, (0, ""))
+            if self.ports.clock.now() - at < SILENT_MS:
+                raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
+            await self.ports.meta.remove(PREFIX + request.name, number)
+            self._forget_pool(request.name)
+        else:
+            await self._change(request.name, draining=True)
+        return Done()
+
+    async def on_describe_pools(self, request: DescribePools) -> Text:
+        """See messages.DescribePools. Raises NotFound if there is none of the name."""
+        if not request.name:
+            names = [key.removeprefix(PREFIX) for key in await self.ports.meta.keys(PREFIX)]
+            return Text(json=json.dumps([row for name in names if (row := await self._row(name)) is not None]))
+        if request.tails:
+            asked = self._tails_wanted.setdefault(request.name, Signal())
+            await asked.wait(self.ports, TAILS_MS)
+        row = await self._row(request.name)
+        if row is None:
+            raise NotFound(f"there is no pool of workers {request.name!r}")
+        if request.tails:
+            row["tails"] = json.loads(self._tails.pop(request.name, "") or "{}")
+        return Text(json=json.dumps([row]))
+
+    async def _row(self, name: str) -> dict[str, Any] | None:
+        _, record = await self._read(name)
+        if record is None:
+            return None
+        at, status = self._reported.get(name, (0, "{}"))
+        if record.kind == PROGRAM and self.ports.clock.now() - at > FORGOTTEN_MS:
+            return None  # its program has died without a word
+        wanted: dict[str, Any] = msgspec.to_builtins(record)
+        return {"name": name, **wanted, "reported_at": at, "status": json.loads(status)}
+
+    async def _read(self, name: str) -> tuple[int, PoolRecord | None]:
+        """The number of the newest version, 0 if there is none, and the record."""
+        found = await self.ports.meta.read(PREFIX + name)
+        return (0, None) if found is None else (found.number, msgspec.json.decode(found.value, type=PoolRecord))
+
+    async def _write(self, name: str, number: int, record: PoolRecord) -> bool:
+        return await self.ports.meta.create(PREFIX + name, number + 1, msgspec.json.encode(record))
+
+    async def _change(self, name: str, **changes: Any) -> None:
+        for _ in range(TRIES):
+            number, record = await self._read(name)
+            if record is None:
+                raise NotFound(f"there is no pool of workers {name!r}")
+            if await self._write(name, number, msgspec.structs.replace(record, **changes)):
+                return
+        raise Conflict(f"the pool {name} is changed by too many at once")
+
+    def _wanted(self, name: str, record: PoolRecord) -> PoolWanted:
+        return PoolWanted(
+            epoch=record.epoch,
+            min_workers=record.min_workers,
+            max_workers=record.max_workers,
+            draining=record.draining,
+            tails=name in self._tails_wanted,
+        )
+
+    def _forget_pool(self, name: str) -> None:
+        self._reported.pop(name, None)
+        self._tails.pop(name, None)
+        self._tails_wanted.pop(name, None)

@@ -1,0 +1,119 @@
+"""Pools of workers as the cluster knows them: listed, scaled and drained by name; and the keeper's end of that.
+
+A keeper reports from a thread of its own, because the controller may be away for a while and the workers must not wait
+for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool, shown
+from actors.messages.workers import MOST_POOL_STATUS
+from storage.errors import Fenced, SluiceError
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+
+REPORT_S = 1.0
+PATIENCE_MS = 2_000
+"""For a controller that is being replaced; then the next report is the next try."""
+
+Row = dict[str, Any]
+
+
+def pools(client: Client, name: str = "", *, tails: bool = False) -> list[Row]:
+    """All pools that are kept, or the one of this name; see messages.DescribePools. Raises NotFound."""
+    rows: list[Row] = shown(client.ask_controller(DescribePools(name=name, tails=tails)))
+    return rows
+
+
+def scale(client: Client, name: str, min_workers: int, max_workers: int) -> None:
+    """Let a pool have so many workers from now on. Raises Invalid, NotFound."""
+    client.ask_controller(ScalePool(name=name, min_workers=min_workers, max_workers=max_workers))
+
+
+def drain(client: Client, name: str, *, forget: bool = False) -> None:
+    """Let a pool finish what is under way and end. forget: one that nobody keeps. Raises NotFound, Conflict."""
+    client.ask_controller(DrainPool(name=name, forget=forget))
+
+
+def tracebacks(client: Client, topic: str, subscription: str) -> dict[str, str]:
+    """By key, what the pools of a subscription said of its last failure."""
+    found: dict[str, str] = {}
+    for row in pools(client):
+        if (row["topic"], row["subscription"]) == (topic, subscription):
+            found |= row["status"].get("failures", {})
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperCallbacks:
+    """status: what is reported, plain values. tails: last lines by worker. on_wanted: what the pool is to be by now.
+    on_fenced: another keeper has claimed the pool.
+    """
+
+    status: Callable[[], Row]
+    tails: Callable[[], dict[str, str]]
+    on_wanted: Callable[[PoolWanted], object]
+    on_fenced: Callable[[], object]
+
+
+class PoolReporter:
+    """Claims a pool, then reports it until `end`."""
+
+    def __init__(self, client: Client, claim: ClaimPool, callbacks: KeeperCallbacks) -> None:
+        self._client, self._claim, self._callbacks = client, claim, callbacks
+        self._epoch = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"report-{claim.name}", daemon=True)
+
+    def claim(self) -> int:
+        """Become the keeper; returns the epoch. Raises SluiceError."""
+        wanted: PoolWanted = self._client.ask_controller(self._claim, PATIENCE_MS)
+        self._epoch = wanted.epoch
+        return self._epoch
+
+    def begin(self) -> None:
+        """Report from now on; claim first, if that was not done."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """There are no workers any more: report that, and stop. It may be that the controller does not hear it."""
+        self._over.set()
+        self._thread.join()
+        if self._epoch:
+            with contextlib.suppress(SluiceError):
+                ended = ReportPool(name=self._claim.name, epoch=self._epoch, ended=True)
+                self._client.ask_controller(ended, PATIENCE_MS)
+
+    def _run(self) -> None:
+        tails = False
+        while not self._over.wait(REPORT_S if self._epoch else 0):
+            try:
+                if not self._epoch:
+                    self.claim()
+                report = ReportPool(name=self._claim.name, epoch=self._epoch, status=self._status())
+                if tails:
+                    report.tails = json.dumps(self._callbacks.tails())[:MOST_POOL_STATUS]
+                wanted: PoolWanted = self._client.ask_controller(report, PATIENCE_MS)
+            except Fenced:
+                self._epoch = 0
+                self._callbacks.on_fenced()
+                return
+            except SluiceError:  # the workers go on without it
+                self._over.wait(REPORT_S)
+                continue
+            tails = wanted.tails
+            self._callbacks.on_wanted(wanted)
+
+    def _status(self) -> str:
+        told = json.dumps(status := self._callbacks.status())
+        if len(told) > MOST_POOL_STATUS:
+            told = json.dumps({**status, "failures": {}, "events": []})
+        return told

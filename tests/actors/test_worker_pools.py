@@ -1,0 +1,125 @@
+"""Keepers and operators of pools of workers: one keeper at a time, whichever controller is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool
+from actors.worker_pools import FORGOTTEN_MS, SILENT_MS, WorkerPools
+from storage.errors import Conflict, Fenced, Invalid, NotFound
+from tests.sim.world import World
+
+
+class Stage:
+    """Two controllers over one metadata store."""
+
+    def __init__(self, world: World) -> None:
+        self.pools, self.others = (WorkerPools(world.client(name)) for name in ("one", "two"))
+
+    async def claim(self, pools: WorkerPools | None = None, **changes: Any) -> PoolWanted:
+        given: dict[str, Any] = {"name": "billing", "topic": "orders", "subscription": "s", "kind": "detached"}
+        given |= {"version": "one", "min_workers": 2, "max_workers": 4, **changes}
+        return await (pools or self.pools).on_claim_pool(ClaimPool(**given))
+
+    async def report(self, epoch: int, pools: WorkerPools | None = None, **more: Any) -> PoolWanted:
+        request = ReportPool(name="billing", epoch=epoch, **more)
+        return await (pools or self.pools).on_report_pool(request)
+
+    async def rows(self, name: str = "") -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads((await self.pools.on_describe_pools(DescribePools(name=name))).json)
+        return rows
+
+
+def played(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test that runs in a simulated world."""
+
+    def test() -> None:
+        async def play(world: World) -> None:
+            await scenario(Stage(world))
+
+        World(0).play(play)
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
+@played
+async def test_a_later_keeper_ends_the_one_before(stage: Stage) -> None:
+    """Also where each asks another controller."""
+    first = await stage.claim()
+    assert (await stage.report(first.epoch)).epoch == first.epoch
+    second = await stage.claim(stage.others)
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(Fenced):
+        await stage.report(first.epoch)
+    assert (await stage.report(second.epoch, status='{"handled": 7}')).min_workers == 2
+    assert (await stage.rows())[0]["status"] == {"handled": 7}
+
+
+@played
+async def test_a_keeper_hears_what_is_wanted(stage: Stage) -> None:
+    epoch = (await stage.claim()).epoch
+    await stage.others.on_scale_pool(ScalePool(name="billing", min_workers=5, max_workers=9))
+    told = await stage.report(epoch)
+    assert (told.min_workers, told.max_workers, told.draining) == (5, 9, False)
+    await stage.pools.on_drain_pool(DrainPool(name="billing"))
+    assert (await stage.report(epoch)).draining
+    await stage.report(epoch, ended=True)
+    assert await stage.rows() == []
+    with pytest.raises(Fenced):
+        await stage.report(epoch)
+
+
+@played
+async def test_what_cannot_be_is_refused(stage: Stage) -> None:
+    with pytest.raises(Invalid):
+        await stage.claim(min_workers=5)
+    with pytest.raises(NotFound):
+        await stage.pools.on_scale_pool(ScalePool(name="billing", min_workers=1, max_workers=1))
+    with pytest.raises(NotFound):
+        await stage.pools.on_drain_pool(DrainPool(name="billing"))
+    with pytest.raises(NotFound):
+        await stage.rows("billing")
+
+
+@played
+async def test_a_pool_that_somebody_keeps_is_not_forgotten(stage: Stage) -> None:
+    epoch = (await stage.claim()).epoch
+    await stage.report(epoch)
+    with pytest.raises(Conflict):
+        await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+    await stage.pools.ports.clock.sleep(SILENT_MS + 1)
+    await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+    assert await stage.rows() == []
+
+
+@played
+async def test_a_pool_whose_program_died_is_not_shown(stage: Stage) -> None:
+    """It claims its name again when the program is started again."""
+    epoch = (await stage.claim(kind="program")).epoch
+    await stage.report(epoch)
+    assert len(await stage.rows()) == 1
+    await stage.pools.ports.clock.sleep(FORGOTTEN_MS + 1)
+    assert await stage.rows() == []
+    assert (await stage.claim(kind="program")).epoch == epoch + 1
+
+
+@played
+async def test_the_last_lines_of_workers_are_asked_for(stage: Stage) -> None:
+    epoch = (await stage.claim()).epoch
+
+    async def both() -> Any:
+        asking = asyncio.ensure_future(stage.pools.on_describe_pools(DescribePools(name="billing", tails=True)))
+        await stage.pools.ports.clock.sleep(1)
+        told = await stage.pools.on_report_pool(ReportPool(name="billing", epoch=epoch))
+        assert told.tails
+        await stage.pools.on_report_pool(ReportPool(name="billing", epoch=epoch, tails='{"billing-0": "hello"}'))
+        return await asking
+
+    [row] = json.loads((await both()).json)
+    assert row["tails"] == {"billing-0": "hello"}

@@ -1,0 +1,141 @@
+"""A pool that outlives its program and its keeper: rolled to a new version, scaled, and drained."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cluster
+from cluster.bootstrap import launch
+from cluster.client import Client
+from cluster.workers import registry
+from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, eventually, values
+
+PROGRAM = """
+import sys
+import cluster
+
+folder, version = sys.argv[2], sys.argv[3]
+
+def handle(message):
+    import os
+    with open(f"{folder}/{message.key().decode()}", "a") as calls:
+        print(int(message.data()), os.getpid(), version, file=calls)
+
+cluster.Workers(
+    "orders", "billing", handle, detached=True, version=version, min_workers=3, max_workers=3,
+    ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
+).start()
+"""
+POOL = "billing-workers"
+KEYS = 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    launch.up(values(tmp_path / "data"))
+    try:
+        yield tmp_path / "data"
+    finally:
+        launch.down(tmp_path / "data")
+
+
+def start(folder: Path, calls: Path, version: str) -> None:
+    """A program starts the pool and ends."""
+    command = [PYTHON, "-c", PROGRAM, str(folder), str(calls), version]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
+    ran = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def sluice(folder: Path, *words: str) -> str:
+    """What a command prints."""
+    command = [PYTHON, "-c", "import sys; from cli import main; sys.argv[0] = 'sluice'; main()", *words]
+    ran = subprocess.run(
+        [*command, "--data-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def row(client: Client) -> dict[str, Any]:
+    """The pool, as its keeper has reported it."""
+    return registry.pools(client, POOL)[0]
+
+
+def runs(client: Client, version: str, workers: int) -> bool:
+    """Whether all of so many workers run with this version."""
+    told = row(client)["status"]
+    states = list(told.get("workers", {}).values())
+    return states == ["running"] * workers and set(told["versions"].values()) == {version}
+
+
+def moved(client: Client) -> int:
+    """Hashes that changed from one worker to another."""
+    return sum(int(part["hashesMovedTotal"]) for part in client.stats("orders", "billing"))
+
+
+def drained(client: Client) -> bool:
+    return not sum(int(part["msgBacklog"]) for part in client.stats("orders", "billing"))
+
+
+@pytest.mark.ray
+def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    with cluster.connect(data_dir=folder) as client:
+        client.create_topic("orders", 2)
+        start(folder, calls, "one")
+        eventually(lambda: runs(client, "one", 3), lambda: str(row(client)))
+        before = moved(client)
+        with client.create_producer("orders") as producer:
+            for number in range(40 * KEYS):
+                producer.send_async(b"%d" % number, partition_key=f"key-{number % KEYS}")
+                if number == 20 * KEYS:
+                    producer.flush()
+                    start(folder, calls, "two")
+            producer.flush()
+        eventually(lambda: runs(client, "two", 3), lambda: str(row(client)))
+        assert moved(client) == before
+        eventually(lambda: drained(client), lambda: str(row(client)))
+
+        workers, epoch = row(client)["status"]["where"], row(client)["epoch"]
+        os.kill(keeper_pid(folder), signal.SIGKILL)
+        eventually(lambda: row(client)["epoch"] > epoch and runs(client, "two", 3), lambda: str(row(client)))
+        assert row(client)["status"]["where"] == workers
+
+        sluice(folder, "workers", "scale", POOL, "2")
+        eventually(lambda: runs(client, "two", 2), lambda: str(row(client)))
+        [listed] = json.loads(sluice(folder, "workers", "list", "--json"))
+        assert (listed["name"], listed["min_workers"], listed["kind"]) == (POOL, 2, "detached")
+        assert f"{POOL}-0 goes on" in sluice(folder, "workers", "logs", POOL)
+        assert "running" in sluice(folder, "workers", "status", POOL)
+        sluice(folder, "workers", "drain", POOL)
+        assert registry.pools(client) == []
+    for key in range(KEYS):
+        handled = [line.split() for line in (calls / f"key-{key}").read_text().splitlines()]
+        assert [int(number) for number, _, _ in handled] == list(range(key, 40 * KEYS, KEYS))
+        versions = [version for version, _ in itertools.groupby(version for _, _, version in handled)]
+        assert versions in (["one", "two"], ["two"], ["one"])
+
+
+def keeper_pid(folder: Path) -> int:
+    """The process of the pool's keeper."""
+    script = (
+        "import sys, ray, cluster; from pathlib import Path; from cluster.bootstrap.discovery import find;"
+        "from cluster.bootstrap.attach import join; from cluster.bootstrap.environment import POOLS_NAMESPACE;"
+        "found = find(Path(sys.argv[1])); join(*found);"
+        f"print(ray.get(ray.get_actor('keeper/{POOL}', POOLS_NAMESPACE).pid.remote()))"
+    )
+    ran = subprocess.run(
+        [PYTHON, "-c", script, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    return int(ran.stdout)
