@@ -155,6 +155,11 @@ class Consumer:
         self._loop.check_process()
         return self._receiving.receive(timeout_millis)
 
+    def receive_several(self, most: int) -> list[Message]:
+        """See ReceiverQueue.receive_several: for whoever handles messages one after the other at once."""
+        self._loop.check_process()
+        return self._receiving.receive_several(most)
+
     def receive_nowait(self, count: int) -> list[Message] | None:
         """This number of messages if all are here already; else None, and all of them stay here."""
         self._loop.check_process()

@@ -117,6 +117,22 @@ class ReceiverQueue:
             raise NothingArrived(f"no message{within}")
         return message
 
+    def receive_several(self, most: int) -> list[Message]:
+        """The next message and those that are here of its part, in order; none if it was woken. Raises the error of
+        `end`.
+
+        Only the first one counts as shown: whoever goes on moves `shown` on, and looks whether the message is still
+        here (`Received.revoked`, `taken_back`, the lease).
+        """
+        with self.lock:
+            first = self._next_message() or self._wait_for(self._next_message, None)
+            if first is None:
+                return []
+            taken = [first]
+            while len(taken) < most and self._current:
+                taken.append(self._current.pop())
+            return taken
+
     def receive_nowait(self, count: int) -> list[Message] | None:
         """This number of messages if all are here; else None, and all of them stay. Raises the error of `end`."""
         with self.lock:

@@ -284,7 +284,8 @@ class RayPlaces:
         if self._detached:
             name = f"{PREFIX}{self._options.name}/{secrets.token_hex(6)}"
             chosen |= {"name": name, "namespace": POOLS_NAMESPACE, "lifetime": "detached"}
-        actor = self._ray.remote(WorkerActor).options(**chosen).remote(self._handler, self._options, self._version)
+        ray = self._ray
+        actor = ray.remote(WorkerActor).options(**chosen).remote(self._handler, self._options, self._version)
         return RayWorker(actor, self.epoch, self._options, self._version)
 
 

@@ -120,8 +120,8 @@ RAY_METHODS = {"ready", "wake", "serve", "node", "start", "stop", "endpoint", "i
 """All that is asked of a host through Ray: starting, placing, naming. What actors say to each other is not among it."""
 
 WORKERS_FOLDER = "cluster/workers/"
-WORKER_METHODS = {"report", "stop"}
-"""The same of a user's worker, which is no host: its pool asks how it stands. Its messages come as a consumer's do."""
+WORKER_METHODS = {"ready", "run", "introduce", "report", "hand_over", "stop", "tail"}
+"""The same of a user's worker and of its pool's keeper, which are no hosts. Its messages come as a consumer's do."""
 
 
 def _asked_through_ray(*, of_workers: bool) -> set[str]:
