@@ -455,6 +455,7 @@ class Controller(WorkerPools):
             "storage": self._storage,
             "lostBookies": list(lost),
             "underReplicated": self._auditor.under_replicated(),
+            "workerPools": self.pools_in_short(),
             "unknownLedgers": {bookie: len(ledgers) for bookie, ledgers in self._unknown.items()},
             "actors": [
                 {

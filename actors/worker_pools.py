@@ -52,8 +52,8 @@ class WorkerPools(Actor):
 
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
-        self._reported: dict[str, tuple[int, str]] = {}
-        """By name of a pool: when (ms since 1970), and what."""
+        self._reported: dict[str, tuple[int, str, PoolRecord]] = {}
+        """By name of a pool: when (ms since 1970), what, and what was wanted of it."""
         self._tails: dict[str, str] = {}
         self._tails_wanted: dict[str, Signal] = {}
 
@@ -91,7 +91,7 @@ class WorkerPools(Actor):
             await self.ports.meta.remove(PREFIX + request.name, number)
             self._forget_pool(request.name)
         else:
-            self._reported[request.name] = self.ports.clock.now(), request.status
+            self._reported[request.name] = self.ports.clock.now(), request.status, record
             if request.tails and (waiting := self._tails_wanted.pop(request.name, None)) is not None:
                 self._tails[request.name] = request.tails
                 waiting.set()
@@ -110,7 +110,7 @@ class WorkerPools(Actor):
             number, record = await self._read(request.name)
             if record is None:
                 raise NotFound(f"there is no pool of workers {request.name!r}")
-            at, _ = self._reported.get(request.name, (0, ""))
+            at = self._reported[request.name][0] if request.name in self._reported else 0
             if self.ports.clock.now() - at < SILENT_MS:
                 raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
             await self.ports.meta.remove(PREFIX + request.name, number)
@@ -134,11 +134,34 @@ class WorkerPools(Actor):
             row["tails"] = json.loads(self._tails.pop(request.name, "") or "{}")
         return Text(json=json.dumps([row]))
 
+    def pools_in_short(self) -> list[dict[str, Any]]:
+        """Those that report, for whoever shows the cluster: the last line of each failure by key."""
+        since = self.ports.clock.now() - SILENT_MS
+        rows = []
+        for name, (at, status, record) in sorted(self._reported.items()):
+            told = json.loads(status)
+            failures = {key: text.strip().splitlines()[-1:] for key, text in told.get("failures", {}).items()}
+            if at >= since:
+                rows.append(
+                    {
+                        "name": name,
+                        "topic": record.topic,
+                        "subscription": record.subscription,
+                        "wanted": [record.min_workers, record.max_workers],
+                        "workers": told.get("workers", {}),
+                        "oldestAgeMs": told.get("oldest_age_ms", 0),
+                        "replaced": told.get("replaced", 0),
+                        "reason": told.get("reason", ""),
+                        "failures": {key: "".join(last) for key, last in failures.items()},
+                    }
+                )
+        return rows
+
     async def _row(self, name: str) -> dict[str, Any] | None:
         _, record = await self._read(name)
         if record is None:
             return None
-        at, status = self._reported.get(name, (0, "{}"))
+        at, status, _ = self._reported.get(name, (0, "{}", record))
         if record.kind == PROGRAM and self.ports.clock.now() - at > FORGOTTEN_MS:
             return None  # its program has died without a word
         wanted: dict[str, Any] = msgspec.to_builtins(record)

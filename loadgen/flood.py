@@ -50,6 +50,7 @@ from loadgen.hot_keys import merged
 from loadgen.memory import MemorySampler, consumers, own
 from loadgen.memory import spark as spark_memory
 from loadgen.options import PULSAR, FloodOptions
+from loadgen.pool_fleet import pool_of
 from loadgen.publish import SUMMARY, PublishJob, publish_generated, publish_rows, read_progress, spread, warm_up
 from loadgen.result import Report
 from loadgen.sampling import Sampler, at_rest
@@ -206,7 +207,8 @@ class Flood:
         consume, publish = self._jobs()
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self._connect())
-            fleet = self._fleet(consume, client)
+            pool = self._options.pool
+            fleet = pool_of(consume, client, self._connect) if pool else Fleet(consume, self._helpers.spawn)
             client.create_topic(self._topic, partitions=options.partitions, **self._settings)
             stack.callback(fleet.close)
             # Whoever comes first makes the brokers start: not the consumers, who are only just being made.
@@ -249,14 +251,6 @@ class Flood:
                 )
         self._troubles += breaker.troubles
         return self._report(judgement, stats, held, rest, chaos, sampler)
-
-    def _fleet(self, consume: ConsumeJob, client: Any) -> Fleet:
-        if not self._options.pool:
-            return Fleet(consume, self._helpers.spawn)
-        from loadgen.pool_fleet import PoolFleet
-
-        where = {name: getattr(self._connect, name) for name in ("address", "data_dir")}
-        return PoolFleet(consume, client, {name: value for name, value in where.items() if value})
 
     def _queue(self, rate: float) -> int:
         """receiver_queue_size of one that joins under a fixed rate: its share of half a second, at most a flood's."""

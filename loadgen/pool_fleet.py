@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from loadgen.broker import Connect
 from loadgen.consume import ConsumeJob, ConsumerProgress, seal_journals
 from loadgen.faults import AWAY_S, MOST_MORE, ConsumerProcess, Fault, Fleet
 from loadgen.history import EVENTS, write_parquet
@@ -29,6 +30,12 @@ MOST_REDELIVERIES = 254
 """Nothing fails here: what comes again does so because a worker died."""
 _LOOK_EVERY_S = 0.05
 _STOP_S = 60.0
+
+
+def pool_of(job: ConsumeJob, client: Any, connect: Connect) -> Fleet:
+    """The fleet of a flood whose consumers Ray places. connect: how the flood found the cluster."""
+    where = {name: getattr(connect, name, None) for name in ("address", "data_dir")}
+    return PoolFleet(job, client, {name: value for name, value in where.items() if value})
 
 
 class PoolFleet(Fleet):

@@ -114,6 +114,7 @@ class _Channel:
                 self._error = ""
                 new = picture(self._ports.clock.now(), fast, slow[0], slow[2])
                 new["topics_at"] = asked
+                new["pools"] = self._pools(slow[2])
                 self._take(new, slow[1])
             except SluiceError as error:
                 self._error = str(error)
@@ -131,6 +132,11 @@ class _Channel:
             self._owners.status(),
         )
         return topics, delayed, status
+
+    def _pools(self, status: Stats | None) -> list[Any]:
+        """The pools of workers of this subscription, as the controller knows them."""
+        known = [] if status is None else status.get("workerPools", [])
+        return [row for row in known if (row["topic"], row["subscription"]) == (self._topic, self._subscription)]
 
     def _take(self, new: Picture, delayed: Sequence[Stats | None]) -> None:
         new["due"] = [[row.get("count", 0), row.get("histogram", [])] for row in delayed if row is not None]

@@ -62,6 +62,19 @@ async def test_a_later_keeper_ends_the_one_before(stage: Stage) -> None:
 
 
 @played
+async def test_pools_are_told_in_short(stage: Stage) -> None:
+    """For the page: with the last line of what a handler raised."""
+    epoch = (await stage.claim()).epoch
+    told = {"workers": {"billing-0": "running"}, "failures": {"key-1": "Traceback\n  line\nValueError: never\n"}}
+    await stage.report(epoch, status=json.dumps(told))
+    [row] = stage.pools.pools_in_short()
+    assert row["failures"] == {"key-1": "ValueError: never"}
+    assert (row["workers"], row["wanted"]) == ({"billing-0": "running"}, [2, 4])
+    await stage.pools.ports.clock.sleep(SILENT_MS + 1)
+    assert stage.pools.pools_in_short() == []
+
+
+@played
 async def test_a_keeper_hears_what_is_wanted(stage: Stage) -> None:
     epoch = (await stage.claim()).epoch
     await stage.others.on_scale_pool(ScalePool(name="billing", min_workers=5, max_workers=9))

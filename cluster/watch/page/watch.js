@@ -163,6 +163,15 @@ function showMap(picture) {
     const ledger = ledgers[ledgers.length - 1];
     if (ledger) table.append(line("td", `partition ${partition}, epoch ${picture.epochs[partition]}`, `ledger ${ledger.id} ${ledger.state}`, `on ${ledger.bookies.join(", ")}`));
   }
+  for (const pool of picture.pools ?? []) {
+    const states = Object.values(pool.workers);
+    const busy = states.filter((state) => state !== "running").map((state) => `, one ${state}`).join("");
+    const text = `${states.length} workers of ${pool.wanted.join(" to ")}${busy}, oldest ${short(pool.oldestAgeMs)} ms`;
+    const row = line("td", `pool ${pool.name}`, text, pool.reason || `${short(pool.replaced)} replaced`);
+    if (pool.reason) row.className = "ill";
+    table.append(row);
+    for (const [key, last] of Object.entries(pool.failures)) table.append(line("td", `key ${key}`, "its handler failed", last));
+  }
   find("map").replaceChildren(table);
 }
 

@@ -23,6 +23,7 @@ class Owners:
         self.asked = asyncio.Event()
         self.rounds = 0
         self.error: NotFound | None = None
+        self.pools: list[dict[str, Any]] = []
 
     async def dispatchers(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
         self.rounds += 1
@@ -38,7 +39,15 @@ class Owners:
         return [{"count": 3, "histogram": [[1, 2, 3]]}]
 
     async def status(self) -> dict[str, Any]:
-        return status()
+        return {**status(), "workerPools": self.pools}
+
+
+async def test_pools_of_the_subscription_are_shown(ports: Ports) -> None:
+    owners = Owners()
+    pools = [{"name": name, "topic": "orders", "subscription": name} for name in ("billing", "shipping")]
+    owners.pools = pools
+    seen = await following(Feed(ports, owners).follow("orders", "billing"), "picture")
+    assert seen["pools"] == pools[:1]
 
 
 async def following(stream: AsyncGenerator[str], name: str) -> Any:
