@@ -74,8 +74,7 @@ class Publisher:
                 producer.send_async(b"%d" % time.time_ns(), partition_key=f"key-{number % keys}")
                 number += 1
                 due = max(due + 1 / self.rate, time.monotonic() - 0.5)
-                if due > time.monotonic():
-                    time.sleep(due - time.monotonic())
+                time.sleep(max(due - time.monotonic(), 0))
             producer.flush()
 
     def stop(self) -> None:

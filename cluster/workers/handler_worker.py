@@ -40,6 +40,8 @@ MOST_TRACEBACK = 4_000
 """Letters of a traceback that are kept, its end."""
 MOST_NAMED = 5
 """Keys that a report names, and by which a batch is named."""
+LOOK_S = 0.3
+"""Between two looks at what waits."""
 LATE_S = 0.02
 """Between two looks while it is not known whether a message is still this worker's."""
 
@@ -114,6 +116,7 @@ class HandlerWorker(ABC):
         self._error, self._gave_up = "", False
         self._stop_asked = threading.Event()
         self._handing_over = False
+        self._load, self._looked_at = WorkerLoad(ages={}), float("-inf")
         self._thread = threading.Thread(target=self._run, name=consumer.consumer_name(), daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -145,7 +148,7 @@ class HandlerWorker(ABC):
         with self._lock:
             failures = dict(self._failures)
         return WorkerReport(
-            load=WorkerLoad(ages=waiting_ages(self._consumer, self._taken(), now_ms)),
+            load=self._load_of(now, now_ms),
             handled=self._handled,
             failed=self._failed,
             failures=failures,
@@ -156,6 +159,13 @@ class HandlerWorker(ABC):
             handed_over=self._handing_over and self._consumer.is_handed_over(),
             gave_up=self._gave_up,
         )
+
+    def _load_of(self, now: float, now_ms: int) -> WorkerLoad:
+        """As it was a moment ago: to look through the queue costs more than all else here."""
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self._load = WorkerLoad(ages=waiting_ages(self._consumer, self._taken(), now_ms))
+        return self._load
 
     # -- what differs -----------------------------------------------------------------------------------------------
 

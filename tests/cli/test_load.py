@@ -53,6 +53,15 @@ def test_the_live_page_is_asked_for(cli: Cli, flood: list[dict[str, Any]], comma
     assert FloodOptions.of(**flood[0] | {"faults": None}).watch
 
 
+@pytest.mark.parametrize(("given", "many", "pool"), [("ray", 4, True), ("ray:6", 6, True), ("6", 6, False)])
+@pytest.mark.parametrize("command", ["flood", "chaos"])
+def test_consumers_may_be_a_pool(
+    cli: Cli, flood: list[dict[str, Any]], command: str, given: str, many: int, pool: bool
+) -> None:
+    assert cli(command, "--consumers", given)[0] == 1
+    assert (flood[0]["consumers"], flood[0]["pool"]) == (many, pool)
+
+
 def test_chaos(cli: Cli, flood: list[dict[str, Any]]) -> None:
     assert cli("chaos", "--minutes", "2", "--faults", "kill, leave", "--every", "1.5s")[0] == 1
     assert cli("chaos")[0] == 1
@@ -100,7 +109,9 @@ def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str,
         ("flood --report missing/report.html", "there is no folder"),
         ("chaos --report .", "it is a folder; name a file"),
         ("flood --minutes 1 --messages 5", "give --messages or --minutes, not both"),
-        ("flood --consumers 257", "less than or equal to 256"),
+        ("flood --consumers 257", "1 to 256, not 257"),
+        ("flood --consumers rays:2", "ray:NUMBER"),
+        ("chaos --consumers ray:0", "1 to 256, not 0"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(cli: Cli, flood: list[dict[str, Any]], line: str, told: str) -> None:

@@ -43,6 +43,19 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
     assert told["next_delivery_ms"]["dispatchers"]["count"] >= 1
 
 
+def test_a_pool_of_workers_keeps_every_promise(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
+    """They are killed and held up, and the pool grows, shrinks and mends itself; the judge is the same."""
+    kinds = ["kill-consumer", "join-consumer", "restart-consumer", "freeze-consumer", "kill-dispatcher"]
+    options = FloodOptions.of(
+        minutes=0.5, faults=kinds, fault_every_ms=4_000, rate=2_000, keys=500, consumers=3, partitions=2, seed=33,
+        work_us=500, stall_s=120, pool=True,
+    )  # fmt: skip
+    report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
+    assert report.reasons == []
+    assert report.verdict == "ok"
+    assert {fault["kind"] for fault in report.faults} >= {"kill-consumer", "join-consumer"}
+
+
 def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     options = FloodOptions.of(
         minutes=0.5, scenario="rolling-restart", rounds=1, fault_every_ms=1_000, rate=2_000, keys=500, consumers=4,

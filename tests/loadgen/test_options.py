@@ -32,6 +32,8 @@ def test_loose_values_are_made_right() -> None:
     [
         ({"partitions": 0}, "--partitions must be at least 1"),
         ({"consumers": 0}, "--consumers"),
+        ({"pool": True, "nack": 0.1}, "--nack does not go with --consumers ray"),
+        ({"pool": True, "policy": "read_position"}, "--policy read_position does not go"),
         ({"bookies": 1}, "--bookies must be at least 2"),
         ({"rate": -1.0}, "--rate"),
         ({"policy": "fair"}, "--policy is one of"),
@@ -71,3 +73,7 @@ def test_acts_are_for_runs_without_rate_time_or_faults() -> None:
     assert (paced.in_acts, paced.first_part) == (True, 0.0)
     for values in ({"minutes": 1.0}, {"faults": ["kill-topic"]}, {"workload": "joins"}):
         assert not FloodOptions.of(**values).in_acts
+
+
+def test_a_pool_keeps_keys_in_order() -> None:
+    assert FloodOptions.of(pool=True).nack_order == "key"
