@@ -167,7 +167,7 @@ class FileDisk:
         if sync:
             os.fdatasync(file.fd)
             file.synced = file.size
-            _let_go(file.fd, start, file.size)
+            _drop_cached(file.fd, start, file.size)
         if witness is not None:
             with contextlib.suppress(DiskFull):
                 self._append(witness[0], [witness[1]], False, None)
@@ -310,7 +310,7 @@ def _take_lock(path: Path) -> int:
     return fd
 
 
-def _let_go(fd: int, start: int, size: int) -> None:
+def _drop_cached(fd: int, start: int, size: int) -> None:
     """Drop synced pages from `start` on from the page cache; the last, incomplete page stays for the next append."""
     first, end = start // _PAGE * _PAGE, size // _PAGE * _PAGE
     if end > first:

@@ -112,7 +112,11 @@ class Producer:
         self._pending_bytes = self._pending_messages = 0
         self._open: _Gathered | None = None
         self._queue: deque[_Gathered | _Columns] = deque()
-        self._told = self._timed = self._told_on_settle = False
+        self._send_scheduled = self._timer_set = self._send_scheduled_by_settle = False
+        """Calls to the loop's thread that were made and did not run yet: by the user's thread, for a container that was
+        opened or is full; by the timer of an open container; by a settled append that finds one open. Each of them ends
+        in `_send_all`, which sends whatever has gathered.
+        """
         self._in_flight = 0
         self._closed = False
 
@@ -158,7 +162,7 @@ class Producer:
         with self._room:
             self._close_container()
             self._queue.append(columns)
-            self._tell_loop(self._send_all)
+            self._call_loop(self._send_all)
         return columns.receipt
 
     def send(
@@ -239,9 +243,9 @@ class Producer:
                 gathered.callbacks[row] = callback
             if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
                 self._close_container()
-                self._tell_loop(self._send_all)
-            elif not self._told:
-                self._tell_loop(self._on_told)
+                self._call_loop(self._send_all)
+            elif not self._send_scheduled:
+                self._call_loop(self._on_container_opened)
         return SentMessage(gathered.receipt, row)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -300,28 +304,28 @@ class Producer:
             self._queue.append(self._open)
             self._open = None
 
-    def _tell_loop(self, call: Callable[[], None]) -> None:
-        self._told = True
+    def _call_loop(self, call: Callable[[], None]) -> None:
+        self._send_scheduled = True
         self._loop.soon(call)
 
     # -- on the loop's thread -------------------------------------------------------------------------------------
 
-    def _on_told(self) -> None:
+    def _on_container_opened(self) -> None:
         """A container was opened. What gathers in it waits while others are in flight, and not longer than it may."""
         if not self._in_flight:
             self._send_all()
-        elif not self._timed:
-            self._timed = True
+        elif not self._timer_set:
+            self._timer_set = True
             self._loop.later(self._batching.max_delay_ms, self._on_time)
 
     def _on_time(self) -> None:
-        self._timed = False
+        self._timer_set = False
         self._send_all()
 
     def _send_all(self) -> None:
         """Close the container and hand everything to the partitions, in order."""
         with self._room:
-            self._told = False
+            self._send_scheduled = False
             self._close_container()
             waiting = list(self._queue)
             self._queue.clear()
@@ -378,8 +382,8 @@ class Producer:
             receipt.settle(rows, first, error)
             with self._room:
                 self._give_room(len(rows), share)
-                if self._open is not None and not self._told_on_settle:
-                    self._told_on_settle = True
+                if self._open is not None and not self._send_scheduled_by_settle:
+                    self._send_scheduled_by_settle = True
                     self._loop.soon(self._on_settled)
             for row in rows.tolist() if callbacks else ():
                 if (callback := callbacks.pop(row, None)) is not None:
@@ -388,7 +392,7 @@ class Producer:
         return settle
 
     def _on_settled(self) -> None:
-        self._told_on_settle = False
+        self._send_scheduled_by_settle = False
         self._send_all()
 
 

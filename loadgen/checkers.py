@@ -172,7 +172,7 @@ class _Case:
         self._number_messages()
         self._name_holders(acks, events)
         self._match_sends()
-        self._let_go(acks, events, acked_rows)
+        self._releases(acks, events, acked_rows)
 
     def _number_messages(self) -> None:
         """Give every message of sends and receives a number, dense, ascending by (key, key_seq)."""
@@ -229,7 +229,7 @@ class _Case:
         self.rank = np.empty(len(stamp), np.int64)
         self.rank[stamp] = np.arange(len(stamp))
 
-    def _let_go(self, acks: pa.Table, events: pa.Table, acked_rows: Int64s | None) -> None:
+    def _releases(self, acks: pa.Table, events: pa.Table, acked_rows: Int64s | None) -> None:
         """When each delivery ended: acknowledged or given back by its holder, or the holder's session ended."""
         rows = self.receives.num_rows
         self.acked_at = np.full(rows, _FOREVER)

@@ -53,7 +53,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _give_back() -> None:
+def _replace_inherited() -> None:
     """Put an empty file in the place of each. The number stays taken: whoever closes it later closes nothing else."""
     with contextlib.suppress(OSError):
         empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -65,4 +65,4 @@ def _give_back() -> None:
     _kept.clear()
 
 
-forget_in_children(_give_back)
+forget_in_children(_replace_inherited)

@@ -102,9 +102,9 @@ class FrameCache:
         while self._bytes > self._most:
             oldest, gone = self._stretches.popitem(last=False)
             del self._firsts[bisect_left(self._firsts, oldest)]
-            self._let_go(*gone.bodies.held)
+            self._free(*gone.bodies.held)
 
-    def _let_go(self, address: int, size: int) -> None:
+    def _free(self, address: int, size: int) -> None:
         self._held[address] -= 1
         if not self._held[address]:
             del self._held[address]
