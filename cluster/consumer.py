@@ -232,7 +232,7 @@ class Consumer:
 
         rows: of a batch, only these. With `nack_order=key` its key waits for that long, and later messages of the key
         that are here are taken back before this returns: those that were received say so (`taken_back`), and come again
-        too, behind it.
+        too, behind it. Whoever is interrupted in this has given it back too, but may receive some of them before it.
         """
         if isinstance(what, Batch):
             consumer, part = what.consumer, what.received

@@ -90,8 +90,10 @@ class PartitionConsumer:
         return None if self.closing else (self._address, self.session)
 
     async def open(self) -> None:
-        """Attach once (errors of the caller's making are raised here), then go on in the background."""
-        await self._attach(first=True)
+        """Attach once (errors of the caller's making are raised here), then go on in the background. Whoever gives up
+        waiting closes: then the session of an attach that is under way is left as soon as its answer names it.
+        """
+        await carry_through(self._ports, self._attach(first=True), f"attach-{self.partition}")
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         self._ports.spawn(self._inbox.run(), f"resolve-{self.partition}")
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")

@@ -217,6 +217,7 @@ class ClientConnection(ClientSession):
         if handler is None:
             self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
             return
+        self.openings.read(name, body)
         self.ask(name, partial(self._answer, name, handler, body), getattr(body, "request_id", NO_REQUEST), size)
 
     async def _answer(self, name: str, handler: Handler, body: Any) -> None:
@@ -230,6 +231,7 @@ class ClientConnection(ClientSession):
             elif not self._answers.refused(name, body.request_id, error):
                 self.refuse(body.request_id, code_of(error), str(error))
         finally:
+            self.openings.answered(name, body)
             if name == "connect":
                 self.intake.connect(False)
 

@@ -12,6 +12,7 @@ from actors.pulsar.codec.protocol import ServerError, command
 from actors.pulsar.conversation.clients import ClientIntroduction, metadata_of
 from actors.pulsar.conversation.gateway import PROTOCOL, VERSION, ClientIdentity, Gateway, Link
 from actors.pulsar.conversation.intake import MOST_TEXT, Intake, Turn
+from actors.pulsar.conversation.openings import Openings
 from actors.pulsar.conversation.reader_seeks import Seeks
 from actors.pulsar.conversation.refusals import CommandRefused
 from actors.pulsar.conversation.wire_consumer import WireConsumer
@@ -57,6 +58,7 @@ class ClientSession:
         self.producers: dict[int, WireProducer] = {}
         self.consumers: dict[int, WireConsumer] = {}
         self.seeks = Seeks()
+        self.openings = Openings()
         self.identity: ClientIdentity | None = None
         self.certified = ""
         """Whom the client's certificate names, if it showed one of a trusted authority."""

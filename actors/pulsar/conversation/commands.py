@@ -148,6 +148,7 @@ class CommandHandlers:
             waits=partial(self._session.waits, **waiting),
         )
         self._check_free(asked.producer_id)
+        self._session.openings.check("producer", asked)
         made = WireProducer(
             self._gateway, self._session, place, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
         )
@@ -225,6 +226,7 @@ class CommandHandlers:
         here = self._session
         if asked.consumer_id in here.consumers:
             raise _opening("consumer")
+        here.openings.check("subscribe", asked)
         made = WireConsumer(
             self._gateway, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )

@@ -108,6 +108,8 @@ class WireProducer:
             await self._part.open()
         except Conflict as error:
             raise CommandRefused(ServerError.PRODUCER_BUSY, str(error)) from None
+        if self.closed:  # meanwhile, when it had no place yet that it could leave
+            self._gateway.ports.spawn(self._part.leave(), "leave")
         self._next = self._part.last_sequence + 1
         self._numbers = Numbers(self._part.last_sequence)
         self.ready = True

@@ -79,3 +79,23 @@ def test_who_closes_leaves() -> None:
         assert (await broker.stats())["msgBacklog"] == 0
 
     play(scenario, lease_ms=30_000)
+
+
+def test_who_gives_up_opening_has_left() -> None:
+    """Its session is left as soon as the answer that names it is there, long before a lease is over."""
+
+    async def scenario(broker: Broker) -> None:
+        events: list[str] = []
+        broker.world.ears.append(lambda process, event, fields: events.append(event))
+        broker.world.network.faults.delay_ms = (200, 200)
+        client = Client(broker, "c", "c", 10, acking=True, taking=True)
+        opening = asyncio.ensure_future(client.open(()))
+        await broker.until(lambda: "attached" in events)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        client.parts[0].begin_close()
+        await broker.quiet(2_000)
+        assert (await broker.stats())["consumers"] == []
+
+    play(scenario, lease_ms=30_000)

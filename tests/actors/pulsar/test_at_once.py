@@ -118,3 +118,47 @@ def test_a_consumer_that_opens_keeps_its_id(monkeypatch: pytest.MonkeyPatch) -> 
         await moved
 
     with_gateways(scenario)
+
+
+@pytest.mark.parametrize("ms", [1, 5, 20, 100, 200])
+def test_a_consumer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client gave up waiting for it, at some moment; what it would hold comes to the others."""
+
+    async def scenario(clients: Clients) -> None:
+        _slow_places(clients, monkeypatch)
+        wire, other = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        asked = asyncio.ensure_future(clients.consumer(wire, SHARED_SUBSCRIPTION, "c0"))
+        await clients.broker.quiet(ms)
+        await wire.ask("close_consumer", consumer_id=0)
+        await asyncio.gather(asked, return_exceptions=True)
+        await clients.broker.quiet(1_000)
+        assert (await clients.broker.stats(subscription="pulsar"))["consumers"] == []
+        await clients.consumer(wire, SHARED_SUBSCRIPTION, "c0")  # the id is free again
+        await clients.consumer(other, SHARED_SUBSCRIPTION, "c1")
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("ms", [1, 5, 20, 100, 200])
+def test_a_producer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it who wants the topic to itself."""
+
+    async def scenario(clients: Clients) -> None:
+        _slow_places(clients, monkeypatch)
+        wire, other = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        asked = asyncio.ensure_future(clients.producer(wire, "a", EXCLUSIVE))
+        await clients.broker.quiet(ms)
+        await wire.ask("close_producer", producer_id=0)
+        await asyncio.gather(asked, return_exceptions=True)
+        await clients.broker.quiet(1_000)
+        await clients.producer(other, "b", EXCLUSIVE)
+
+    with_gateways(scenario)
+
+
+def _slow_places(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*args: Any, **more: Any) -> Any:
+        await clients.broker.quiet(50)
+        return await find_place(*args, **more)
+
+    monkeypatch.setattr("actors.pulsar.conversation.commands.find_place", slow)

@@ -32,6 +32,7 @@ from tests.sim.world import World
 from tests.sim.worlds.bounds import watch_bounds
 from tests.sim.worlds.clients import History, SimConsumer, SimProducer, Traffic, watch
 from tests.sim.worlds.ledger import BOOKIE, DENSE
+from tests.sim.worlds.patience import lose_more
 
 TOPIC, SUBSCRIPTION = "orders", "billing"
 CONTROLLER = "controller/controller"
@@ -158,6 +159,7 @@ class Course:
         await self._build()
         await self._begin_clients()
         self.nemesis.begin()
+        lose_more(world)
         self.begun()
         await world.loop.pause(self.size.trouble_ms)
         await self.nemesis.heal()
@@ -304,6 +306,13 @@ class Course:
             assert not broken, f"S8: the sentinel of partition {partition} saw a violation"
             self._add("order checked", int(stats["orderCheckedTotal"]))
             partition += 1
+        while waiting := [each.name for each in self._here() if each.unanswered()]:
+            self._told = f"{waiting} wait for answers"
+            await ports.clock.sleep(100)
+
+    def _here(self) -> list[SimConsumer]:
+        """The consumers that live and have not left."""
+        return [each for each in self.consumers if not each.gone and self.world.is_up(each.name)]
 
     async def _stats(self, ports: Ports, directory: Directory, partition: int) -> dict[str, Any]:
         try:

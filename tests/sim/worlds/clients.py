@@ -8,6 +8,7 @@ stamp tells the true order in which things happened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from storage.errors import Corrupt, Fenced, Invalid, SluiceError, Terminated
 from storage.position import Positions
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import Process, World
+from tests.sim.worlds.patience import Patience
 
 KEYS = 5
 SOMEBODY = ""
@@ -258,37 +260,54 @@ class SimConsumer:
         self.queue: deque[Received] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._acked = Signal()
+        self._patience = Patience(self.world, self.name)
+        self._lives = 1
         self.unconfirmed: list[list[list[Any]]] = [[] for _ in range(self.traffic.partitions)]
         """By partition: acknowledgements that are not known to be durable yet."""
-        directory = Directory(self.ports, self.traffic.controller)
-        queue_size = self.rng.choice((1, 3, 10, 100))
+        self._directory = Directory(self.ports, self.traffic.controller)
+        self._receiver_queue = self.rng.choice((1, 3, 10, 100))
+        self.parts += [self._part(partition) for partition in range(self.traffic.partitions)]
         for partition in range(self.traffic.partitions):
-            self.parts.append(
-                PartitionConsumer(
-                    self.ports,
-                    directory,
-                    ConsumerConfig(
-                        topic=self.traffic.topic,
-                        partition=partition,
-                        subscription=self.traffic.subscription,
-                        # Names repeat; consumers are told apart by incarnation alone.
-                        name=self.called or f"worker-{self.number % 4}",
-                        incarnation=f"{self.name}-1",
-                        settings=self.traffic.settings,
-                        queue_size=queue_size,
-                        ranges=self.ranges,
-                    ),
-                    ConsumerCallbacks(
-                        on_received=self.received,
-                        on_event=partial(self.told),
-                        taking_back=TakingBack(taken_back=partial(self.taken_back, partition)),
-                    ),
-                )
-            )
-        for part in self.parts:
-            self.ports.spawn(until_open(part, self.ports), "open")
+            self.ports.spawn(self._open(partition), "open")
         self.ports.spawn(self._work(), "work")
         self.ports.spawn(self._confirm(), "confirm")
+
+    def _part(self, partition: int) -> PartitionConsumer:
+        """What consumes a partition. Names repeat; consumers are told apart by incarnation alone."""
+        return PartitionConsumer(
+            self.ports,
+            self._directory,
+            ConsumerConfig(
+                topic=self.traffic.topic,
+                partition=partition,
+                subscription=self.traffic.subscription,
+                name=self.called or f"worker-{self.number % 4}",
+                incarnation=f"{self.name}-{self._lives}",
+                settings=self.traffic.settings,
+                queue_size=self._receiver_queue,
+                ranges=self.ranges,
+            ),
+            ConsumerCallbacks(
+                on_received=self.received,
+                on_event=partial(self.told),
+                taking_back=TakingBack(taken_back=partial(self.taken_back, partition)),
+            ),
+        )
+
+    async def _open(self, partition: int) -> None:
+        """Open a partition; whoever gave that up begins anew, as somebody else."""
+        while not self.gone:
+            try:
+                await self._patience.wait(until_open(self.parts[partition], self.ports), calm=self.calm)
+                return
+            except TimeoutError:
+                self.parts[partition].begin_close()
+                self._lives += 1
+                self.parts[partition] = self._part(partition)
+
+    def unanswered(self) -> bool:
+        """Whether it waits for the confirmation of an acknowledgement."""
+        return any(self.unconfirmed)
 
     def received(self, part: Received) -> None:
         """A part arrived."""
@@ -393,13 +412,22 @@ class SimConsumer:
             for position, seen in zip(part.positions[rows].tolist(), part.redeliveries[rows].tolist(), strict=True)
         ]
         self.past.hand_backs += backs
-        confirmed = await consumer.negative_acknowledge(part, rows, delay)
+        try:
+            confirmed = await self._patience.wait(consumer.negative_acknowledge(part, rows, delay), calm=self.calm)
+        except TimeoutError:
+            await self._until_said(consumer)
+            return
         if (
             confirmed and consumer._generation == life
         ):  # else its session was lost, and the messages were others' already
             moment = self.past.stamp()
             for back in backs:
                 back[-1] = moment
+
+    async def _until_said(self, consumer: PartitionConsumer) -> None:
+        """Who gives back with `nack_order=key` and does not wait is promised no order; so nothing is looked at now."""
+        while self._notes_late and (consumer._hand_backs.lowest() is not None or consumer._revocations._awaited):
+            await self.ports.clock.sleep(5)
 
     async def _confirm(self) -> None:
         """Now and then wait until all acknowledgements are durable, and write that down."""
@@ -411,8 +439,8 @@ class SimConsumer:
                 waiting = self.unconfirmed[part.partition]
                 asked = len(waiting)
                 try:
-                    await part.wait_confirmed()
-                except SluiceError as error:
+                    await self._patience.wait(part.wait_confirmed(), calm=self.calm)
+                except (SluiceError, TimeoutError) as error:
                     self.ports.log("not confirmed", error=str(error))
                     if isinstance(error, Fenced):
                         waiting.clear()  # a session was lost: nobody promised anything about these
@@ -430,7 +458,8 @@ class SimConsumer:
             for part in list(consumer._holding._parts.values()):
                 for position in part.positions[part.open].tolist():
                     self.past.acks.append([self.name, part.session, part.partition, position, moment, 0, True])
-            await consumer.redeliver_all()
+            with contextlib.suppress(TimeoutError):
+                await self._patience.wait(consumer.redeliver_all(), calm=self.calm)
 
     def leave(self) -> None:
         """Close politely; what is held goes to the others."""
@@ -440,7 +469,10 @@ class SimConsumer:
 
     async def _close(self) -> None:
         for part in self.parts:
-            await part.close()
+            try:
+                await self._patience.wait(part.close())
+            except TimeoutError:
+                await part.close()
             self.past.event(self.name, history.DETACH, partition=part.partition, ago=self.overdue(part.partition))
         self.world.stop(self.ports.me)
 

@@ -128,6 +128,15 @@ class Wire:
         future.add_done_callback(lambda done: None if done.exception() is not None else told(done.result()))
         return self._requests
 
+    def forget(self, name: str, **values: Any) -> None:
+        """Close what was asked for in vain, as clients do to be sure that nothing is left of it."""
+        self.say(name, request_id=self.number(lambda _: None), **values)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a request has no answer yet."""
+        return any(not future.done() for future in self._asked.values())
+
     async def _answer(self, number: int, future: asyncio.Future[Any]) -> Any:
         timer = self._pipes.world.loop.after(ANSWER_MS, self._expire, number)
         try:

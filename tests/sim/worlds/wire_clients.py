@@ -21,6 +21,7 @@ from tests.sim.pipes import Pipes
 from tests.sim.world import World
 from tests.sim.worlds.clients import KEYS, History, Traffic
 from tests.sim.worlds.manner import FAILOVER, Manner
+from tests.sim.worlds.patience import Patience
 from tests.sim.worlds.wire import (
     Gone,
     Message,
@@ -60,6 +61,7 @@ class WireProducerModel:
         self._past, self._traffic, self._manner, self._world = past, traffic, manner, world
         self._rng = random.Random(f"{self.name}/{world.seed}")
         self._chance = random.Random(f"chunks/{self.name}/{world.seed}")
+        self._patience = Patience(world, self.name)
         self._partitions = 0
         self._pending: list[deque[_Pending]] = []
         self._sequences: list[int] = []
@@ -107,7 +109,10 @@ class WireProducerModel:
         asked = {"topic": topic, "producer_id": partition, "producer_name": self.name, "user_provided_name": False}
         self._closed.discard(partition)
         try:
-            await self._wire.ask("producer", **asked, **epoch)
+            await self._patience.wait(self._wire.ask("producer", **asked, **epoch))
+        except TimeoutError:
+            self._wire.forget("close_producer", producer_id=partition)
+            return
         except Refusal as error:
             if error.code != ServerError.TOPIC_TERMINATED:
                 raise
@@ -239,6 +244,7 @@ class WireConsumerModel:
         self.calm = self.gone = False
         self._world, self._past, self._traffic, self._manner = world, past, traffic, manner
         self._rng = random.Random(f"{self.name}/{world.seed}")
+        self._patience = Patience(world, self.name)
         self._partitions = 0
         self._lives: list[int] = []
         self._open: set[int] = set()
@@ -277,6 +283,10 @@ class WireConsumerModel:
         """Whether it was told of all of them that nothing comes any more."""
         return self._ends >= set(range(partitions))
 
+    def unanswered(self) -> bool:
+        """Whether it waits for an answer, as to an acknowledgement."""
+        return self._wire.waits
+
     async def _live(self) -> None:
         while not self.gone:
             try:
@@ -296,7 +306,7 @@ class WireConsumerModel:
         self._came[partition] = self._granted[partition] = self._free[partition] = 0
         self._last[partition] = (-1, -1)
         life = self._lives[partition]
-        await self._wire.ask(
+        asked = self._wire.ask(
             "subscribe",
             topic=partition_name(self._traffic.topic, partition, self._partitions),
             subscription=self._traffic.subscription,
@@ -306,6 +316,11 @@ class WireConsumerModel:
             initial_position=int(self._manner.earliest),
             consumer_epoch=self._epochs[partition],
         )
+        try:
+            await self._patience.wait(asked, calm=self.calm)
+        except TimeoutError:
+            self._wire.forget("close_consumer", consumer_id=partition)
+            return
         if self._lives[partition] == life and self._wire.up:
             self._open.add(partition)
             self._grant(partition, self._manner.queue)
@@ -361,6 +376,8 @@ class WireConsumerModel:
         other = self._ids.get((partition, at))
         assert other is None or other.ended(entry.life), f"S: two frames at one client under the id {at}"
         self._ids[partition, at] = entry
+        if self._manner.index and self._patience.limit():
+            self._said.append((partition, message_id(at, entry.still_open()), []))  # of which nothing is done
         moment = self._past.stamp()
         for row, message in enumerate(messages):
             self._past.receives.append(

@@ -1,0 +1,55 @@
+"""Which producers and consumers a connection opens, and which of these its client closes before they are there.
+
+A client that has waited long enough for its PRODUCER or SUBSCRIBE says CLOSE_PRODUCER or CLOSE_CONSUMER, to be sure
+that nothing is left of it, and may ask for the same id again. What is not there yet cannot be closed. So a request that
+opens something is noted as it is read, a CLOSE behind it takes it back, and whoever carries it out looks here last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.refusals import CommandRefused
+
+_ID = {
+    "producer": "producer_id",
+    "close_producer": "producer_id",
+    "subscribe": "consumer_id",
+    "close_consumer": "consumer_id",
+}
+"""The commands that open something or close it, and the field that names it."""
+
+
+class Openings:
+    """Of one connection."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[tuple[str, int], list[Any]] = {}
+
+    def read(self, name: str, asked: Any) -> None:
+        """A command was read: note what it opens, or take back what it closes."""
+        if (field := _ID.get(name)) is None:
+            return
+        key = field, getattr(asked, field)
+        if name.startswith("close"):
+            self._wanted.pop(key, None)
+        else:
+            self._wanted.setdefault(key, []).append(asked)
+
+    def check(self, name: str, asked: Any) -> None:
+        """Raises CommandRefused if the client has closed what this request opens."""
+        field = _ID[name]
+        if not any(one is asked for one in self._wanted.get((field, getattr(asked, field)), ())):
+            raise CommandRefused(ServerError.SERVICE_NOT_READY, f"the {name} was closed before it was open")
+
+    def answered(self, name: str, asked: Any) -> None:
+        """The request is over."""
+        if (field := _ID.get(name)) is None:
+            return
+        key = field, getattr(asked, field)
+        left = [one for one in self._wanted.get(key, ()) if one is not asked]
+        if left:
+            self._wanted[key] = left
+        else:
+            self._wanted.pop(key, None)
