@@ -107,8 +107,8 @@ CHECKING_INPUT: list[Mutant] = [
     Mutant(
         name="a producer takes an id from one that opens",
         module="actors.pulsar.conversation.commands",
-        old="        self._check_free(asked.producer_id)\n        made",
-        new="        made",
+        old="        self._check_free(asked.producer_id)\n        self._session.openings",
+        new="        self._session.openings",
         world=GATEWAY,
         test=AT_ONCE,
     ),

@@ -30,8 +30,9 @@ from storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World
 from tests.sim.worlds.bounds import watch_bounds
-from tests.sim.worlds.clients import History, SimConsumer, SimProducer, Traffic, watch
+from tests.sim.worlds.clients import SimConsumer, SimProducer, Traffic, watch
 from tests.sim.worlds.ledger import BOOKIE, DENSE
+from tests.sim.worlds.past import History
 from tests.sim.worlds.patience import lose_more
 
 TOPIC, SUBSCRIPTION = "orders", "billing"

@@ -41,12 +41,13 @@ from tests.sim.machine_ports import SimMachinePorts
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
-from tests.sim.worlds.clients import SOMEBODY
 from tests.sim.worlds.flooding import Flooder
 from tests.sim.worlds.manner import FAILOVER, KEY_SHARED, SHARED, Manner
+from tests.sim.worlds.past import SOMEBODY
 from tests.sim.worlds.types import ORDER, RELAYED
 from tests.sim.worlds.wire import Stamp
-from tests.sim.worlds.wire_clients import WireConsumerModel, WireProducerModel
+from tests.sim.worlds.wire_consumers import WireConsumerModel
+from tests.sim.worlds.wire_producers import WireProducerModel
 
 FIXED = 6650
 KINDS = {KEY_SHARED: "key_shared", SHARED: "shared", FAILOVER: "failover"}

@@ -22,6 +22,7 @@ from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process
 
 PING_MS, ANSWER_MS = 10_000, 30_000
+BACKOFF_MS = (5, 50, 400)
 VERSION = "Pulsar-CPP-v4.2.0"
 
 
