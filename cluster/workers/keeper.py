@@ -170,6 +170,7 @@ class PoolKeeper:
             self._keep()
         except Superseded:
             self.fenced = True
+            self._places.close()
 
     def _keep(self) -> None:
         for name, placed in self._places.adopt().items():
@@ -184,8 +185,10 @@ class PoolKeeper:
                 self._scale()
                 self._roll()
         self._places.close()
+        if self.fenced:
+            return
         self._stop_some(list(self._members))
-        while self._members and not self.fenced:
+        while self._members:
             self._look_at_all()
             self._places.wait(LOOK_S, self._stopping, self._placed())
 

@@ -27,7 +27,7 @@ from cluster.bootstrap.environment import POOLS_NAMESPACE
 from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
 from cluster.workers.options import WorkersOptions
 from cluster.workers.places import PlacedWorker, Superseded, WorkerGone, new_worker
-from storage.errors import Fenced
+from storage.errors import SluiceError
 
 CALL_S = 10.0
 """How long an actor may take to answer; a thread of its own answers, whatever its handlers do."""
@@ -41,6 +41,10 @@ TAIL_BYTES = 4 * 1024
 RAY_LINES = (":job_id:", ":actor_name:")
 PREFIX = "workers/"
 Place = tuple[str, str, str]
+
+
+class StaleKeeper(Exception):
+    """What a worker answers a keeper that is not the last one that has spoken to it."""
 
 
 class WorkerActor:
@@ -101,9 +105,9 @@ class WorkerActor:
         return "".join(line for line in "".join(found).splitlines(keepends=True) if not line.startswith(RAY_LINES))
 
     def _check(self, epoch: int) -> None:
-        """Raises Fenced if a later keeper has spoken."""
+        """Raises StaleKeeper if a later keeper has spoken."""
         if epoch < self._epoch:
-            raise Fenced("a later keeper has this worker")
+            raise StaleKeeper("a later keeper has this worker")
         self._epoch = epoch
 
 
@@ -161,6 +165,8 @@ class RayWorker:
         except self._ray.exceptions.GetTimeoutError:
             return False
         except self._ray.exceptions.RayError as error:
+            if isinstance(getattr(error, "cause", None), SluiceError):
+                return False  # an owner is being replaced, or the one before has only just come
             raise _told(error) from None
         return True
 
@@ -292,7 +298,7 @@ class RayPlaces:
 def _told(error: Exception) -> Exception:
     """What an error of Ray means for the keeper."""
     cause = getattr(error, "cause", None)
-    return Superseded(str(cause)) if isinstance(cause, Fenced) else WorkerGone(_line(error))
+    return Superseded(str(cause)) if isinstance(cause, StaleKeeper) else WorkerGone(_line(error))
 
 
 def _line(error: Exception) -> str:

@@ -1,0 +1,204 @@
+"""What a keeper does with workers that die, hang, are of another version, or belong to another keeper by now."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from cluster.workers.handler_worker import WorkerReport
+from cluster.workers.keeper import PoolKeeper
+from cluster.workers.options import wanted_options
+from cluster.workers.places import PlacedWorker, Superseded, WorkerGone
+from cluster.workers.scaling import WorkerLoad
+from tests.cluster.helpers import eventually
+
+RUNNING: dict[str, Any] = {
+    "load": WorkerLoad(ages={}),
+    "handled": 0,
+    "failed": 0,
+    "failures": {},
+    "overdue": [],
+    "ended": False,
+    "error": "",
+}
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """Says what the test has it say. did: what it was told, in order."""
+
+    name: str
+    version: str
+    where: str = "here"
+    ends_late: bool = True
+    says: dict[str, Any] = field(default_factory=dict)
+    gone: Exception | None = None
+    did: list[str] = field(default_factory=list)
+
+    def report(self) -> WorkerReport | None:
+        if self.gone is not None:
+            raise self.gone
+        return WorkerReport(**RUNNING | self.says)
+
+    def hand_over(self) -> bool:
+        self.did.append("hand over")
+        return True
+
+    def stop(self) -> None:
+        self.did.append("stop")
+        self.says["ended"] = True
+
+    def kill(self) -> None:
+        self.did.append("kill")
+
+    def tail(self) -> str:
+        return f"{self.name} says hello"
+
+
+class FakePlaces:
+    """Workers in the order in which they were begun. ready: whether there is room for one more."""
+
+    def __init__(self, version: str) -> None:
+        self.version, self.ready = version, True
+        self.begun: list[FakeWorker] = []
+        self.left: dict[str, PlacedWorker] = {}
+        self.closed = False
+
+    def spares(self) -> int:
+        return 0
+
+    def begin(self, name: str) -> PlacedWorker:
+        self.begun.append(FakeWorker(name, self.version))
+        return self.begun[-1]
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def adopt(self) -> dict[str, PlacedWorker]:
+        return self.left
+
+    def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
+        stopping.wait(0.005)
+
+    def why_not_placed(self) -> str:
+        return "no room"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def places() -> FakePlaces:
+    return FakePlaces("one")
+
+
+@pytest.fixture
+def kept(places: FakePlaces) -> Any:
+    """Starts keepers, and ends them."""
+    running: list[tuple[PoolKeeper, threading.Thread]] = []
+
+    def start(**options: Any) -> PoolKeeper:
+        keeper = PoolKeeper(wanted_options({"name": "pool", **options}, "s"), places.version, places)
+        thread = threading.Thread(target=keeper.run)
+        thread.start()
+        running.append((keeper, thread))
+        return keeper
+
+    yield start
+    for keeper, thread in running:
+        keeper.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+Start = Callable[..., PoolKeeper]
+
+
+def test_a_worker_that_died_is_begun_again_under_its_name(kept: Start, places: FakePlaces) -> None:
+    keeper = kept(min_workers=2)
+    eventually(lambda: len(places.begun) == 2, lambda: "")
+    places.begun[0].says = {"handled": 7, "under_way": ["key-1"]}
+    eventually(lambda: keeper.status().handled == 7, lambda: str(keeper.status()))
+    places.begun[0].gone = WorkerGone("killed")
+    eventually(lambda: len(places.begun) == 3, lambda: str(keeper.status()))
+    assert [worker.name for worker in places.begun] == ["pool-0", "pool-1", "pool-0"]
+    status = keeper.status()
+    assert (status.replaced, status.handled) == (1, 7)
+    assert "pool-0 died: killed; it had begun key-1" in [text for _, text in status.events]
+
+
+def test_a_worker_whose_handler_hangs_is_ended(kept: Start, places: FakePlaces) -> None:
+    keeper = kept()
+    eventually(lambda: len(places.begun) == 1, lambda: "")
+    places.begun[0].says = {"overdue": ["key-3"]}
+    eventually(lambda: len(places.begun) == 2, lambda: str(keeper.status()))
+    assert "kill" in places.begun[0].did
+    assert any("too long with key-3" in text for _, text in keeper.status().events)
+
+
+def test_another_version_takes_the_names_one_by_one(kept: Start, places: FakePlaces) -> None:
+    """The old one goes on until all its keys have passed over; only then the next one begins."""
+    old = [FakeWorker(f"pool-{number}", "zero") for number in range(2)]
+    places.left = {worker.name: worker for worker in old}
+    keeper = kept(min_workers=2)
+    eventually(lambda: keeper.status().workers.get("pool-0") == "rolling", lambda: str(keeper.status()))
+    assert (old[0].did, old[1].did, [worker.name for worker in places.begun]) == (["hand over"], [], ["pool-0"])
+    old[0].says = {"handed_over": True}
+    eventually(lambda: keeper.status().workers.get("pool-1") == "rolling", lambda: str(keeper.status()))
+    assert old[0].did == ["hand over", "stop", "kill"]
+    old[1].says = {"handed_over": True}
+    eventually(lambda: set(keeper.status().versions.values()) == {"one"}, lambda: str(keeper.status()))
+    assert keeper.status().replaced == 0
+    assert [worker.name for worker in places.begun] == ["pool-0", "pool-1"]
+
+
+def test_a_successor_that_dies_gets_a_successor(kept: Start, places: FakePlaces) -> None:
+    old = FakeWorker("pool-0", "zero")
+    places.left = {"pool-0": old}
+    keeper = kept()
+    eventually(lambda: len(places.begun) == 1, lambda: str(keeper.status()))
+    places.begun[0].gone = WorkerGone("killed")
+    eventually(lambda: len(places.begun) == 2, lambda: str(keeper.status()))
+    old.says = {"handed_over": True}
+    eventually(lambda: keeper.status().versions == {"pool-0": "one"}, lambda: str(keeper.status()))
+    assert "kill" not in places.begun[1].did
+
+
+def test_an_old_one_that_dies_leaves_its_name_to_its_successor(kept: Start, places: FakePlaces) -> None:
+    old = FakeWorker("pool-0", "zero")
+    places.left = {"pool-0": old}
+    keeper = kept()
+    eventually(lambda: len(places.begun) == 1, lambda: str(keeper.status()))
+    old.gone = WorkerGone("killed")
+    eventually(lambda: keeper.status().versions == {"pool-0": "one"}, lambda: str(keeper.status()))
+    assert len(places.begun) == 1
+
+
+def test_a_keeper_that_was_replaced_touches_nothing(kept: Start, places: FakePlaces) -> None:
+    """It hears so from a worker, which a later keeper has spoken to, or with its report."""
+    keeper = kept(min_workers=2)
+    eventually(lambda: len(places.begun) == 2, lambda: "")
+    places.begun[1].gone = Superseded("a later keeper has this worker")
+    eventually(lambda: keeper.fenced and places.closed, lambda: "")
+    places.closed = False
+    other = kept(min_workers=2)
+    eventually(lambda: len(places.begun) == 4, lambda: "")
+    other.fenced = True
+    other.stop()
+    eventually(lambda: places.closed, lambda: "")
+    assert [worker.did for worker in places.begun] == [[], [], [], []]
+
+
+def test_what_is_wanted_changes_the_number(kept: Start, places: FakePlaces) -> None:
+    keeper = kept(min_workers=2)
+    eventually(lambda: len(places.begun) == 2, lambda: "")
+    keeper.limit(1, 1)
+    eventually(lambda: list(keeper.status().workers) == ["pool-0"], lambda: str(keeper.status()))
+    assert places.begun[1].did == ["stop", "kill"]
+    keeper.limit(3, 3)
+    eventually(lambda: len(keeper.status().workers) == 3, lambda: str(keeper.status()))
+    assert keeper.tails()["pool-2"] == "pool-2 says hello"
