@@ -142,6 +142,7 @@ class FloodOptions:
 
     def check(self) -> None:
         """Raises Invalid with one line that says what to change."""
+        self._check_pool()
         for name, least in (("partitions", 1), ("consumers", 1), ("bookies", 1), ("cores", 1), ("restarts", 0)):
             if getattr(self, name) < least:
                 raise Invalid(f"--{name} must be at least {least}, not {getattr(self, name)}")
@@ -176,7 +177,6 @@ class FloodOptions:
         if self.scenario and self.rounds < 1:
             raise Invalid(f"--rounds must be at least 1, not {self.rounds}")
         self._check_client()
-        self._check_pool()
         self.workload().check()
 
     def _check_client(self) -> None:
