@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from cli.options import (
 from cli.output import say, show, show_json
 from cli.subscriptions import TopOption, message_id_of
 from cli.target import Target, takes
-from storage.errors import Invalid
+from storage.errors import Invalid, SluiceError
 
 All = Annotated[bool, typer.Option("--all", help="Every key that is parked or blocked.")]
 Failed = Annotated[
@@ -36,8 +37,10 @@ def _show_parked(target: Target, top: int) -> None:
 
     with target.join() as client:
         answers: list[dict[str, Any]] = client.admin(target.topic, target.subscription, "parked", top=top)
-        known = tracebacks(client, target.topic, target.subscription)
-    for row in (row for answer in answers for row in answer["keys"]):
+        known: dict[str, str] = {}
+        with suppress(SluiceError):  # the keys are what was asked for
+            known = tracebacks(client, target.topic, target.subscription)
+    for row in (row for answer in answers for row in answer.get("keys", ())):
         if row.get("key") in known:
             row["traceback"] = known[row["key"]]
     if target.json:

@@ -17,6 +17,7 @@ PROMISED = (
     "subscriptions skip", "subscriptions clear-backlog", "subscriptions delete", "subscriptions delayed",
     "subscriptions cancel-delayed", "subscriptions reschedule-delayed", "subscriptions hot-keys",
     "subscriptions parked", "subscriptions redrive", "subscriptions discard",
+    "workers list", "workers status", "workers scale", "workers drain", "workers logs",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 
@@ -45,7 +46,7 @@ def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert len(out) > 40
 
 
-@pytest.mark.parametrize("group", ["", "topics", "subscriptions", "inspect", "config"])
+@pytest.mark.parametrize("group", ["", "topics", "subscriptions", "workers", "inspect", "config"])
 def test_a_group_alone_shows_its_verbs(cli: Cli, group: str) -> None:
     code, out, err = cli(*group.split())
     assert code == 2
