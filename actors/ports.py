@@ -24,6 +24,7 @@ from actors.wire import Blob, Reply, Request
 from storage.frame import Buffer
 
 R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
 
 Address = str
 """Where an actor is: `host/name`. Opaque to actors; a new incarnation has a new address."""
@@ -305,6 +306,18 @@ class Watch(Protocol):
         """
 
 
+class Work(Protocol):
+    """Runs what would hold up the actor's loop: encoding and decoding of megabytes."""
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """Call it beside the loop; one call of a process at a time. It must touch nothing that changes meanwhile."""
+
+
+async def at_once(call: Callable[[], T]) -> T:
+    """`Work` where nothing else waits for the loop."""
+    return call()
+
+
 class Log(Protocol):
     """Structured log lines, and in the simulator the trace that a seed must reproduce."""
 
@@ -331,4 +344,5 @@ class Ports:
     disk: Disk | None = None
     places: Places | None = None
     watch: Watch | None = None
+    work: Work = at_once
     shared_from: int = SHARED_FROM

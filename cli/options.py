@@ -50,6 +50,16 @@ def milliseconds(text: str) -> int:
     return duration
 
 
+def size(text: str) -> int:
+    """Bytes of `64MB` or a bare number. Raises BadParameter."""
+    from cluster.config import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def moment(text: str) -> int:
     """A point in time as milliseconds since 1970: such a number, or ISO-8601 (with its zone, else local time)."""
     from datetime import datetime

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -11,8 +12,9 @@ from cli.options import (
     SetOption,
     WatchOption,
     parse_settings,
+    size,
 )
-from cli.output import say, show, watch
+from cli.output import WATCH_SECONDS, say, show, watch
 from cli.target import Target, takes
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")
@@ -24,6 +26,10 @@ _TOPICS = {
 _STATS = {
     "partition": "partition", "numberOfEntries": "messages", "storageSize": "bytes", "msgInCounter": "published",
     "underReplicated": "under-replicated", "producers": "producers", "subscriptions": "subscriptions",
+}  # fmt: skip
+_OFFLOAD = {
+    "partition": "partition", "offloaded_ledgers": "ledgers there", "offloaded_bytes": "bytes there",
+    "bookie_bytes": "bytes on bookies", "ledger": "on its way", "error": "waits for",
 }  # fmt: skip
 _PARTITIONS = {
     "partition": "partition", "owner": "owner", "epoch": "epoch", "trimmedBefore": "begins",
@@ -71,6 +77,39 @@ def terminate(target: Target) -> None:
         f"topic {target.topic} takes no more messages; "
         f"its last one{'s are' if len(last) > 1 else ' is'} {', '.join(last)}"
     )
+
+
+@app.command()
+@takes("topic", "json")
+def offload(
+    target: Target,
+    keep: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of each partition, so much stays on bookies: 512MB.")
+    ] = "0",
+    wait: Annotated[bool, typer.Option(help="Wait until it is done.")] = True,
+) -> None:
+    """Let closed ledgers leave the bookies for the object store, where they are tables of Parquet.
+
+    The bookies keep their copies for offload_deletion_lag_ms. Ctrl-C ends the waiting only.
+    """
+    kept = size(keep)
+    with target.join() as client:
+        rows = client.offload(target.topic, kept)
+        while wait and any(row["asked"] and not row["error"] for row in rows):
+            busy = [row for row in rows if row["ledger"]]
+            far = [f"ledger {row['ledger']}: {row['runs_done']} of {row['runs_all']} runs" for row in busy]
+            say(f"offloading {target.topic} ... {', '.join(far)}")
+            time.sleep(WATCH_SECONDS)
+            rows = client.offload_status(target.topic)
+    show(rows, target.json, _OFFLOAD)
+
+
+@app.command("offload-status")
+@takes("topic", "json")
+def offload_status(target: Target, again: WatchOption = False) -> None:
+    """Show what of a topic is in the object store, and what is on its way there."""
+    with target.join() as client:
+        watch(again, lambda: show(client.offload_status(target.topic), target.json, _OFFLOAD))
 
 
 @app.command("list")

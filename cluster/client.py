@@ -26,6 +26,7 @@ from actors.messages import (
     Explain,
     ListSubscriptions,
     ListTopics,
+    Offload,
     ReadEnds,
     RemoveSubscription,
     RemoveTopic,
@@ -116,6 +117,20 @@ class Client:
     def terminate_topic(self, topic: str) -> list[str]:
         """Let a topic take no more messages, for good; returns the last id of each partition, "earliest" for none."""
         return [show(reply.last) for reply in self._ask_owners(topic, None, Terminate())]
+
+    def offload(self, topic: str, keep_bytes: int = 0) -> list[dict[str, Any]]:
+        """Let closed ledgers of a topic leave for the object store, until at most keep_bytes of each partition are on
+        bookies alone. Returns at once what `offload_status` returns; nothing is `asked` any more when it is done.
+        """
+        return self._offloading(topic, Offload(keep_bytes=keep_bytes))
+
+    def offload_status(self, topic: str) -> list[dict[str, Any]]:
+        """How the offloading of each partition stands; fields: actors.messages.OffloadStatus."""
+        return self._offloading(topic, Offload())
+
+    def _offloading(self, topic: str, request: Offload) -> list[dict[str, Any]]:
+        replies = enumerate(self._ask_owners(check_name("topic", topic), None, request))
+        return [{"partition": partition, **msgspec.structs.asdict(reply)} for partition, reply in replies]
 
     def topics(self) -> list[dict[str, Any]]:
         """Name and settings of every topic."""

@@ -6,7 +6,8 @@ Each function answers rows. With `verify`, a row has `ok`, and where that is fal
 * a ledger is well if each of its confirmed runs can be read from at least `ack_quorum` bookies of this machine that
   should hold it. The metadata does not say how far an open ledger is confirmed. So each run counts that a frame calls
   confirmed, or that `ack_quorum` bookies have stored, readable or not; and where damage without a name may hide a
-  confirmed run, the ledger is not well;
+  confirmed run, the ledger is not well. One that is in the object store must be whole there, and if its bookies have
+  forgotten it only there;
 * a cursor or another record is well if it decodes.
 
 The answer is about this machine's disks: bookies on other machines are counted as missing, and named.
@@ -27,9 +28,10 @@ from actors.bookie import JournalRow, inspect_journal
 from actors.ledger.record import LedgerRecord, LedgerState, unpack_record
 from cluster.config import Configuration
 from cluster.disk import FileDisk
-from cluster.stores import read_metadata
+from cluster.stores import read_metadata, read_objects
 from storage.cursor import Cursor
 from storage.errors import Corrupt, Invalid, NotFound
+from storage.history import decode_footer, decode_group
 from storage.position import show
 
 Row = dict[str, Any]
@@ -126,11 +128,33 @@ def ledger(values: Configuration, *, verify: bool, ledger: int | None = None) ->
                 "bytes": one.bytes,
                 "quorum": f"{one.ensemble}/{one.write_quorum}/{one.ack_quorum}",
                 "fragments": [[part.first_entry, *part.bookies] for part in one.fragments],
+                "objects": [part.name for part in one.offloaded.parts] if one.offloaded else [],
             }
-            rows.append(row | _verdict(_ledger_problem(one, held)) if verify else row)
+            if verify:
+                row |= _verdict(_history_problem(one, values) or (_ledger_problem(one, held) if one.fragments else ""))
+            rows.append(row)
     if ledger is not None and not rows:
         raise NotFound(f"no partition has a ledger {ledger}")
     return rows
+
+
+def _history_problem(record: LedgerRecord, values: Configuration) -> str:
+    """The problem of a ledger's copy in the object store, or nothing."""
+    if record.offloaded is None:
+        return ""
+    options = values.cluster_options().settings()
+    store = read_objects(options["objects"], options["s3_endpoint_url"])
+    runs = 0
+    for part in record.offloaded.parts:
+        try:
+            tail = store.get(part.name, part.size - part.footer_bytes)
+            footer = decode_footer(tail, part.size, part.footer_crc)
+            for number, group in enumerate(footer.groups):
+                decode_group(footer, number, store.get(part.name, group.start, group.length))
+                runs += group.stop_run - group.first_run
+        except (Corrupt, NotFound) as error:
+            return f"object {part.name}: {error}"
+    return "" if runs == record.last_run + 1 else f"its objects hold {runs} of {record.last_run + 1} runs"
 
 
 def _ledger_problem(record: LedgerRecord, held: dict[str, Held]) -> str:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
 
 from actors.ports import Address, Meta, Net, Objects, Places, Ports, Watch
 
 logger = logging.getLogger("sluice")
 MOST_TROUBLES = 4
 TROUBLE_MS = 30_000
+BACKGROUND_NICE = 10
+"""Of the thread that encodes and decodes megabytes, as the operating system counts it."""
+T = TypeVar("T")
 
 
 class RealClock:
@@ -105,6 +113,21 @@ class TroubleLog:
         return [said for said, at in list(self._latest.items()) if now - at < TROUBLE_MS]
 
 
+async def work_beside(call: Callable[[], T]) -> T:
+    """Call in the one thread of this process for such work, which gives way to the others. Implements ports.Work."""
+    return await asyncio.get_running_loop().run_in_executor(_worker(), call)
+
+
+@cache
+def _worker() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "work", initializer=_give_way)
+
+
+def _give_way() -> None:
+    with contextlib.suppress(OSError):  # a system without priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
+
+
 def make_rng() -> random.Random:
     """Randomness seeded by the operating system."""
     return random.SystemRandom()
@@ -126,6 +149,7 @@ def real_ports(
         log=StructuredLog(me),
         watch=watch,
         places=places,
+        work=work_beside,
     )
 
 

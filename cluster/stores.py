@@ -199,6 +199,12 @@ def read_metadata(url: str, endpoint: str | None = None) -> Iterator[Metadata]:
         stores.close()
 
 
+def read_objects(url: str, endpoint: str | None = None) -> ObjectStore:
+    """The object store that a URL names, to look at: nothing is made or changed. Raises Invalid."""
+    scheme, rest = _split(url, "file:///path, a path, s3://bucket/prefix or memory:")
+    return LocalObjects(rest, read_only=True) if scheme == "file" else _objects(url, endpoint)
+
+
 def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
     """Look at the URLs of stores before anything is started; an empty one is not looked at.
 

@@ -126,10 +126,12 @@ class MemoryObjects:
 class LocalObjects:
     """Objects as files of one folder. Several processes of one machine may share it."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Make the folder if it is missing. Raises Invalid when it cannot be made or written."""
+    def __init__(self, folder: str | os.PathLike[str], *, read_only: bool = False) -> None:
+        """Make the folder if it is missing, unless it is only to be read. Raises Invalid if it cannot be used."""
         self.folder = Path(folder).absolute()
         self._temporary = self.folder / _TEMPORARY
+        if read_only:
+            return
         try:
             make_private(self._temporary)
             self._sweep()

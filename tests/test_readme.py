@@ -62,6 +62,11 @@ def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
     assert "cancelled" in run(example, tmp_path)
 
 
+def test_the_history_of_its_page_is_a_table(tmp_path: Path) -> None:
+    (example,) = examples("docs/history.md")
+    assert run(example, tmp_path).splitlines() == ["read by the broker: 5000", "in tables: 5000 of 10 customers"]
+
+
 def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
     example, *_ = examples("docs/workers.md")
     lines = run(example, tmp_path).splitlines()

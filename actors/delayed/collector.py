@@ -9,8 +9,8 @@ fenced. What it had still under way may land at any time, so the maintenance ask
 from __future__ import annotations
 
 from actors.delayed.bucket_set import BucketSet
-from actors.delayed.retry import REFUSALS
 from actors.delayed.stats import DELETE
+from actors.store_attempts import REFUSALS
 from storage.errors import Corrupt, Fenced
 
 

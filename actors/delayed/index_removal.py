@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from actors.delayed.buckets import BucketTracker
-from actors.delayed.retry import REFUSALS, attempt
 from actors.ports import Ports
+from actors.store_attempts import REFUSALS, attempt
 from storage.errors import Fenced
 
 RETRY_MS = 30_000

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors.delayed.bucket_set import BucketSet
-from actors.delayed.retry import BACK_OFF_MS, REFUSALS
 from actors.delayed.stats import LOAD
+from actors.store_attempts import BACK_OFF_MS, REFUSALS
 from storage.delayed.entries import NEVER, concat
 from storage.delayed.live import Bucket, BucketState
 from storage.delayed.queue import SortedRun

@@ -15,9 +15,9 @@ from actors.delayed.collector import Collector
 from actors.delayed.loader import Loader
 from actors.delayed.merger import Merger
 from actors.delayed.recovery import IndexRecovery
-from actors.delayed.retry import REFUSALS
 from actors.delayed.sealer import Sealer
 from actors.ports import Task
+from actors.store_attempts import REFUSALS
 from storage.delayed.entries import NEVER
 from storage.errors import Fenced, SluiceError, Unavailable
 from storage.position import Positions

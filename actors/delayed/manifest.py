@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.delayed.retry import BACK_OFF_MS, attempt
 from actors.ports import Ports, Version
+from actors.store_attempts import BACK_OFF_MS, attempt
 from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
 from storage.errors import Corrupt, Fenced, Overloaded, Unavailable
 

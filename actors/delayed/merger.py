@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from actors.delayed.bucket_set import BucketSet, Names
 from actors.delayed.objects import Key
-from actors.delayed.retry import REFUSALS
 from actors.delayed.stats import MERGE
+from actors.store_attempts import REFUSALS
 from storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
 from storage.delayed.entries import EMPTY, END, Bound, concat
 from storage.delayed.live import Bucket, BucketState, record_of

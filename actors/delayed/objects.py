@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import google_crc32c
 
-from actors.delayed.retry import attempt
 from actors.delayed.stats import Operations
 from actors.ports import Ports
+from actors.store_attempts import attempt
 from storage.delayed.bucket import BucketHeader, SealedBucket, SegmentTable, decode_header, decode_segments
 from storage.delayed.entries import Entries
 from storage.errors import Conflict, Corrupt, NotFound, Overloaded, Unavailable

@@ -15,9 +15,9 @@ from typing import Any
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.objects import BucketObjects
-from actors.delayed.retry import REFUSALS
 from actors.delayed.shared import NAME, SharedIndex
 from actors.ports import Ports
+from actors.store_attempts import REFUSALS
 from storage.errors import Fenced
 
 UNWANTED_MS = 60_000

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable
 
 from actors.delayed.bucket_set import BucketSet
-from actors.delayed.retry import REFUSALS
+from actors.store_attempts import REFUSALS
 from storage.delayed.bucket import BucketHeader, restore_bitmaps
 from storage.delayed.index import PositionIndex
 from storage.delayed.live import Bucket, first_live_segment

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable
 
 from actors.delayed.bucket_set import BucketSet, Names
-from actors.delayed.retry import REFUSALS
 from actors.delayed.stats import CREATE
+from actors.store_attempts import REFUSALS
 from storage.delayed.bucket import BucketBuilder, SealedBucket
 from storage.delayed.entries import Entries, stable_order
 from storage.delayed.live import Bucket, BucketState, record_of

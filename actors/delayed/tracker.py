@@ -20,11 +20,11 @@ from actors.delayed.index_removal import IndexRemoval
 from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.objects import BucketObjects
-from actors.delayed.retry import REFUSALS
 from actors.delayed.shared import SharedIndex, SharedView
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import CHOICES
 from actors.ports import Ports
+from actors.store_attempts import REFUSALS
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
 from storage.errors import Invalid, SluiceError

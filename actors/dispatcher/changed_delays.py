@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.delayed.retry import REFUSALS, attempt
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.ports import Ports
+from actors.store_attempts import REFUSALS, attempt
 from storage.cursor import Cursor
 from storage.delayed.changes import DelayChanges
 from storage.delayed.entries import Entries

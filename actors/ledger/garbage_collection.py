@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
+from actors.ledger.history_objects import FOLDER, delete_history, history_prefix
 from actors.ledger.record import unpack_record
 from actors.messages import BookieList, DeleteLedgers, ListLedgers
 from actors.ports import Ports, Unknown
+from actors.store_attempts import REFUSALS
 from storage.errors import SluiceError, Unavailable
 
 TIMEOUT = 30_000
@@ -34,11 +36,13 @@ RELEASED = "ids/released"
 class Collected:
     """The result of a garbage collection, as ids of ledgers by bookie.
 
-    deleted: what the bookies have forgotten. unknown: what they hold and no record names or has released.
+    deleted: what the bookies have forgotten. unknown: what they hold and no record names or has released. objects: what
+    topics that are deleted had left in the object store.
     """
 
     deleted: dict[str, list[int]] = field(default_factory=dict)
     unknown: dict[str, list[int]] = field(default_factory=dict)
+    objects: list[str] = field(default_factory=list)
 
 
 async def collect_garbage(ports: Ports, bookies: BookieList) -> Collected:
@@ -51,9 +55,9 @@ async def collect_garbage(ports: Ports, bookies: BookieList) -> Collected:
             continue
         if not isinstance(reply, Unknown):
             held.append((name, address, reply.ledgers))
-    named, released = await _chains(ports)
+    named, released, deleted = await _chains(ports)
     released = await _note(ports, released)
-    collected = Collected()
+    collected = Collected(objects=await _forget_objects(ports, deleted))
     for name, address, ledgers in held:
         leftovers = [ledger for ledger in ledgers if ledger in released and ledger not in named]
         if leftovers and await _forget(ports, address, leftovers):
@@ -90,14 +94,32 @@ async def _note(ports: Ports, released: BitMap) -> BitMap:
             return noted
 
 
-async def _chains(ports: Ports) -> tuple[BitMap, BitMap]:
-    """The ledgers that some chain names, and those that some chain has released. Raises Unavailable, Corrupt."""
+async def _forget_objects(ports: Ports, deleted: dict[str, int]) -> list[str]:
+    """Delete what deleted partitions have left in the object store. deleted: their last epochs, by prefix."""
+    try:
+        folders = {name.rpartition("/")[0] + "/": None for name in await ports.objects.names(FOLDER)}
+        return [
+            name for prefix in folders if prefix in deleted
+            for name in await delete_history(ports, prefix, deleted[prefix])
+        ]  # fmt: skip
+    except REFUSALS as error:
+        ports.log("history_left", error=str(error))
+        return []
+
+
+async def _chains(ports: Ports) -> tuple[BitMap, BitMap, dict[str, int]]:
+    """The ledgers that some chain has on bookies, those that some chain has released, and the partitions that were
+    deleted: their last epochs, by the prefix of their objects. Raises Unavailable, Corrupt.
+    """
     named, released = BitMap(), BitMap()
+    deleted: dict[str, int] = {}
     for key in await ports.meta.keys("partition/"):
         version = await ports.meta.read(key)
         if version is None:
             raise Unavailable(f"the record {key} went away while it was being read")
         record = unpack_record(version.value)
-        named.update(ledger.id for ledger in record.ledgers)
+        named.update(ledger.id for ledger in record.ledgers if ledger.fragments)
         released.update(record.released)
-    return named, released
+        if record.deleted:
+            deleted[history_prefix(record.topic, record.partition)] = record.epoch
+    return named, released, deleted

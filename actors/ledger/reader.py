@@ -14,18 +14,21 @@ import numpy as np
 
 from actors.ledger.bookies import Bookies
 from actors.ledger.fan_out import FanOut, together
+from actors.ledger.history_reader import HistoryReader
 from actors.ledger.record import LedgerRecord
 from actors.ledger.run_offsets import RunOffsets, TableBuilder
 from actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, RunRead
 from actors.ports import Ports
 from actors.wire import Blob
 from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
-from storage.frame import Header, decode_head, head_size, payload_crc
+from storage.frame import Header, decode_head, encode_head, head_size, payload_crc
 
 READ_TIMEOUT, HEADS_TIMEOUT = 3_000, 1_000
 SPECULATE_MS = 300
 """Whoever waits for a run waits for a consumer's next message. A bookie answers within a few milliseconds, or hangs."""
 DESCRIBE_TIMEOUT = 10_000
+HISTORY = "the object store"
+"""Where a run came from, in place of a bookie's name."""
 
 
 class StoredFrame:
@@ -61,11 +64,31 @@ class LedgerReader:
     def __init__(self, ports: Ports, bookies: Bookies) -> None:
         self._ports = ports
         self._bookies = bookies
+        self.history = HistoryReader(ports)
 
     async def run(
         self, ledger: LedgerRecord, run: int, *, part: str = "all", skip: tuple[str, ...] = ()
     ) -> StoredFrame:
-        """One run that is known to exist, from the first bookie that can give it. Raises Unavailable.
+        """One run that is known to exist, from a bookie or from the object store. Raises Unavailable."""
+        if not ledger.fragments:
+            return await self._from_history(ledger, run)
+        try:
+            return await self._from_bookies(ledger, run, part, skip)
+        except Unavailable:
+            if ledger.offloaded is None or HISTORY in skip:
+                raise
+            return await self._from_history(ledger, run)
+
+    async def _from_history(self, ledger: LedgerRecord, run: int) -> StoredFrame:
+        try:
+            frame = await self.history.run(ledger, run)
+        except Corrupt as error:
+            raise Unavailable(f"run {run} of ledger {ledger.id} cannot be read: {error}") from error
+        head = encode_head(frame.header, len(frame.payload))
+        return StoredFrame(frame.header, head, Blob(frame.payload), HISTORY)
+
+    async def _from_bookies(self, ledger: LedgerRecord, run: int, part: str, skip: tuple[str, ...]) -> StoredFrame:
+        """From the first bookie that can give it. Raises Unavailable.
 
         Bookies that failed lately are asked last. One that says nothing for SPECULATE_MS is asked no more for now: the
         next one is asked as well, and the first good answer counts (BookKeeper's speculative read). part "head" brings
@@ -104,6 +127,8 @@ class LedgerReader:
 
         Each bookie is asked once for all that it should have; what it does not give is asked of the others.
         """
+        if not ledger.fragments:
+            return [await self.run(ledger, run) for run in runs]
         shares: dict[str, list[int]] = {}
         for run in runs:
             shares.setdefault(min(ledger.write_set(run), key=self._bookies.suspected), []).append(run)
@@ -134,6 +159,8 @@ class LedgerReader:
             if data is not None:
                 return frame, data
             self._ports.log("copy_unusable", ledger=ledger.id, run=run, bookie=frame.bookie)
+            if frame.bookie == HISTORY:
+                raise Unavailable(f"run {run} of ledger {ledger.id} cannot be read: no copy is whole")
             tried.append(frame.bookie)
 
     async def verified(self, frame: StoredFrame) -> memoryview | None:
@@ -147,6 +174,11 @@ class LedgerReader:
         """The table of a closed ledger, from as few bookies as have all of it. Raises Unavailable, Corrupt."""
         if ledger.last_run < 0:
             return RunOffsets()
+        if not ledger.fragments:
+            try:
+                return await self.history.table(ledger)
+            except Corrupt as error:
+                raise Unavailable(f"the runs of ledger {ledger.id} are not found: {error}") from error
         builder = TableBuilder(ledger)
         fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
         reasons = []

@@ -25,6 +25,8 @@ from storage.errors import Corrupt, InvariantViolation
 from storage.position import EARLIEST, position
 
 FORMAT = 1
+WITH_HISTORY = 2
+"""The format of records with ledgers in the object store, which code that knows only FORMAT must not take for lost."""
 
 
 class LedgerState(StrEnum):
@@ -43,10 +45,36 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
     bookies: tuple[str, ...]
 
 
+class HistoryPart(msgspec.Struct, frozen=True, array_like=True):
+    """An object with runs from first_run on, whose first entry is first_entry (storage.history).
+
+    footer_crc: CRC32C of the last footer_bytes of its size bytes.
+    """
+
+    name: str
+    size: int
+    footer_bytes: int
+    footer_crc: int
+    first_run: int
+    first_entry: int
+
+
+class Offloaded(msgspec.Struct, frozen=True, array_like=True):
+    """The copy of a whole ledger in the object store, complete since `at` (ms)."""
+
+    at: int
+    parts: tuple[HistoryPart, ...]
+
+    def part_of(self, run: int) -> HistoryPart:
+        """The object that holds a run."""
+        return next(part for part in reversed(self.parts) if part.first_run <= run)
+
+
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger. last_run and last_entry are settled when CLOSED (-1: empty); bytes is payload bytes, so far.
 
-    opened_at and closed_at are milliseconds since 1970 by the owner's clock.
+    opened_at and closed_at are milliseconds since 1970 by the owner's clock. One that was offloaded has no fragments
+    from the moment on when its bookies may forget it.
     """
 
     id: int
@@ -60,6 +88,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     opened_at: int = 0
     closed_at: int = 0
+    offloaded: Offloaded | None = None
 
     @property
     def quorum(self) -> Quorum:
@@ -184,6 +213,10 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     exclusivity: Exclusivity = Exclusivity()
     terminated: bool = False
 
+    def __post_init__(self) -> None:
+        if self.format == FORMAT and any(ledger.offloaded is not None for ledger in self.ledgers):
+            msgspec.structs.force_setattr(self, "format", WITH_HISTORY)
+
     def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
         """The note that this run was given up, if it was."""
         return next((lost for lost in self.given_up if (lost.ledger, lost.run) == (ledger_id, run)), None)
@@ -259,6 +292,6 @@ def decode_record(value: dict[str, Any]) -> PartitionRecord:
         record = msgspec.convert(value, PartitionRecord)
     except msgspec.ValidationError as error:
         raise Corrupt(f"a partition's record cannot be read: {error}") from error
-    if record.format != FORMAT:
-        raise Corrupt(f"a partition's record has format {record.format}, known is {FORMAT}")
+    if record.format not in (FORMAT, WITH_HISTORY):
+        raise Corrupt(f"a partition's record has format {record.format}, known are {FORMAT} and {WITH_HISTORY}")
     return record

@@ -27,6 +27,12 @@ class TopicSettings(msgspec.Struct, kw_only=True):
     retention_ms: int = 0
     retention_bytes: int = 0
     ttl_ms: int = 0
+    offload_threshold_bytes: int = -1
+    """Closed ledgers of a partition beyond so many bytes leave the bookies for the object store; -1: none does."""
+    offload_threshold_seconds: int = -1
+    """So do ledgers that were closed so long ago; -1: none does."""
+    offload_deletion_lag_ms: int = 4 * 3600 * 1000
+    """The bookies keep what is in the object store for so long."""
     max_delay_ms: int = 0
     deduplication_enabled: bool = False
     """Of Pulsar's clients: a message that a producer of the same name sent before is stored once, by its sequence id.
@@ -114,6 +120,9 @@ LIMITS: dict[str, tuple[int, int]] = {
     "retention_ms": (-1, _YEARS),
     "retention_bytes": (-1, _BYTES),
     "ttl_ms": (0, _YEARS),
+    "offload_threshold_bytes": (-1, _BYTES),
+    "offload_threshold_seconds": (-1, _YEARS // 1000),
+    "offload_deletion_lag_ms": (0, _YEARS),
     "max_delay_ms": (0, _YEARS),
     "replica_points": (1, 1_000),
     "max_unacked_messages_per_consumer": (0, _MANY),

@@ -349,6 +349,35 @@ class Replicate(Request[Replicated], kw_only=True):
     lost: list[str]
 
 
+class OffloadStatus(Reply, kw_only=True):
+    """How the offloading of a partition stands.
+
+    ledger: what is being written, 0 for none; runs_done of its runs_all runs are. asked: an operator's request is not
+    done. error: why the last try failed. offloaded_bytes, bookie_bytes: payload of ledgers in the object store, and of
+    those on bookies; a ledger may be in both. first_left: the first position that is not in the store, -1 for none.
+    """
+
+    ledger: int = 0
+    runs_done: int = 0
+    runs_all: int = 0
+    asked: bool = False
+    error: str = ""
+    offloaded_ledgers: int = 0
+    offloaded_bytes: int = 0
+    bookie_bytes: int = 0
+    first_left: int = -1
+
+
+class Offload(Request[OffloadStatus], kw_only=True):
+    """Let closed ledgers leave for the object store: until at most keep_bytes of them are on bookies alone, or those
+    before a ledger id; with neither, only tell. Answered at once; ask again to see it finish.
+    """
+
+    reply: ClassVar[type[Reply]] = OffloadStatus
+    keep_bytes: int = -1
+    before: int = -1
+
+
 class AcceptLoss(Request[Text], kw_only=True):
     """Durably give up the run that holds an entry, because no copy of it can be read; nothing else changes.
 

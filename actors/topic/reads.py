@@ -36,7 +36,7 @@ from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.log import PartitionLog
 from actors.topic.tail import OLD_BYTES, CachedRun, CacheRoom, RunCache
-from actors.topic.unreadable import Unreadable
+from actors.topic.unreadable import ALL_RUNS, Unreadable
 from actors.wire import Blob, owned
 from storage.batch import decode_body
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
@@ -99,7 +99,15 @@ class LogReads:
     async def _table(self, ledger: LedgerRecord) -> RunOffsets:
         lock = self._loading.setdefault(ledger.id, asyncio.Lock())
         async with lock:
-            return await self._log.table(ledger)
+            try:
+                table = await self._log.table(ledger)
+            except Unavailable as error:
+                if not ledger.fragments:  # else a bookie that comes back has it
+                    self.unreadable.failed(ledger.id, ALL_RUNS, 0, ledger.last_entry + 1, error)
+                raise
+            if not ledger.fragments:
+                self.unreadable.fine(ledger.id, ALL_RUNS)
+            return table
 
     # -- index columns -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Producers
@@ -32,6 +34,7 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable
         "underReplicated": upkeep.under_replicated(),
         "ledgersToBeCounted": len(log.settled),
         "unreadableRuns": unreadable.rows(),
+        "offload": msgspec.structs.asdict(upkeep.offloading.status()),
         "givenUpRuns": [describe_loss(lost) for lost in record.given_up],
         "addsInFlight": log.in_flight,
         "bytesInFlight": log.held,
@@ -109,4 +112,5 @@ def _ledger(log: PartitionLog, ledger: LedgerRecord) -> dict[str, Any]:
         "fragments": [[fragment.first_entry, list(fragment.bookies)] for fragment in ledger.fragments],
         "openedAt": ledger.opened_at,
         "closedAt": ledger.closed_at,
+        "offloaded": ledger.offloaded is not None,
     }

@@ -38,6 +38,8 @@ from actors.messages import (
     FindTime,
     IndexRead,
     MeasureBacklog,
+    Offload,
+    OffloadStatus,
     OpenProducer,
     PayloadRead,
     PositionFound,
@@ -141,6 +143,7 @@ class Topic(Actor):
 
     def release(self) -> None:
         self._log.tail.close()
+        self._log.reader.history.forget()
         self._reads.close()
 
     def _gone(self) -> str:
@@ -459,6 +462,12 @@ class Topic(Actor):
         """Copy what lost bookies held; the work goes on behind the answer."""
         await self._ready()
         return Replicated(remaining=self._upkeep.replicate(request.lost))
+
+    async def on_offload(self, request: Offload) -> OffloadStatus:
+        """Ledgers leave for the object store; the work goes on behind the answer."""
+        await self._ready()
+        self._upkeep.offloading.ask(request)
+        return self._upkeep.offloading.status()
 
     async def on_terminate(self, request: Terminate) -> Ends:
         """Take no more messages, for good."""

@@ -9,6 +9,7 @@ copied any more. Nothing else of the ledger changes, so all other messages keep 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from storage.position import position, show
 ALARM_MS = 3_000
 """What cannot be read for so long is an alarm: a bookie that starts again needs less."""
 DESCRIBE_TIMEOUT = 5_000
+ALL_RUNS = -1
+"""In place of a run, where nobody can say where the runs of a ledger begin."""
 MOST_GIVEN_UP = 10_000
 """Runs of one partition that can be given up: all of them stand in its record."""
 
@@ -145,7 +148,9 @@ class GivingUp:
 
     async def _check_unreadable(self, ledger: LedgerRecord, lost: GivenUp) -> None:
         """Raises Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
-        for bookie in ledger.write_set(lost.run):
+        if not ledger.fragments:
+            await self._check_history(ledger, lost)
+        for bookie in ledger.write_set(lost.run) if ledger.fragments else ():
             others = tuple(name for name in ledger.bookies() if name != bookie)
             try:
                 frame, data = await self._log.reader.whole(ledger, lost.run, skip=others)
@@ -158,6 +163,12 @@ class GivingUp:
             except Corrupt:
                 continue
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: bookie {bookie} has it")
+
+    async def _check_history(self, ledger: LedgerRecord, lost: GivenUp) -> None:
+        """Of a run that is only in the object store: raises Invalid if it can be read, Unavailable if that is away."""
+        with contextlib.suppress(Corrupt):
+            await self._log.reader.history.run(ledger, lost.run)
+            raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: it is in the object store")
 
     async def _check_answers(self, ledger: LedgerRecord, bookie: str, error: SluiceError) -> None:
         """Raises Unavailable if a bookie is away, because it may come back with a copy."""

@@ -21,6 +21,7 @@ from actors.messages import DeleteLedgers, Progress
 from actors.policies.retention import TopicRetention
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
+from actors.topic.offloading import Offloading
 from actors.topic.reads import LogReads
 from actors.topic.trimming import consumed, trimmable
 from storage.errors import Conflict, Fenced, SluiceError
@@ -38,6 +39,7 @@ class Upkeep:
     """The background work of one partition's owner."""
 
     def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: PartitionLog, reads: LogReads) -> None:
+        self.offloading = Offloading(ports, log, topic, log.metadata.record.partition)
         self._ports = ports
         self._bookies = bookies
         self._log = log
@@ -47,7 +49,7 @@ class Upkeep:
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
-        self._replicating = False
+        self._replicating = self._offloading = False
         self._verified = 0
         self._fill_not_before = 0
         self.marks: dict[str, int] = {}
@@ -71,6 +73,19 @@ class Upkeep:
         ):
             self._replicating = True
             self._ports.spawn(self._replicate(now), "replicate")
+        if not self._offloading and self.offloading.due(self._log.record.settings):
+            self._offloading = True
+            self._ports.spawn(self._offload(), "offload")
+
+    async def _offload(self) -> None:
+        """Beside the rest: a ledger takes minutes."""
+        try:
+            released = await self.offloading.turn(self._log.record.settings)
+        except Fenced:
+            return  # the record has told the topic
+        finally:
+            self._offloading = False
+        self._gone(released)
 
     async def _replicate(self, now: int) -> None:
         """Make copies and delete ledgers, which needs bookies that may be away. Nothing else waits for it."""
@@ -154,9 +169,10 @@ class Upkeep:
         self._reads.forget(ids)
         self._ports.log("trimmed", ledgers=ids)
         self._gone(gone)
+        self.offloading.unwanted(gone)
 
     def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:
-        """These ledgers are deleted in the record: the bookies are to hear of it."""
+        """The bookies are to forget these ledgers: the record has let them go."""
         for ledger in ledgers:
             for bookie in ledger.bookies():
                 self._leftovers.setdefault(bookie, []).append(ledger.id)
@@ -213,3 +229,5 @@ class Upkeep:
         self._log.halt()
         self._gone(gone)
         await self._forget(LAST_TIMEOUT)
+        if any(ledger.offloaded is not None for ledger in gone):
+            await self.offloading.delete_all()

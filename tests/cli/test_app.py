@@ -11,7 +11,7 @@ from tests.cli.conftest import Cli
 PROMISED = (
     "flood", "up", "down", "status", "watch", "produce", "consume", "chaos", "simulate", "bench", "test", "config show",
     "topics create", "topics list", "topics stats", "topics delete", "topics accept-loss", "topics partitions",
-    "topics add-partitions", "topics terminate",
+    "topics add-partitions", "topics terminate", "topics offload", "topics offload-status",
     "subscriptions list", "subscriptions stats", "subscriptions explain", "subscriptions pending",
     "subscriptions blocked-keys", "subscriptions what-if", "subscriptions owner", "subscriptions seek",
     "subscriptions skip", "subscriptions clear-backlog", "subscriptions delete", "subscriptions delayed",

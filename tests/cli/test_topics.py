@@ -72,3 +72,29 @@ def test_without_a_cluster_it_says_how_to_start_one(cli: Cli, client: FakeClient
     assert (code, out) == (2, "")
     assert err.startswith("sluice: no cluster is running on down; start one with `./sluice up`")
     assert client.calls == []
+
+
+def row_of(**values: object) -> dict[str, object]:
+    """How the offloading of a partition stands."""
+    known = {"partition": 0, "ledger": 0, "runs_done": 0, "runs_all": 0, "asked": False, "error": ""}
+    return {**known, "offloaded_ledgers": 1, "offloaded_bytes": 10, "bookie_bytes": 20, "first_left": -1, **values}
+
+
+def test_offload_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
+    client.answers["offload"] = [row_of(asked=True, ledger=4, runs_done=3, runs_all=9)]
+    client.answers["offload_status"] = [row_of()]
+    code, out, err = cli("topics", "offload", "orders", "--keep", "2MB")
+    assert (code, err) == (0, "sluice: offloading orders ... ledger 4: 3 of 9 runs\n")
+    assert ("offload", "orders", 2 << 20, {}) in client.calls
+    assert "bytes on bookies" in out
+    code, out, _ = cli("topics", "offload", "orders", "--no-wait", "--json")
+    assert (code, json.loads(out)[0]["asked"]) == (0, True)
+
+
+def test_offload_does_not_wait_for_a_store_that_is_away(cli: Cli, client: FakeClient) -> None:
+    client.answers["offload"] = [row_of(asked=True, error="S3 answers 503")]
+    code, out, err = cli("topics", "offload", "orders")
+    assert (code, err) == (0, "")
+    assert "S3 answers 503" in out
+    assert cli("topics", "offload", "orders", "--keep", "much")[0] == 2

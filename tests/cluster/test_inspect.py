@@ -8,10 +8,20 @@ import shutil
 from pathlib import Path
 
 import msgpack
+import msgspec
+import pyarrow as pa
 import pytest
 
 from actors.bookie import Bookie, BookieSettings
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord, encode_record
+from actors.ledger.record import (
+    Fragment,
+    HistoryPart,
+    LedgerRecord,
+    LedgerState,
+    Offloaded,
+    PartitionRecord,
+    encode_record,
+)
 from actors.messages import TopicSettings
 from actors.ports import Ports
 from cluster import inspect
@@ -19,9 +29,13 @@ from cluster.config import Configuration, load
 from cluster.disk import FileDisk
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.stores import AsyncMeta
+from storage.batch import make_batch
 from storage.cursor import Cursor
 from storage.errors import NotFound
+from storage.frame import Frame, Header, make_run
+from storage.history import PartWriter
 from storage.metadata_sqlite import SqliteMetadata
+from storage.objects import LocalObjects
 from storage.position import position
 from tests.actors.bookie.world import NoNet, add
 
@@ -40,6 +54,45 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.create(f"subscription/{TOPIC}/0/billing", 1, msgpack.packb(saved))
     store.close()
     return folder
+
+
+def offloaded(folder: Path, *, on_bookies: bool) -> Path:
+    """The ledger is in the object store as well, or there alone; returns the file."""
+    columns = pa.table({"payload": [b"one"]})
+    run = make_run(make_batch(columns, now=1, producer="p"))
+    writer = PartWriter(LEDGER, 0, 0)
+    for number in range(RUNS):
+        header = Header(LEDGER, number, number, 1, 3, -1, "p", 0, run.delayed, run.shape, run.crc)
+        writer.add([Frame(header, run.payload)])
+    sealed = writer.finish()
+    name = "history/orders/0/1.parquet"
+    LocalObjects(folder / "objects").put(name, sealed.data)
+    part = HistoryPart(name, len(sealed.data), sealed.footer_bytes, sealed.footer_crc, 0, 0)
+    record = _record()
+    ledger = msgspec.structs.replace(record.ledgers[0], offloaded=Offloaded(1, (part,)))
+    if not on_bookies:
+        ledger = msgspec.structs.replace(ledger, fragments=())
+    store = SqliteMetadata(folder / "metadata.db")
+    store.create(f"partition/{TOPIC}/0", 2, msgpack.packb(encode_record(record.with_ledger(ledger))))
+    store.close()
+    return next((folder / "objects").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("on_bookies", [True, False])
+def test_what_is_in_the_object_store_is_read_there(values: Configuration, on_bookies: bool) -> None:
+    file = offloaded(values.data_dir, on_bookies=on_bookies)
+    [row] = inspect.ledger(values, verify=True)
+    assert (row["ok"], row["objects"]) == (True, ["history/orders/0/1.parquet"])
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(data)
+    [row] = inspect.ledger(values, verify=True)
+    assert not row["ok"]
+    assert row["problem"] == "object history/orders/0/1.parquet: row group 0 does not fit its checksum"
+    file.unlink()
+    [row] = inspect.ledger(values, verify=True)
+    assert row["problem"].startswith("object history/orders/0/1.parquet: there is no object")
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ MOST_LINES = 500
 MOST_FUNCTION_LINES = 50
 MOST_CONSTRUCTOR_PARAMETERS = 7
 ONE_SUBJECT: dict[str, str] = {
+    "actors/topic/topic.py": "the conversation of a partition's owner: a method for each request, and what they share",
+    "cluster/client.py": "the public client: a method for each thing that users do, and what they share",
     "actors/dispatcher/takeover.py:take_over": "its order says what must be durable before what, and is seen whole",
 }
 """Longer files, and functions as `file.py:name`, each with the reason why it has one subject and is not cut."""

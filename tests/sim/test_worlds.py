@@ -22,6 +22,7 @@ SEEDS = {
     "delays": 30,
     "gateway": 40,
     "grace": 40,
+    "history": 40,
     "ledger": 70,
     "nack_order": 30,
     "owners": 20,

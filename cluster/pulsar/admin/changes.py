@@ -3,6 +3,8 @@
 POST .../partitions              more partitions; the body is their number. 422 if that is fewer than there are
 POST .../terminate               no more messages; the id of the last one. 405 of a topic with partitions
 POST .../terminate/partitions    the same of every partition, by its number; 405 of a topic that has none
+PUT .../offload                  closed ledgers before an id leave for the object store; 409 while some do
+GET .../offload                  how that stands
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import AddPartitions, Ends, Terminate
+from actors.messages import AddPartitions, Ends, Offload, OffloadStatus, Terminate
 from actors.pulsar.conversation.topic_names import full_name
-from cluster.http.server import body_of, number_of
+from cluster.http.server import MAX_NUMBER, body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, named, topic_of
 from cluster.pulsar.admin.messages import last_id
 from cluster.pulsar.admin.topics import TOPIC
-from storage.errors import Conflict
+from storage.errors import Conflict, Invalid
+from storage.position import ledger_of
 
 
 class TopicChangeRoutes:
@@ -32,6 +35,8 @@ class TopicChangeRoutes:
             web.post(f"{TOPIC}/partitions", self._add_partitions),
             web.post(f"{TOPIC}/terminate", self._terminate),
             web.post(f"{TOPIC}/terminate/partitions", self._terminate_all),
+            web.put(f"{TOPIC}/offload", self._offload),
+            web.get(f"{TOPIC}/offload", self._offload_status),
         ]
 
     async def _add_partitions(self, request: web.Request) -> web.Response:
@@ -64,6 +69,35 @@ class TopicChangeRoutes:
         partitions = range(settings.partitions)
         ends = await asyncio.gather(*(self._end(Named(topic, partition), partition) for partition in partitions))
         return web.json_response({str(partition): end for partition, end in zip(partitions, ends, strict=True)})
+
+    async def _offload(self, request: web.Request) -> web.Response:
+        which = named(request)
+        before = object_in(await body_of(request), "the body is a message id").get("ledgerId")
+        if not isinstance(before, int) or isinstance(before, bool) or not 0 <= before <= MAX_NUMBER:
+            raise Invalid("a message id has a ledgerId, which is a number")
+        if (await self._offloading(which, Offload())).asked:
+            raise Conflict("Offload already in progress")
+        await self._offloading(which, Offload(before=before))
+        return web.Response(status=204)
+
+    async def _offload_status(self, request: web.Request) -> web.Response:
+        status = await self._offloading(named(request), Offload())
+        word = (
+            "ERROR" if status.error else "RUNNING" if status.asked else "SUCCESS" if status.offloaded_ledgers else None
+        )
+        left = status.first_left
+        first = {"ledgerId": ledger_of(left), "entryId": 0, "partitionIndex": -1} if left >= 0 else None
+        return web.json_response(
+            {"status": word or "NOT_RUN", "lastError": status.error, "firstUnoffloadedMessage": first}
+        )
+
+    async def _offloading(self, which: Named, request: Offload) -> OffloadStatus:
+        """Of one partition, as Pulsar's tools ask: they name partitions of a topic that has any."""
+        settings = await self._broker.settings(which)
+        if settings.has_partitions and which.partition is None:
+            raise Conflict(f"Topic {full_name(which.topic)} has partitions: name one of them")
+        status: OffloadStatus = await self._broker.ask_owner(which.topic, which.partition or 0, None, request)
+        return status
 
     async def _partitions(self, topic: str) -> int:
         """How many a topic has. Raises Conflict where it is one without."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from actors.delayed.retry import BACK_OFF_MS
+from actors.store_attempts import BACK_OFF_MS
 from storage.position import position
 from tests.actors.delayed.broker import Broker
 from tests.actors.delayed.scenario import Scenario, message, numbers

@@ -34,6 +34,7 @@ from storage.frame import Buffer, Header, Run, decode_head, encode_head
 from tests.actors.topic.cluster import make_test_run
 from tests.kit.clocks import QuickClock
 from tests.kit.meta import MemoryMeta
+from tests.kit.objects import PlainObjects
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
@@ -171,6 +172,7 @@ class Lab:
         self.wire = Wire(list(names))
         self.clock = QuickClock()
         self.meta = MemoryMeta()
+        self.objects = PlainObjects()
         self.tasks: list[asyncio.Task[None]] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.ports = self.make_ports(me)
@@ -182,7 +184,7 @@ class Lab:
             me=me,
             clock=self.clock,
             net=self.wire,
-            objects=cast(Any, None),
+            objects=self.objects,
             meta=self.meta,
             rng=random.Random(1),
             spawn=self._spawn,

@@ -10,6 +10,7 @@ from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
 from tests.sim.mutants.giving_back import GIVING_BACK
 from tests.sim.mutants.holding import HOLDING
+from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
 from tests.sim.mutants.placing import PLACING
@@ -25,6 +26,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "dispatching": DISPATCHING,
     "delaying": DELAYING,
     "holding": HOLDING,
+    "keeping history": KEEPING_HISTORY,
     "keeping order": KEEPING_ORDER,
     "keeping places": KEEPING_PLACES,
     "talking": TALKING,

@@ -10,6 +10,7 @@ from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
 from tests.sim.worlds.grace import GraceWorld
+from tests.sim.worlds.history import HistoryWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
@@ -27,6 +28,7 @@ WORLDS: dict[str, Scenario] = {
     for world in (
         BookieWorld(),
         LedgerWorld(),
+        HistoryWorld(),
         BrokerWorld(),
         CancelsWorld(),
         DeadLettersWorld(),

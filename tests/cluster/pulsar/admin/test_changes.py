@@ -196,3 +196,14 @@ def test_the_end_outlives_a_restart_and_is_the_end_for_all(tmp_path: Path) -> No
             client.create_producer("gone")
         with client.subscribe("gone", "s", initial_position="earliest") as consumer:
             assert consumer.receive(60_000).data() == b"one"
+
+
+def test_closed_ledgers_leave_as_pulsars_tools_ask(tool: Tool) -> None:
+    """The tool reads from stats-internal which ledger is the first that stays."""
+    tool.ask("PUT", f"{BASE}/leaving")
+    unknown = tool.ask("PUT", f"{BASE}/leaving/offload", {"entryId": 0})
+    assert (unknown.status, unknown.body["reason"]) == (412, "a message id has a ledgerId, which is a number")
+    assert tool.get(f"{BASE}/leaving/offload")["status"] == "NOT_RUN"
+    assert tool.ask("PUT", f"{BASE}/leaving/offload", {"ledgerId": 0, "entryId": 0, "partitionIndex": -1}).status == 204
+    tool.ask("PUT", f"{BASE}/divided/partitions", 2)
+    assert tool.ask("PUT", f"{BASE}/divided/offload", {"ledgerId": 1, "entryId": 0}).status == 409

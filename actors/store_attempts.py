@@ -1,4 +1,4 @@
-"""Four attempts with growing pauses (BD-10): how the delayed index waits for a store that is away."""
+"""Four attempts with growing pauses (BD-10): how what lies in the object store waits for a store that is away."""
 
 from __future__ import annotations
 

@@ -1,0 +1,33 @@
+"""The names of objects with offloaded ledgers, and the end of those whose topic was deleted.
+
+    history/<topic>/<partition>/<ledger>-<epoch>-<number>.parquet
+
+An owner deletes only what was written under its own epoch or an earlier one: a topic that is made again under the same
+name has higher ones.
+"""
+
+from __future__ import annotations
+
+from actors.ports import Ports
+
+FOLDER = "history/"
+_NEVER = 1 << 62
+
+
+def history_prefix(topic: str, partition: int) -> str:
+    """Where the objects of a partition lie."""
+    return f"{FOLDER}{topic}/{partition}/"
+
+
+def epoch_of(name: str) -> int:
+    """The epoch of the owner that wrote an object; above all epochs for a name that is none of these."""
+    pieces = name.rpartition("/")[2].removesuffix(".parquet").split("-")
+    return int(pieces[1]) if len(pieces) == 3 and all(piece.isdigit() for piece in pieces) else _NEVER
+
+
+async def delete_history(ports: Ports, prefix: str, epoch: int) -> list[str]:
+    """Delete what a deleted partition, whose last epoch this is, has left; returns the names. Raises Unavailable."""
+    gone = [name for name in await ports.objects.names(prefix) if epoch_of(name) <= epoch]
+    for name in gone:
+        await ports.objects.delete(name)
+    return gone

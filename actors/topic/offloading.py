@@ -1,0 +1,318 @@
+"""Sealed ledgers leave for the object store: written as tables, compared, named, and only then deleted from bookies.
+
+    closed -> (its runs in objects, read back) -> named in the record, on bookies too -> released by the bookies
+
+Each arrow is one version of the partition's record, and no step begins before the version of the one before is durable.
+An owner that dies on the way leaves at most objects that no record names; the next owner deletes these. Objects' names
+carry the epoch and a number of the owner that wrote them and are never used twice, so an owner that was replaced can
+write nothing that the newer one has named, and what it writes late is found when the newer one collects again.
+
+Which ledgers: from the oldest on, while closed ledgers take more than `offload_threshold_bytes` on the bookies, and
+those that were closed `offload_threshold_seconds` ago; -1 is never, as with Pulsar, and so is an operator's request. A
+ledger with a run that was given up stays where it is.
+
+The bookies keep a ledger for `offload_deletion_lag_ms` after it was named. Until then it is read from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from actors.ledger.fan_out import together
+from actors.ledger.history_objects import delete_history, epoch_of, history_prefix
+from actors.ledger.record import HistoryPart, LedgerRecord, LedgerState, Offloaded, PartitionRecord
+from actors.messages import Offload, OffloadStatus, TopicSettings
+from actors.ports import Ports
+from actors.store_attempts import REFUSALS, attempt
+from actors.topic.log import PartitionLog
+from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
+from storage.frame import Frame
+from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart, same_rows
+from storage.position import position
+
+READ_AT_ONCE = 8
+"""Runs that are read from bookies at a time."""
+RETRY_MS = 30_000
+COLLECT_MS = 3_600_000
+"""So often an owner looks for objects that no record names: what an earlier one had under way may land at any time."""
+NEVER = -1
+
+
+@dataclass(slots=True)
+class OffloadState:
+    """How the offloading of a partition stands. error: why the last try failed; empty if it did not."""
+
+    running: int = 0
+    runs_done: int = 0
+    runs_all: int = 0
+    error: str = ""
+
+
+def offloadable(
+    record: PartitionRecord, settings: TopicSettings, now: int, *, keep_bytes: int = NEVER, before: int = NEVER
+) -> list[int]:
+    """Ids of the ledgers that are to be offloaded, oldest first.
+
+    keep_bytes: so much of closed ledgers may stay on the bookies. before: ledgers with smaller ids leave.
+    """
+    closed = [ledger for ledger in record.ledgers if ledger.state is LedgerState.CLOSED and ledger.last_run >= 0]
+    there = [ledger for ledger in closed if ledger.offloaded is None]
+    limits = [limit for limit in (settings.offload_threshold_bytes, keep_bytes) if limit >= 0]
+    size = sum(ledger.bytes for ledger in there)
+    damaged = {lost.ledger for lost in record.given_up}
+    found = []
+    for ledger in there:
+        large = any(size > limit for limit in limits)
+        seconds = settings.offload_threshold_seconds
+        old = seconds >= 0 and now - ledger.closed_at >= seconds * 1000
+        if not large and not old and ledger.id >= before:
+            break
+        size -= ledger.bytes
+        # Whatever is not covered yet would be read by the next owner, head by head.
+        covered = (ledger.id, ledger.last_run) <= (record.covered_ledger, record.covered_run)
+        if covered and ledger.id not in damaged:
+            found.append(ledger.id)
+    return found
+
+
+def forgettable(record: PartitionRecord, lag_ms: int, now: int) -> list[LedgerRecord]:
+    """Ledgers whose copies on bookies may go."""
+    return [
+        ledger
+        for ledger in record.ledgers
+        if ledger.offloaded is not None and ledger.fragments and now - ledger.offloaded.at >= lag_ms
+    ]
+
+
+class Offloading:
+    """The offloading of one partition's owner. Its turns come one after another."""
+
+    def __init__(self, ports: Ports, log: PartitionLog, topic: str, partition: int) -> None:
+        self._ports, self._log = ports, log
+        self._prefix = history_prefix(topic, partition)
+        self._numbers = 0
+        self._not_before = 0
+        self._collect_at = 0
+        self._unwanted: list[str] = []
+        self._asked = {"keep_bytes": NEVER, "before": NEVER}
+        """What operators want, until it is done."""
+        self.state = OffloadState()
+
+    def ask(self, request: Offload) -> None:
+        """Take an operator's request: `status` says when it is done."""
+        if request.keep_bytes >= 0:
+            known = self._asked["keep_bytes"]
+            self._asked["keep_bytes"] = request.keep_bytes if known < 0 else min(request.keep_bytes, known)
+        self._asked["before"] = max(self._asked["before"], request.before)
+        if max(request.keep_bytes, request.before) >= 0:
+            self._not_before = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether an operator waits for something."""
+        return max(self._asked.values()) >= 0
+
+    def status(self) -> OffloadStatus:
+        """How it stands."""
+        ledgers, state = self._log.record.ledgers, self.state
+        stored = [ledger for ledger in ledgers if ledger.offloaded is not None]
+        left = [ledger for ledger in ledgers if ledger.offloaded is None]
+        return OffloadStatus(
+            ledger=state.running,
+            runs_done=state.runs_done,
+            runs_all=state.runs_all,
+            asked=self.wanted,
+            error=state.error,
+            offloaded_ledgers=len(stored),
+            offloaded_bytes=sum(ledger.bytes for ledger in stored),
+            bookie_bytes=sum(ledger.bytes for ledger in ledgers if ledger.fragments),
+            first_left=position(left[0].id, 0) if left else NEVER,
+        )
+
+    def due(self, settings: TopicSettings) -> bool:
+        """Whether there is something to do."""
+        now, record = self._ports.clock.now(), self._log.record
+        if self._ports.clock.monotonic() < self._not_before:
+            return False
+        return bool(
+            self._unwanted
+            or self.wanted
+            or offloadable(record, settings, now)
+            or forgettable(record, settings.offload_deletion_lag_ms, now)
+            or (self._ports.clock.monotonic() >= self._collect_at and self._may_have_left_objects(settings))
+        )
+
+    def _may_have_left_objects(self, settings: TopicSettings) -> bool:
+        limits = (settings.offload_threshold_bytes, settings.offload_threshold_seconds)
+        return max(limits) >= 0 or any(ledger.offloaded is not None for ledger in self._log.record.ledgers)
+
+    async def turn(self, settings: TopicSettings) -> list[LedgerRecord]:
+        """Offload what is to be, one ledger after the other; returns ledgers that the bookies may forget.
+
+        Raises Fenced. What fails is told in `state` and tried again.
+        """
+        try:
+            await self._clean_up()
+            asked = dict(self._asked)
+            for ledger_id in offloadable(self._log.record, settings, self._ports.clock.now(), **asked):
+                ledger = self._log.record.ledger(ledger_id)
+                if ledger is not None:
+                    await self._offload(ledger)
+            if self._asked == asked:
+                self._asked = {"keep_bytes": NEVER, "before": NEVER}
+            self.state.error = ""
+        except (*REFUSALS, Corrupt, NotFound) as error:
+            self.state.error = str(error)
+            self._not_before = self._ports.clock.monotonic() + RETRY_MS
+            self._ports.log("offload_waits", error=str(error))
+        finally:
+            self.state.running = 0
+        return await self._release(settings)
+
+    async def _release(self, settings: TopicSettings) -> list[LedgerRecord]:
+        """Let bookies forget what has been in the object store for long enough."""
+        gone: list[LedgerRecord] = []
+
+        def change(record: PartitionRecord) -> PartitionRecord:
+            gone[:] = forgettable(record, settings.offload_deletion_lag_ms, self._ports.clock.now())
+            for ledger in gone:
+                record = record.with_ledger(msgspec.structs.replace(ledger, fragments=()))
+            return record.with_released([ledger.id for ledger in gone])
+
+        if forgettable(self._log.record, settings.offload_deletion_lag_ms, self._ports.clock.now()):
+            await self._log.metadata.update(change)
+        return gone
+
+    # -- one ledger --------------------------------------------------------------------------------------------------
+
+    async def _offload(self, ledger: LedgerRecord) -> None:
+        """Write, compare, name. Raises Fenced, Unavailable, Corrupt, NotFound."""
+        self.state.running, self.state.runs_done, self.state.runs_all = ledger.id, 0, ledger.last_run + 1
+        parts: list[HistoryPart] = []
+        try:
+            await self._write(ledger, parts)
+        except SluiceError:
+            self._unwanted += [part.name for part in parts]
+            raise
+
+        def change(record: PartitionRecord) -> PartitionRecord:
+            newest = record.ledger(ledger.id)
+            if newest is None or newest.offloaded is not None:
+                return record  # it was trimmed meanwhile
+            return record.with_ledger(
+                msgspec.structs.replace(newest, offloaded=Offloaded(self._ports.clock.now(), tuple(parts)))
+            )
+
+        await self._log.metadata.update(change)
+        self._log.wake()
+        newest = self._log.record.ledger(ledger.id)
+        if newest is None or newest.offloaded is None or newest.offloaded.parts != tuple(parts):
+            self._unwanted += [part.name for part in parts]
+        self._ports.log("offloaded", ledger=ledger.id, runs=ledger.last_run + 1, objects=len(parts))
+
+    async def _write(self, ledger: LedgerRecord, parts: list[HistoryPart]) -> None:
+        """Write and compare all of a ledger; parts: what is in the store, complete or not, is put here."""
+        run = entry = 0
+        while run <= ledger.last_run:
+            sealed = await self._sealed(ledger, run, entry)
+            part = self._named(ledger, sealed, run, entry)
+            parts.append(part)
+            await self._put(part, sealed)
+            await self._compare(ledger, part, sealed)
+            run, entry = sealed.headers[-1].run + 1, sealed.headers[-1].last_entry + 1
+        if entry != ledger.last_entry + 1:
+            raise Corrupt(f"ledger {ledger.id} ends at entry {entry - 1}, not {ledger.last_entry}")
+
+    async def _sealed(self, ledger: LedgerRecord, first_run: int, first_entry: int) -> SealedPart:
+        """The next file of a ledger: as many whole runs as fit."""
+        writer = PartWriter(ledger.id, first_run, first_entry)
+        run = first_run
+        while run <= ledger.last_run and writer.bytes < PART_BYTES:
+            frames: list[Frame] = []
+            size = rows = 0
+            while run <= ledger.last_run and size < GROUP_BYTES and rows < GROUP_ROWS:
+                stop = min(run + READ_AT_ONCE, ledger.last_run + 1)
+                for frame in await together(self._ports, "offload", [self._run(ledger, at) for at in range(run, stop)]):
+                    frames.append(frame)
+                    size, rows, run = size + len(frame.payload), rows + frame.header.count, run + 1
+            await self._ports.work(lambda frames=frames: writer.add(frames))  # type: ignore[misc]
+            self.state.runs_done = run
+            self._check()
+        return await self._ports.work(writer.finish)
+
+    async def _run(self, ledger: LedgerRecord, run: int) -> Frame:
+        """A run whose checksum was verified."""
+        stored, data = await self._log.reader.whole(ledger, run)
+        return Frame(stored.header, data)
+
+    def _named(self, ledger: LedgerRecord, sealed: SealedPart, run: int, entry: int) -> HistoryPart:
+        """A file under a name that was never used."""
+        self._numbers += 1
+        name = f"{self._prefix}{ledger.id:012d}-{self._log.epoch:012d}-{self._numbers:06d}.parquet"
+        return HistoryPart(name, len(sealed.data), sealed.footer_bytes, sealed.footer_crc, run, entry)
+
+    async def _put(self, part: HistoryPart, sealed: SealedPart) -> None:
+        """Put a file into the store. What is there is compared afterwards, whatever was answered."""
+        unclear = False
+
+        async def put() -> None:
+            nonlocal unclear
+            try:
+                created = await self._ports.objects.put(part.name, sealed.data)
+            except Unavailable:
+                unclear = True
+                raise
+            if not created and not unclear:
+                raise Corrupt(f"there is an object {part.name} already")
+
+        await attempt(self._ports, put)
+
+    async def _compare(self, ledger: LedgerRecord, part: HistoryPart, sealed: SealedPart) -> None:
+        """Read a file back and hold each of its runs against the ledger's checksums. Raises Corrupt, NotFound."""
+        history = self._log.reader.history
+        footer = await history.footer(part)
+        for number, group in enumerate(footer.groups):
+            self._check()
+            rows = await history.group(part, footer, number)
+            headers = sealed.headers[group.first_run - part.first_run : group.stop_run - part.first_run]
+            for run in await self._ports.work(lambda rows=rows, headers=headers: rows.unlike(headers)):  # type: ignore[misc]
+                if not same_rows(rows.frame(run), await self._run(ledger, run)):
+                    raise Corrupt(f"run {run} of ledger {ledger.id} does not come out of {part.name} as it went in")
+
+    def _check(self) -> None:
+        if self._log.stopped:
+            raise Fenced("the topic has a newer owner")
+
+    # -- what no record names ----------------------------------------------------------------------------------------
+
+    def unwanted(self, ledgers: Sequence[LedgerRecord]) -> None:
+        """These ledgers have left the record: their objects are to be deleted."""
+        self._unwanted += [part.name for one in ledgers if one.offloaded is not None for part in one.offloaded.parts]
+
+    async def _clean_up(self) -> None:
+        """Delete objects of trimmed ledgers, and now and then whatever else the record does not name."""
+        while self._unwanted:
+            name = self._unwanted[-1]
+            await attempt(self._ports, lambda: self._ports.objects.delete(name))  # noqa: B023
+            self._unwanted.pop()
+        if self._ports.clock.monotonic() < self._collect_at:
+            return
+        names = await attempt(self._ports, lambda: self._ports.objects.names(self._prefix))
+        # Whether this is still the owner is asked after the list was made: what a newer one names is not ours to judge.
+        await self._log.metadata.verify()
+        named = {part.name for one in self._log.record.ledgers if one.offloaded for part in one.offloaded.parts}
+        for name in names:
+            if name not in named and epoch_of(name) <= self._log.epoch:
+                await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
+                self._ports.log("history_collected", name=name)
+        self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
+
+    async def delete_all(self) -> None:
+        """The topic was deleted: nothing is named any more. What cannot be deleted now the garbage collection finds."""
+        try:
+            await delete_history(self._ports, self._prefix, self._log.epoch)
+        except SluiceError as error:
+            self._ports.log("history_left", error=str(error))

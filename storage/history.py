@@ -1,0 +1,371 @@
+"""A part of a sealed ledger as a Parquet file: what brokers read back is the table that every engine reads.
+
+A file holds consecutive whole runs of one ledger, a row for each message, in order. The columns are those of a stored
+batch (storage.batch), and these:
+
+    ledger, entry   int64           together the position
+    masked_hash     int32           31 bits of the sticky key's hash
+    deliver_at      timestamp[ms]   null: at once
+    producer        string          who sent the run, as the topic knows it
+    sequence        int64           the number that this producer gave the message
+
+`publish_time` is a timestamp as well; `event_time` stays a number, because clients may send any.
+
+A row group holds whole runs, so a position is found in one row group. What Parquet has no place for stands in the
+footer, under METADATA: the runs, and of each row group its bytes and their checksum. The checksum of the footer is kept
+by whoever names the file (actors.ledger.record). So footers and row groups are believed only if they are what was
+written, and nothing else of a file is read for a position.
+
+A run that comes out has the rows, hashes and sequences of the run that went in. Its bytes are mostly the same too, but
+not if the producer compressed them, or Arrow wrote the same rows in another way; its checksum is that of the bytes that
+come out.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import google_crc32c
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.batch import StoredBatch, decode_body, schema_of, stored_schema
+from storage.errors import Corrupt
+from storage.frame import Frame, Header, make_run
+
+FORMAT = 1
+METADATA = b"sluice"
+GROUP_BYTES = 4 * 1024 * 1024
+"""Payload bytes after which a row group ends: what is read for one message that lies far from others."""
+GROUP_ROWS = 65_536
+PART_BYTES = 32 * 1024 * 1024
+"""Payload bytes after which a file ends: what its writer has in hand."""
+_LEVEL = 1
+_MAGIC = b"PAR1"
+
+_TIME = pa.timestamp("ms", "UTC")
+_OPTIONAL = ("ordering_key", "properties", "event_time", "sequence_id", "batch_index", "pulsar")
+_BATCH = stored_schema(_OPTIONAL)
+_TIMES = ("publish_time", "deliver_at")
+SCHEMA = pa.schema(
+    [
+        pa.field("ledger", pa.int64(), nullable=False),
+        pa.field("entry", pa.int64(), nullable=False),
+        *(pa.field(field.name, _TIME, field.nullable) if field.name in _TIMES else field for field in _BATCH),
+        pa.field("masked_hash", pa.int32(), nullable=False),
+        pa.field("deliver_at", _TIME),
+        pa.field("producer", pa.string(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+    ]
+)
+"""Of every file."""
+_REPEATING = ["ledger", "key", "ordering_key", "producer"]
+"""Columns that are worth a dictionary."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Runs first_run .. stop_run-1, which begin at first_entry; bytes start .. start+length-1 of the file."""
+
+    first_run: int
+    stop_run: int
+    first_entry: int
+    start: int
+    length: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPart:
+    """A file that is to be stored. The last footer_bytes of data are the footer, whose checksum is footer_crc.
+
+    headers: of the runs that it was made of, in order.
+    """
+
+    data: memoryview
+    footer_bytes: int
+    footer_crc: int
+    headers: list[Header]
+
+
+class PartWriter:
+    """Makes one file. first_run, first_entry: where it begins in its ledger."""
+
+    def __init__(self, ledger: int, first_run: int, first_entry: int) -> None:
+        from pyarrow import parquet
+
+        self._ledger = ledger
+        self._next_run, self._next_entry = first_run, first_entry
+        self._sink = io.BytesIO()
+        self._writer = parquet.ParquetWriter(
+            self._sink,
+            SCHEMA,
+            compression="zstd",
+            compression_level=_LEVEL,
+            use_dictionary=_REPEATING,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+        self._groups: list[RowGroup] = []
+        self._headers: list[Header] = []
+        self.bytes = 0
+        """Of payload, so far."""
+
+    def add(self, frames: Sequence[Frame]) -> None:
+        """Write runs that follow those before as one row group. Raises Corrupt if they do not follow."""
+        first_run, first_entry = self._next_run, self._next_entry
+        for header in (frame.header for frame in frames):
+            if (header.ledger, header.run, header.first_entry) != (self._ledger, self._next_run, self._next_entry):
+                raise Corrupt(f"run {header.run} does not follow the one before it in ledger {self._ledger}")
+            self._next_run, self._next_entry = header.run + 1, header.last_entry + 1
+            self._headers.append(header)
+        start = self._sink.tell() if self._groups else len(_MAGIC)
+        table = _table_of(frames)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        written = bytes(self._sink.getbuffer()[start:])
+        group = RowGroup(first_run, self._next_run, first_entry, start, len(written), google_crc32c.value(written))
+        self._groups.append(group)
+        self.bytes += sum(len(frame.payload) for frame in frames)
+
+    def finish(self) -> SealedPart:
+        """The file; nothing can be added any more."""
+        self._writer.add_key_value_metadata({METADATA: _packed(self._groups, self._headers)})
+        self._writer.close()
+        data = self._sink.getbuffer()
+        tail = bytes(data[self._groups[-1].start + self._groups[-1].length :])
+        return SealedPart(data, len(tail), google_crc32c.value(tail), self._headers)
+
+
+class PartFooter:
+    """What the footer of a file says. Made by `decode_footer`."""
+
+    def __init__(self, metadata: Any, size: int, values: dict[str, Any]) -> None:
+        """metadata: Parquet's own. size: of the whole file. Raises KeyError, TypeError, ValueError, struct.error."""
+        self.metadata, self.size = metadata, size
+        self.ledger: int = values["ledger"]
+        self.groups = [RowGroup(*group) for group in values["groups"]]
+        self.counts: npt.NDArray[np.uint32] = np.frombuffer(values["counts"], np.uint32)
+        """How many messages each run has."""
+        self.epochs: npt.NDArray[np.int64] = np.frombuffer(values["epochs"], np.int64)
+        self.shapes: npt.NDArray[np.uint8] = np.frombuffer(values["shapes"], np.uint8)
+        self.delayed: npt.NDArray[np.bool_] = np.frombuffer(values["delayed"], np.bool_)
+        self.positions: dict[int, bytes] = dict(values["positions"])
+        """What runs of results were made of (storage.frame), by run; others are not there."""
+        runs = self.groups[-1].stop_run - self.groups[0].first_run
+        if any(len(column) != runs for column in (self.counts, self.epochs, self.shapes, self.delayed)):
+            raise ValueError("its columns differ in length")
+
+    @cached_property
+    def first_entries(self) -> npt.NDArray[np.int64]:
+        """Of each run."""
+        return self.groups[0].first_entry + np.cumsum(self.counts, dtype=np.int64) - self.counts
+
+    def group_of(self, run: int) -> int:
+        """The number of the row group that holds a run of this file."""
+        return int(np.searchsorted([group.stop_run for group in self.groups], run, side="right"))
+
+
+class GroupRows:
+    """One row group in memory, from which runs are taken. bytes: what it takes."""
+
+    def __init__(self, footer: PartFooter, number: int, table: pa.Table) -> None:
+        self._footer, self._group = footer, footer.groups[number]
+        self._rows = _batch_of(table)
+        self.bytes = int(self._rows.get_total_buffer_size())
+
+    def unlike(self, headers: Sequence[Header]) -> list[int]:
+        """The runs of these headers whose bytes are others than they were: their rows are to be compared.
+
+        Raises Corrupt if anything else of a run is not what it was.
+        """
+        found = []
+        for wanted in headers:
+            header = self.frame(wanted.run).header
+            if _places(header) != _places(wanted):
+                raise Corrupt(f"run {wanted.run} of ledger {wanted.ledger} does not come out of its file as it went in")
+            if header.crc != wanted.crc:
+                found.append(wanted.run)
+        return found
+
+    def frame(self, run: int) -> Frame:
+        """A run that lies in this group. Raises Corrupt if the columns are not those of a run."""
+        footer, group = self._footer, self._group
+        at = run - footer.groups[0].first_run
+        first = int(footer.first_entries[at])
+        count = int(footer.counts[at])
+        piece = self._rows.slice(first - group.first_entry, count)
+        if first == group.first_entry:  # else Arrow writes what lies behind the piece, too
+            piece = piece.take(pa.array(np.arange(piece.num_rows)))
+        shape, delayed = int(footer.shapes[at]), bool(footer.delayed[at])
+        if piece.num_rows != count:
+            raise Corrupt(f"run {run} of ledger {footer.ledger} is not whole in the object store")
+        due = pc.fill_null(piece.column("deliver_at").cast(pa.int64()), 0).to_numpy() if delayed else None
+        stored = StoredBatch(
+            pa.RecordBatch.from_arrays(
+                [piece.column(field.name).cast(field.type) for field in schema_of(shape)], schema=schema_of(shape)
+            ),
+            due,
+            piece.column("masked_hash").to_numpy().astype(np.uint32),
+        )
+        made = make_run(stored)
+        header = Header(
+            ledger=footer.ledger,
+            run=run,
+            first_entry=first,
+            count=count,
+            epoch=int(footer.epochs[at]),
+            last_confirmed=first - 1,
+            producer=piece.column("producer")[0].as_py(),
+            first_sequence=piece.column("sequence")[0].as_py(),
+            delayed=delayed,
+            shape=shape,
+            crc=made.crc,
+            positions=footer.positions.get(run, b""),
+        )
+        return Frame(header, made.payload)
+
+
+def decode_footer(tail: bytes, size: int, crc: int) -> PartFooter:
+    """The footer of a file of `size` bytes. Raises Corrupt if it is not the one with this checksum."""
+    from pyarrow import parquet
+
+    if google_crc32c.value(tail) != crc:
+        raise Corrupt("the footer does not fit its checksum")
+    try:
+        metadata = parquet.read_metadata(pa.BufferReader(_MAGIC + tail))
+        packed = zlib.decompress(base64.b64decode(metadata.metadata[METADATA]))
+        values = msgpack.unpackb(packed)
+        if values["format"] != FORMAT:
+            raise Corrupt(f"a file of the history has format {values['format']}, known is {FORMAT}")
+        return PartFooter(metadata, size, values)
+    except (pa.lib.ArrowException, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise Corrupt(f"the footer cannot be read: {error}") from error
+
+
+def decode_group(footer: PartFooter, number: int, data: bytes) -> GroupRows:
+    """The rows of a row group, from its bytes. Raises Corrupt if they are not those with its checksum."""
+    from pyarrow import parquet
+
+    group = footer.groups[number]
+    if len(data) != group.length or google_crc32c.value(data) != group.crc:
+        raise Corrupt(f"row group {number} does not fit its checksum")
+    extent = pa.PythonFile(_Extent(data, group.start, footer.size), "r")
+    try:
+        table = parquet.ParquetFile(extent, metadata=footer.metadata, pre_buffer=False).read_row_group(number)
+        return GroupRows(footer, number, table)
+    except (pa.lib.ArrowException, OSError, ValueError) as error:
+        raise Corrupt(f"row group {number} cannot be read: {error}") from error
+
+
+def same_rows(found: Frame, wanted: Frame) -> bool:
+    """Whether two runs hold the same messages, whatever their bytes are. Raises Corrupt if they cannot be read."""
+    rows = [decode_body(frame.body, frame.header.shape, frame.header.count) for frame in (found, wanted)]
+    return found.columns == wanted.columns and bool(rows[0].equals(rows[1]))
+
+
+def _places(header: Header) -> tuple[object, ...]:
+    """What of a run stands in its header, but for its checksum and what its writer knew at that time."""
+    return (
+        header.ledger, header.run, header.first_entry, header.count, header.epoch, header.producer,
+        header.first_sequence, header.delayed, header.shape, header.positions,
+    )  # fmt: skip
+
+
+def _table_of(frames: Sequence[Frame]) -> pa.Table:
+    """The rows of some runs, with SCHEMA. Raises Corrupt."""
+    alike = itertools.groupby(frames, lambda frame: frame.header.shape)
+    return pa.concat_tables([_alike(list(group)) for _, group in alike]).combine_chunks()
+
+
+def _alike(frames: list[Frame]) -> pa.Table:
+    """The rows of runs of one shape."""
+    headers = [frame.header for frame in frames]
+    counts = np.array([header.count for header in headers])
+    due = [np.zeros(frame.header.count, np.int64) if (at := frame.deliver_at) is None else at for frame in frames]
+    rows = pa.Table.from_batches([decode_body(frame.body, frame.header.shape, frame.header.count) for frame in frames])
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    times = np.concatenate(due)
+    columns = {
+        "ledger": np.full(len(within), headers[0].ledger),
+        "entry": headers[0].first_entry + np.arange(len(within)),
+        "masked_hash": np.concatenate([frame.hashes for frame in frames]).astype(np.int32),
+        "deliver_at": pa.array(times, mask=times == 0),
+        "producer": pa.array([header.producer for header in headers]).take(np.repeat(np.arange(len(frames)), counts)),
+        "sequence": np.repeat([header.first_sequence for header in headers], counts) + within,
+        **{name: rows.column(name) for name in rows.schema.names},
+    }
+    wanted = [
+        pa.chunked_array([columns[field.name]])
+        if isinstance(columns.get(field.name), np.ndarray)
+        else columns.get(field.name, pa.nulls(len(within), field.type))
+        for field in SCHEMA
+    ]
+    return pa.table([column.cast(field.type) for column, field in zip(wanted, SCHEMA, strict=True)], schema=SCHEMA)
+
+
+def _batch_of(table: pa.Table) -> pa.RecordBatch:
+    """A table as one batch."""
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, names=table.schema.names)
+
+
+def _packed(groups: Sequence[RowGroup], headers: Sequence[Header]) -> bytes:
+    """What stands in a footer under METADATA; a value there is text."""
+    columns: dict[str, npt.NDArray[Any]] = {
+        "counts": np.array([header.count for header in headers], np.uint32),
+        "epochs": np.array([header.epoch for header in headers], np.int64),
+        "shapes": np.array([header.shape for header in headers], np.uint8),
+        "delayed": np.array([header.delayed for header in headers], np.bool_),
+    }
+    values = {
+        "format": FORMAT,
+        "ledger": headers[0].ledger,
+        "groups": [
+            (group.first_run, group.stop_run, group.first_entry, group.start, group.length, group.crc)
+            for group in groups
+        ],
+        "positions": [(header.run, header.positions) for header in headers if header.positions],
+        **{name: column.tobytes() for name, column in columns.items()},
+    }
+    return base64.b64encode(zlib.compress(msgpack.packb(values)))
+
+
+class _Extent(io.RawIOBase):
+    """A file of which only some bytes are here. Arrow asks for no others."""
+
+    def __init__(self, data: bytes, start: int, size: int) -> None:
+        self._data, self._start, self._size, self._at = data, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self._at - self._start
+        end = begin + size
+        if size < 0 or begin < 0 or end > len(self._data):
+            raise OSError(f"{size} bytes from {self._at} on are not here")
+        self._at += size
+        return self._data[begin:end]
