@@ -2,8 +2,8 @@
 
 `settings` are those of `Places.start`, plain values: `topic`, `partition`, and `topic_settings` for a topic,
 `subscription` and `subscription_settings` for a dispatcher. `controller` is the address that they ask for everything
-else; `shared` are the indexes of delayed messages that the actors of this process have in common, `room` what their
-caches may hold.
+else; `shared` are the indexes of delayed messages that the actors of this process have in common, `resources` what else
+the owners of partitions share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.ports import Address, Ports
-from actors.topic.tail import CacheRoom
+from actors.topic.resources import ProcessResources
 from actors.topic.topic import Topic
 
 
@@ -26,7 +26,7 @@ def make_topic(
     settings: dict[str, Any],
     controller: Address,
     shared: SharedIndexes,
-    room: CacheRoom | None = None,
+    resources: ProcessResources | None = None,
 ) -> Topic:
     """The owner of a partition's log, not yet started."""
     return Topic(
@@ -36,7 +36,7 @@ def make_topic(
         settings=msgspec.convert(settings["topic_settings"], TopicSettings),
         bookies=Directory(ports, controller).bookies,
         shared=shared.of(settings["topic"], settings["partition"]),
-        room=room,
+        resources=resources,
     )
 
 

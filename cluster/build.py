@@ -20,7 +20,7 @@ from actors.factories import make_dispatcher, make_topic
 from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.ports import Places, Ports
-from actors.topic.tail import CacheRoom
+from actors.topic.resources import ProcessResources
 from cluster.disk import FileDisk
 from cluster.pulsar.ports import wanted_ports
 from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
@@ -47,7 +47,7 @@ class SluiceParts:
     """The parts that a host gives to its actors. Each host has one such object, with all that its actors share."""
 
     def __init__(self) -> None:
-        self._shared, self._room = SharedIndexes(), CacheRoom()
+        self._shared, self._resources = SharedIndexes(), ProcessResources()
 
     def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:
         """The metadata and object stores that the settings name; every process opens its own."""
@@ -86,7 +86,7 @@ class SluiceParts:
 
             return PulsarGateway(ports, controller=CONTROLLER, settings=settings)
         if kind == "topic":
-            return make_topic(ports, settings, CONTROLLER, self._shared, self._room)
+            return make_topic(ports, settings, CONTROLLER, self._shared, self._resources)
         if kind == "dispatcher":
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")

@@ -22,19 +22,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from actors.ports import Version
 from cluster.real import logger
 from storage import objects as object_store
-from storage.errors import Invalid, Unavailable
+from storage.errors import Corrupt, Invalid, Unavailable
 from storage.frame import Buffer
-from storage.metadata import GroupedMetadata, MemoryMetadata, Metadata, NewVersion, check_value
+from storage.metadata import GroupedMetadata, MemoryMetadata, Metadata, NewVersion, Record, check_value
 from storage.metadata_objects import ObjectMetadata
 from storage.metadata_sqlite import SqliteMetadata, read_only
 from storage.objects import LocalObjects, MemoryObjects, ObjectStore, check_name, check_prefix, check_range
@@ -43,8 +43,12 @@ ATTEMPTS = 4
 FIRST_PAUSE_MS = 50
 THREADS = 16
 METADATA_FILE = "metadata.db"
+MOST_TOGETHER = 1_000
+"""Records that are read or written in one go: nobody waits for more than these."""
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class _Pool:
@@ -76,6 +80,41 @@ class _Pool:
     def close(self) -> None:
         """Let running calls end, take no new ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Together(Generic[Q, A]):
+    """Questions that travel together: what is asked while some are under way waits, and goes as the next group.
+
+    ask_all: answers a group, one answer for each; what it raises is raised to everyone in the group.
+    """
+
+    def __init__(self, ask_all: Callable[[list[Q]], Awaitable[list[A]]], name: str) -> None:
+        self._ask_all, self._name = ask_all, name
+        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+        self._asker: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Q) -> A:
+        """The answer."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._waiting.append((question, answer))
+        if self._asker is None or self._asker.done():
+            self._asker = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+        return await answer
+
+    async def _run(self) -> None:
+        """Group by group, until nothing waits."""
+        while self._waiting:
+            group, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+            try:
+                answers = await self._ask_all([question for question, _ in group])
+            except Exception as error:
+                for _, waiting in group:
+                    if not waiting.done():
+                        waiting.set_exception(error)
+                continue
+            for (_, waiting), answer in zip(group, answers, strict=True):
+                if not waiting.done():
+                    waiting.set_result(answer)
 
 
 class AsyncObjects:
@@ -113,11 +152,22 @@ class AsyncMeta:
     def __init__(self, store: Metadata, threads: int = THREADS) -> None:
         self.store = store
         self._pool = _Pool("metadata", threads)
-        self._waiting: list[tuple[NewVersion, asyncio.Future[bool]]] = []
-        self._writer: asyncio.Task[None] | None = None
+        self._reads: _Together[str, Record | Corrupt | None] | None = None
+        self._writes: _Together[NewVersion, bool] | None = None
+        if isinstance(store, GroupedMetadata):
+            self._reads = _Together(lambda keys: self._pool.repeated(store.read_many, keys), "metadata-reader")
+            self._writes = _Together(lambda group: self._pool.once(store.create_many, group), "metadata-writer")
 
     async def read(self, key: str) -> Version | None:
-        record = await self._pool.repeated(self.store.read, check_name(key))
+        """See actors.ports.Meta. What is asked for while a read is under way is read together, as with `create`."""
+        check_name(key)
+        if self._reads is None:
+            record = await self._pool.repeated(self.store.read, key)
+        else:
+            found = await self._reads.ask(key)
+            if isinstance(found, Corrupt):
+                raise found
+            record = found
         return None if record is None else Version(record.number, record.value)
 
     async def create(self, key: str, number: int, value: bytes) -> bool:
@@ -128,28 +178,9 @@ class AsyncMeta:
         """
         check_name(key)
         check_value(number, value)
-        if not isinstance(self.store, GroupedMetadata):
+        if self._writes is None:
             return await self._pool.once(self.store.create, key, number, value)
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((key, number, value), done))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write(self.store), name="metadata-writer")
-        return await done
-
-    async def _write(self, store: GroupedMetadata) -> None:
-        """Write what waits, group by group, until nothing does."""
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            try:
-                outcomes = await self._pool.once(store.create_many, [version for version, _ in group])
-            except Exception as error:
-                for _, done in group:
-                    if not done.done():
-                        done.set_exception(error)
-                continue
-            for (_, done), outcome in zip(group, outcomes, strict=True):
-                if not done.done():
-                    done.set_result(outcome)
+        return await self._writes.ask((key, number, value))
 
     async def keys(self, prefix: str) -> list[str]:
         return await self._pool.repeated(self.store.keys, check_prefix(prefix))

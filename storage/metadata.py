@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from storage.errors import Invalid, Unavailable
+from storage.errors import Corrupt, Invalid, Unavailable
 from storage.objects import check_name, check_prefix
 
 MAX_VALUE_BYTES = 64 * 1024 * 1024
@@ -76,13 +76,16 @@ NewVersion = tuple[str, int, bytes]
 
 @runtime_checkable
 class GroupedMetadata(Protocol):
-    """A store that writes many versions at about the cost of one."""
+    """A store that reads or writes many versions at about the cost of one."""
 
     def create_many(self, versions: Sequence[NewVersion]) -> list[bool]:
         """`create` for each of them in turn, all durable when this returns; each has an outcome of its own.
 
         Raises Unavailable: the outcome of all of them is unknown.
         """
+
+    def read_many(self, keys: Sequence[str]) -> list[Record | Corrupt | None]:
+        """`read` for each of them; one that is damaged is no answer for the others. Raises Unavailable."""
 
 
 def check_value(number: int, value: bytes) -> None:

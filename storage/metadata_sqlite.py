@@ -137,15 +137,26 @@ class SqliteMetadata:
                 raise
 
     def read(self, key: str) -> Record | None:
-        check_name(key)
+        (found,) = self.read_many([key])
+        if isinstance(found, Corrupt):
+            raise found
+        return found
+
+    def read_many(self, keys: Sequence[str]) -> list[Record | Corrupt | None]:
+        """See storage.metadata.GroupedMetadata."""
+        for key in keys:
+            check_name(key)
         query = "SELECT number, crc, value FROM versions WHERE key = ? ORDER BY number DESC LIMIT 1"
         with self._lock, self._errors():
-            row = self._execute(query, (key,)).fetchone()
+            rows = [self._execute(query, (key,)).fetchone() for key in keys]
+        return [self._checked(key, row) for key, row in zip(keys, rows, strict=True)]
+
+    def _checked(self, key: str, row: tuple[int, int, bytes] | None) -> Record | Corrupt | None:
         if row is None:
             return None
         number, crc, value = row
         if google_crc32c.value(value) != crc:
-            raise Corrupt(f"version {number} of {key} in {self._shown} fails its checksum")
+            return Corrupt(f"version {number} of {key} in {self._shown} fails its checksum")
         return Record(number, value)
 
     def create(self, key: str, number: int, value: bytes) -> bool:

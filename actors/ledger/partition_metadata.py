@@ -32,7 +32,7 @@ class PartitionMetadata:
         self._lost = lost
         self._lock = asyncio.Lock()
         self._fenced = FencedRecord(ports, self._key)
-        self.record = PartitionRecord(topic=topic, partition=partition, settings=TopicSettings())
+        self.record = PartitionRecord(topic=topic, partition=partition, settings=TopicSettings(), highest_ledger=0)
 
     async def acquire(self, settings: TopicSettings) -> PartitionRecord:
         """Become the owner with the next epoch; open ledgers turn IN_RECOVERY in the same version.
@@ -65,7 +65,13 @@ class PartitionMetadata:
         base = self.record
         if base.deleted:
             released = base.released
-            base = PartitionRecord(topic=self._topic, partition=self._partition, settings=settings, released=released)
+            base = PartitionRecord(
+                topic=self._topic,
+                partition=self._partition,
+                settings=settings,
+                released=released,
+                highest_ledger=base.highest_ledger,
+            )
         ledgers = tuple(
             msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if ledger.state is LedgerState.OPEN

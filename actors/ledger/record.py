@@ -188,7 +188,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     inclusive; what came later is found in the frames. subscriptions maps a durable subscription to a mark-delete
     position that it has surely reached. last_trimmed: the last message that was trimmed, which stays the last one
     for as long as nothing follows it. ever_given_up: runs were given up in ledgers that are gone. terminated: nothing
-    is stored any more.
+    is stored any more. highest_ledger: the highest id that a ledger of it ever had, 0 before the first; None
+    in a record of a version that did not keep it.
     """
 
     format: int = FORMAT
@@ -212,6 +213,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     ever_given_up: bool = False
     exclusivity: Exclusivity = Exclusivity()
     terminated: bool = False
+    highest_ledger: int | None = None
 
     def __post_init__(self) -> None:
         if self.format == FORMAT and any(ledger.offloaded is not None for ledger in self.ledgers):
@@ -243,7 +245,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         for old in self.ledgers:
             if old.state is not LedgerState.CLOSED or old.id >= ledger.id:
                 raise InvariantViolation(f"ledger {ledger.id} cannot follow {old.id} ({old.state.value})")
-        return msgspec.structs.replace(self, ledgers=(*self.ledgers, ledger))
+        return msgspec.structs.replace(self, ledgers=(*self.ledgers, ledger), highest_ledger=ledger.id)
 
     def without_ledgers(self, ids: Sequence[int]) -> PartitionRecord:
         """This record without some ledgers at the head of the chain."""

@@ -21,7 +21,6 @@ from typing import TypeVar
 import msgspec
 
 from actors.backoff import Backoff
-from actors.ids import LedgerIds
 from actors.ledger.bookies import Bookies
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader, StoredFrame, payload_size
@@ -33,8 +32,9 @@ from actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.producers import Producers
+from actors.topic.resources import ProcessResources
 from actors.topic.results import is_source
-from actors.topic.tail import TAIL_BYTES, CachedRun, CacheRoom, RunCache
+from actors.topic.tail import TAIL_BYTES, CachedRun, RunCache
 from actors.wire import Blob
 from storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from storage.frame import Run
@@ -73,13 +73,13 @@ class PartitionLog:
         settings: TopicSettings,
         producers: Producers,
         lost: Callable[[str], None],
-        room: CacheRoom,
+        resources: ProcessResources,
     ) -> None:
         self._ports = ports
         self._settings = settings
         self._producers = producers
         self._lost = lost
-        self._ids = LedgerIds(ports)
+        self._ids = resources.ids
         self._writer: LedgerWriter | None = None
         self._retired: list[LedgerWriter] = []
         self._rolling = asyncio.Lock()
@@ -92,7 +92,7 @@ class PartitionLog:
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
         self.metadata = metadata
-        self.tail = RunCache(TAIL_BYTES, room)
+        self.tail = RunCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
         self.settled: list[int] = []
@@ -327,7 +327,7 @@ class PartitionLog:
         settings = self._settings
         chosen = await self.bookies.choose(settings.ensemble)
         return LedgerRecord(
-            id=await self._ids.take(),
+            id=await self._ids.take(self._ports, self.record.highest_ledger),
             state=LedgerState.OPEN,
             ensemble=settings.ensemble,
             write_quorum=settings.write_quorum,

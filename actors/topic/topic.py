@@ -67,9 +67,9 @@ from actors.topic.admission import Admission
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from actors.topic.reads import LogReads
+from actors.topic.resources import ProcessResources
 from actors.topic.results import MARK, packed
 from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
-from actors.topic.tail import CacheRoom
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
@@ -86,8 +86,8 @@ TEND_MS = 1_000
 
 
 class Topic(Actor):
-    """The owner of one partition. bookies: asks which bookies there are (ListBookies). room: the process's limit for
-    runs in memory; by default the topic has one of its own.
+    """The owner of one partition. bookies: asks which bookies there are (ListBookies). resources: what it shares
+    with the others of its process; by default it has some of its own.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class Topic(Actor):
         settings: TopicSettings,
         bookies: Callable[[], Awaitable[BookieList]],
         shared: SharedIndex | None = None,
-        room: CacheRoom | None = None,
+        resources: ProcessResources | None = None,
     ) -> None:
         super().__init__(ports)
-        room = room or CacheRoom()
+        resources = resources or ProcessResources()
         self.topic = topic
         self.partition = partition
         self.settings = settings
         self._producers = Producers()
         known = Bookies(ports, bookies)
         metadata = PartitionMetadata(ports, topic, partition, self._halt)
-        self._log = PartitionLog(ports, known, metadata, settings, self._producers, self._halt, room)
+        self._log = PartitionLog(ports, known, metadata, settings, self._producers, self._halt, resources)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
-        self._reads = LogReads(ports, self._log, room)
+        self._reads = LogReads(ports, self._log, resources.room)
         self._termination = Termination(ports, self._log)
         self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 
 from actors.ports import Meta, Objects, Version
 from cluster import stores
-from cluster.stores import AsyncMeta, AsyncObjects, check_stores, open_metadata, open_objects
-from storage.errors import AccessDenied, Invalid, NotFound, Unavailable
+from cluster.stores import MOST_TOGETHER, AsyncMeta, AsyncObjects, check_stores, open_metadata, open_objects
+from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.metadata import MemoryMetadata, NewVersion, Record
 from storage.metadata_objects import ObjectMetadata
@@ -300,6 +301,12 @@ class _Counting(SqliteMetadata):
         self.first_may_end.wait(10)
         return super().create_many(versions)
 
+    def read_many(self, keys: Sequence[str]) -> list[Record | Corrupt | None]:
+        self.groups.append(len(keys))
+        self.first_began.set()
+        self.first_may_end.wait(10)
+        return super().read_many(keys)
+
 
 async def test_versions_written_together_have_outcomes_of_their_own(tmp_path: Path) -> None:
     store = _Counting(tmp_path / "meta.db")
@@ -320,4 +327,26 @@ async def test_versions_written_together_have_outcomes_of_their_own(tmp_path: Pa
     store.close()
     with pytest.raises(Unavailable):
         await metadata.create("first", 2, b"d")
+    metadata.close()
+
+
+async def test_records_read_together_have_outcomes_of_their_own(tmp_path: Path) -> None:
+    store = _Counting(tmp_path / "meta.db")
+    store.first_may_end.set()
+    assert store.create_many([("good", 1, b"g"), ("bad", 1, b"b")]) == [True, True]
+    with sqlite3.connect(tmp_path / "meta.db") as other:
+        other.execute("UPDATE versions SET crc = crc + 1 WHERE key = 'bad'")
+    store.first_may_end.clear()
+    store.first_began.clear()
+    store.groups.clear()
+    metadata = AsyncMeta(store)
+    first = asyncio.create_task(metadata.read("good"))
+    assert await asyncio.to_thread(store.first_began.wait, 10)
+    others = [asyncio.create_task(metadata.read(key)) for key in ["bad", "good", "absent"] * 400]
+    store.first_may_end.set()
+    assert await first == Version(1, b"g")
+    answers = await asyncio.gather(*others, return_exceptions=True)
+    assert [answer for answer in answers if not isinstance(answer, Corrupt)] == [Version(1, b"g"), None] * 400
+    assert [isinstance(answer, Corrupt) for answer in answers] == [True, False, False] * 400
+    assert store.groups == [1, MOST_TOGETHER, 200]
     metadata.close()

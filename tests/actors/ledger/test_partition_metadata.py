@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
-from actors.ids import BLOCK, LedgerIds, stay_above
+from actors.ids import BLOCK, LEDGER_IDS, LedgerIds, stay_above
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.record import (
     LedgerState,
@@ -16,7 +18,7 @@ from actors.ledger.record import (
     unpack_record,
 )
 from actors.messages import TopicSettings
-from storage.errors import Corrupt, Fenced, InvariantViolation
+from storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger
 
 SETTINGS = TopicSettings()
@@ -133,15 +135,15 @@ async def test_a_deleted_topic_comes_back_empty_at_a_higher_epoch() -> None:
 async def test_ledger_ids_are_never_given_twice() -> None:
     lab = Lab()
     lab.meta.fail = ["", "after", "before"]
-    givers = [LedgerIds(lab.make_ports(name)) for name in "xy"]
+    givers = [(LedgerIds(), lab.make_ports(name)) for name in "xy"]
     taken: list[int] = []
-    for _ in range(2 * BLOCK + 3):
-        for giver in givers:
+    for _ in range(20 * BLOCK + 3):
+        for giver, ports in givers:
             while True:
                 try:
-                    taken.append(await giver.take())
+                    taken.append(await giver.take(ports, 0))
                     break
-                except Exception:
+                except Unavailable:
                     continue
     assert len(set(taken)) == len(taken)
     assert min(taken) == 1
@@ -150,13 +152,54 @@ async def test_ledger_ids_are_never_given_twice() -> None:
 
 async def test_ledger_ids_stay_above_what_a_disk_knows() -> None:
     lab = Lab()
-    giver = LedgerIds(lab.ports)
-    assert await giver.take() == 1
+    assert await LedgerIds().take(lab.ports, 0) == 1
     assert not await stay_above(lab.meta, "b", BLOCK)
     assert await stay_above(lab.meta, "b", 1000)
     assert not await stay_above(lab.meta, "b", 1000)
-    later = LedgerIds(lab.make_ports("y"))
-    assert 1000 < await later.take() < 1000 + 3 * BLOCK
+    assert 1000 < await LedgerIds().take(lab.make_ports("y"), 0) < 1000 + 3 * BLOCK
+
+
+async def test_a_thousand_owners_share_a_few_blocks() -> None:
+    lab = Lab()
+    giver = LedgerIds()
+    taken = await asyncio.gather(*(giver.take(lab.make_ports(f"owner{number}"), 0) for number in range(1_000)))
+    assert sorted(taken) == list(range(1, 1_001))
+    newest = await lab.meta.read(LEDGER_IDS)
+    assert newest is not None
+    assert newest.number <= 6, "a block is twice the one before it"
+    assert not await stay_above(lab.meta, "b", 1_000)
+
+
+async def test_an_id_is_above_what_the_partition_had() -> None:
+    lab = Lab()
+    here, there = LedgerIds(), LedgerIds()
+    assert await here.take(lab.ports, 0) == 1
+    late = await there.take(lab.ports, 0)
+    assert await here.take(lab.ports, 0) == 2
+    moved = await here.take(lab.ports, late)
+    assert moved > late
+    assert await there.take(lab.ports, moved) > moved
+    assert await here.take(lab.ports, 0) == moved + 1, "who needs none that is higher takes the next one"
+
+
+async def test_an_id_is_new_where_the_highest_is_not_known() -> None:
+    lab = Lab()
+    here, there = LedgerIds(), LedgerIds()
+    assert await here.take(lab.ports, 0) == 1
+    given = [await there.take(lab.ports, 0) for _ in range(3 * BLOCK)]
+    assert await here.take(lab.ports, None) > max(given)
+    assert await here.take(lab.ports, None) > max(given) + 1, "another block: the last one was asked for before"
+
+
+async def test_an_asker_that_ended_stops_nobody() -> None:
+    lab = Lab()
+    giver = LedgerIds()
+    first = asyncio.ensure_future(giver.take(lab.make_ports("a"), 0))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(giver.take(lab.make_ports("b"), 0))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second >= 1
 
 
 def test_a_record_goes_through_bytes_and_damage_is_corrupt() -> None:

@@ -22,7 +22,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
-from actors.topic.tail import CacheRoom
+from actors.topic.resources import ProcessResources
 from actors.topic.topic import Topic
 from actors.wire import Blob
 from storage.batch import decode_body, make_batch
@@ -59,7 +59,7 @@ class Cluster:
     owners: int = 0
     current: Address = ""
     hidden: list[str] = field(default_factory=list)
-    room: CacheRoom = field(default_factory=CacheRoom)
+    resources: ProcessResources = field(default_factory=ProcessResources)
 
     async def start(self) -> Address:
         """Start the bookies and a first owner; returns the owner's address."""
@@ -104,7 +104,12 @@ class Cluster:
     def make_topic(self, ports: Ports, partition: int = 0) -> Topic:
         """The actor of an owner."""
         return Topic(
-            ports, topic="t", partition=partition, settings=self.settings, bookies=self.list_bookies, room=self.room
+            ports,
+            topic="t",
+            partition=partition,
+            settings=self.settings,
+            bookies=self.list_bookies,
+            resources=self.resources,
         )
 
     def topic(self) -> Topic:

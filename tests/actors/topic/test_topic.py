@@ -63,7 +63,7 @@ def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
         for _ in range(5):
             await producer.publish(3)
         await world.loop.pause(100)
-        assert cluster.room.bytes > 5 * RUN_BYTES
+        assert cluster.resources.room.bytes > 5 * RUN_BYTES
         if by == "replaced":
             await TestProducer(client, await cluster.start_owner(), incarnation="2").open()
             with pytest.raises(Fenced):
@@ -72,7 +72,7 @@ def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
             hosted = world.process("owner1").hosted
             assert hosted is not None
             hosted.end("failed")
-        assert cluster.room.bytes == 0
+        assert cluster.resources.room.bytes == 0
 
     World(2).play(scenario)
 

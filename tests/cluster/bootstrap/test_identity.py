@@ -153,7 +153,7 @@ async def test_an_older_metadata_store_gives_no_number_again(tmp_path: Path) -> 
     assert bookie.store.ledgers.ids() == [50]
     assert bookie.store.generation >= generation, "it was not formatted"
     assert "metadata_older_than_disk" in [event for event, _ in world.events]
-    assert await LedgerIds(bookie.ports).take() > 50
+    assert await LedgerIds().take(bookie.ports, 0) > 50
     await world.kill()
     await world.meta.remove(CLUSTER)
     await world.meta.remove(cookie_key("b1"))

@@ -25,6 +25,7 @@ from actors.directory import Directory
 from actors.factories import make_dispatcher, make_topic
 from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
 from actors.ports import Ports, Unknown
+from actors.topic.resources import ProcessResources
 from loadgen.checkers import judge
 from storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
@@ -151,6 +152,9 @@ class Course:
         self.counters: dict[str, int] = {}
         self._shared = SharedIndexes()
         """A partition's topic and dispatchers are always on one machine: here they share what a process would."""
+        self._resources = [ProcessResources() for _ in range(BROKERS)]
+        """Who owns a partition next takes its ledgers' numbers from another process's block, or from the same."""
+        self._placing = random.Random(f"resources/{world.seed}")
 
     async def run(self) -> None:
         """Trouble, healing, rest, judgement."""
@@ -225,7 +229,7 @@ class Course:
         return Bookie(ports, bookie_id=settings["bookie"], settings=BOOKIE)
 
     def _topic(self, ports: Ports, settings: dict[str, Any]) -> Actor:
-        return make_topic(ports, settings, CONTROLLER, self._shared)
+        return make_topic(ports, settings, CONTROLLER, self._shared, self._placing.choice(self._resources))
 
     def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Actor:
         return make_dispatcher(ports, settings, CONTROLLER, self._shared)

@@ -12,6 +12,7 @@ import msgspec
 from actors.actor import Actor
 from actors.messages import BookieList, Done, ListBookies, Located, LocateTopic, Ping, Suspect, TopicSettings
 from actors.ports import Address, Ports, Unknown
+from actors.topic.resources import ProcessResources
 from actors.topic.topic import Topic
 from storage.errors import SluiceError, Unavailable
 from tests.sim.world import World
@@ -31,7 +32,8 @@ class Registry(Actor):
         self.owners: dict[int, Address] = {}
         self.started = 0
         self._busy: dict[int, bool] = {}
-        self._controller = controller
+        self.controller = controller
+        self._resources = [ProcessResources() for _ in range(BROKERS)]
 
     async def start(self) -> None:
         """Begin to watch."""
@@ -69,7 +71,7 @@ class Registry(Actor):
         try:
             self.owners[partition] = await self.world.start(
                 f"topic-{partition}-{number}",
-                lambda ports: make_topic(ports, self.topic, partition, self.settings, self._controller),
+                lambda ports: make_topic(ports, self, partition, self._resources[number % BROKERS]),
                 machine=f"broker-{number % BROKERS}",
             )
         except SluiceError as error:
@@ -89,13 +91,20 @@ class Registry(Actor):
                 await self._look(partition, address)
 
 
-def make_topic(ports: Ports, topic: str, partition: int, settings: TopicSettings, controller: Address) -> Topic:
-    """An owner that asks `controller` for bookies."""
+def make_topic(ports: Ports, registry: Registry, partition: int, resources: ProcessResources) -> Topic:
+    """An owner that asks the registry for bookies. resources: those of its broker."""
 
     async def bookies() -> BookieList:
-        reply = await ports.net.call(controller, ListBookies(), 2_000)
+        reply = await ports.net.call(registry.controller, ListBookies(), 2_000)
         if isinstance(reply, Unknown):
             raise Unavailable(f"the registry does not answer: {reply.reason}")
         return reply
 
-    return Topic(ports, topic=topic, partition=partition, settings=settings, bookies=bookies)
+    return Topic(
+        ports,
+        topic=registry.topic,
+        partition=partition,
+        settings=registry.settings,
+        bookies=bookies,
+        resources=resources,
+    )

@@ -125,9 +125,9 @@ class _Course(Course):
         ports = self.world.client("owner")
         metadata = PartitionMetadata(ports, topic, 0, lambda reason: None)
         await self.insist(lambda: metadata.acquire(TopicSettings()))
-        ids, made = LedgerIds(ports), set[int]()
+        ids, made = LedgerIds(), set[int]()
         for _ in range(ledgers):
-            number = await self.insist(ids.take)
+            number = await self.insist(partial(ids.take, ports, 0))
             made.add(number)
             ledger = LedgerRecord(
                 id=number, state=LedgerState.CLOSED, ensemble=3, write_quorum=3, ack_quorum=3,
