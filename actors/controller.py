@@ -252,11 +252,14 @@ class Controller(WorkerPools):
         place = {"topic": topic, "subscription": subscription, "subscription_settings": plain}
         return [self._supervisor.want("dispatcher", {**place, "partition": p}) for p in partitions]
 
-    def _topic_entries(self, topic: str, settings: TopicSettings) -> list[Running]:
+    def _topic_entries(
+        self, topic: str, settings: TopicSettings, partitions: Iterable[int] | None = None
+    ) -> list[Running]:
+        """Of these partitions, or of all."""
         plain = msgspec.to_builtins(settings)
         return [
             self._supervisor.want("topic", {"topic": topic, "partition": partition, "topic_settings": plain})
-            for partition in range(settings.partitions)
+            for partition in (range(settings.partitions) if partitions is None else partitions)
         ]
 
     def _bookie_ids(self) -> list[str]:
@@ -267,8 +270,16 @@ class Controller(WorkerPools):
         settings = await self._catalog.settings(request.topic)
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
-        entries = self._topic_entries(request.topic, self._growing.get(request.topic, settings))
-        addresses = await self._supervisor.ensure_one_of(entries, request.partition)
+        grown = self._growing.get(request.topic, settings)
+        wanted = _wanted(request)
+        if request.only and wanted is not None:
+            if outside := [partition for partition in wanted if not 0 <= partition < grown.partitions]:
+                raise NotFound(f"there is no partition {outside[0]}; there are {grown.partitions}")
+            entries = self._topic_entries(request.topic, grown, wanted)
+            wanted = list(range(len(entries)))
+        else:
+            entries = self._topic_entries(request.topic, grown)
+        addresses = await self._supervisor.ensure_some_of(entries, wanted)
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
@@ -303,15 +314,26 @@ class Controller(WorkerPools):
         plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
-            addresses = await self._supervisor.ensure_one_of(entries, request.partition, waits=request.waits)
+            wanted = _wanted(request)
+            addresses = await self._supervisor.ensure_some_of(entries, wanted, waits=request.waits)
         except (Invalid, NotFound):
             self._forget_unstarted(entries)
             raise
-        for number, (entry, address) in enumerate(zip(entries, addresses, strict=True)):
-            if request.settings is None or not address or request.partition not in (None, number):
-                continue
-            if self._configured.get(entry.name) != (address, request.settings):
-                addresses[number] = await self._configure(entry, address, request.settings) if request.waits else ""
+        if request.settings is not None:
+            awaited = range(topic.partitions) if wanted is None else wanted
+            others = [
+                number
+                for number in awaited
+                if 0 <= number < len(entries)
+                and addresses[number]
+                and self._configured.get(entries[number].name) != (addresses[number], request.settings)
+            ]
+            configured = [""] * len(others)
+            if request.waits:
+                settings = request.settings
+                configured = await _all(self._configure(entries[n], addresses[n], settings) for n in others)
+            for number, address in zip(others, configured, strict=True):
+                addresses[number] = address
         return Located(addresses=addresses, settings=msgspec.json.encode(topic).decode())
 
     async def _configure(self, entry: Running, address: Address, settings: SubscriptionSettings) -> Address:
@@ -473,8 +495,17 @@ class Controller(WorkerPools):
         return Text(json=json.dumps(description))
 
 
-async def _all(work: Iterable[Awaitable[Any]]) -> None:
+def _wanted(request: LocateTopic | LocateSubscription) -> list[int] | None:
+    """The partitions that are waited for; None for all."""
+    if request.partitions is not None or request.partition is None:
+        return request.partitions
+    return [request.partition]
+
+
+async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:
     """Side by side, to the end of each. Raises what the first one raises."""
-    for outcome in await asyncio.gather(*work, return_exceptions=True):
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
+    return outcomes

@@ -1,5 +1,8 @@
 """Who is where: a cache of the controller's answers, for producers, consumers and dispatchers.
 
+Who is looked for at the same time is asked for in one question, so that a consumer of a thousand partitions costs the
+controller a few. The owner of one partition, which needs no other, is told of that one alone (`only`).
+
 An address in here is a hint. Whoever finds it dead says so with `suspect`, which forgets it and tells the controller;
 the next question brings the new owner. Safety never rests on this: owners are fenced by epochs.
 """
@@ -7,7 +10,8 @@ the next question brings the new owner. Safety never rests on this: owners are f
 from __future__ import annotations
 
 import contextlib
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 
@@ -37,26 +41,61 @@ LOCATE_TIMEOUT = 30_000
 """Milliseconds that the controller may take to start an owner and let it recover."""
 
 
+_Subscription = tuple[str, str]
+"""Topic and subscription."""
+_Question = tuple[str, str | None, bytes]
+"""Topic; subscription, or None for the topic's own owners; with which settings, as JSON, it is made if it is new."""
+_NONE: dict[int, Address] = {}
+
+
 class Directory:
     """Addresses of topics and dispatchers, by name."""
 
-    def __init__(self, ports: Ports, controller: Address) -> None:
+    def __init__(self, ports: Ports, controller: Address, *, only: bool = False) -> None:
+        """only: whoever uses it is of one partition, and is told nothing of the others."""
         self._ports = ports
         self._controller = controller
-        self._topics: dict[str, list[Address]] = {}
-        self._dispatchers: dict[tuple[str, str], list[Address]] = {}
+        self._only = only
+        self._topics: dict[str, dict[int, Address]] = {}
+        self._dispatchers: dict[_Subscription, dict[int, Address]] = {}
         self._settings: dict[str, TopicSettings] = {}
         self._settings_now = SharedQuestion(ports, self._ask_settings, "settings")
+        self._owners = SharedQuestion(ports, self._ask_owners, "owners")
+        self._wanted: dict[_Question, dict[int, None]] = {}
+        """The partitions that the next question of each sort is to ask for."""
 
     async def topic(self, topic: str, partition: int) -> Address:
         """The owner of a partition. Raises NotFound, Unavailable."""
-        if not _known(self._topics.get(topic), partition):
-            await self._locate(topic, partition)
-        return self._topics[topic][partition]
+        while not (address := self._topics.get(topic, _NONE).get(partition, "")):
+            await self._look_up((topic, None, b""), partition)
+        return address
 
-    async def _locate(self, topic: str, partition: int) -> None:
-        reply = await self._ask(LocateTopic(topic=topic, partition=partition))
-        self._topics[topic] = reply.addresses
+    async def _look_up(self, question: _Question, partition: int) -> None:
+        """Ask for an owner, with all who ask at this moment. It may not be there yet when the answer is."""
+        self._wanted.setdefault(question, {})[partition] = None
+        await self._owners(question)
+
+    async def _ask_owners(self, question: _Question) -> None:
+        topic, subscription, new = question
+        wanted = sorted(self._wanted.pop(question))
+        if subscription is None:
+            await self._locate(topic, wanted)
+            found = self._topics[topic]
+        else:
+            settings = msgspec.json.decode(new, type=SubscriptionSettings) if new else None
+            request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, **_named(wanted))
+            found = _present(enumerate((await self._ask(request)).addresses))
+            self._dispatchers[topic, subscription] = found
+        if not any(partition in found for partition in wanted):
+            raise Unavailable(f"the controller names no owner of partition {wanted[0]} of {topic!r}")
+
+    async def _locate(self, topic: str, partitions: list[int]) -> None:
+        reply = await self._ask(LocateTopic(topic=topic, only=self._only, **_named(partitions)))
+        if self._only and len(reply.addresses) == len(partitions):
+            found = self._topics.setdefault(topic, {})
+            found |= _present(zip(partitions, reply.addresses, strict=True))
+        else:
+            self._topics[topic] = _present(enumerate(reply.addresses))
         self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
 
     async def settings_now(self, topic: str) -> TopicSettings:
@@ -66,7 +105,7 @@ class Directory:
     async def _ask_settings(self, topic: str) -> TopicSettings:
         before = self._settings.get(topic)
         try:
-            await self._locate(topic, 0)
+            await self._locate(topic, [0])
         except NotFound:
             self.forget(topic)
             raise
@@ -107,18 +146,17 @@ class Directory:
         if before not in (None, now):
             self.forget(topic)
         self._settings[topic] = now
-        self._dispatchers[topic, subscription] = located.addresses
+        self._dispatchers[topic, subscription] = _present(enumerate(located.addresses))
         return now
 
     async def dispatcher(
         self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings | None = None
     ) -> Address:
         """The dispatcher of a subscription on one partition; created with `settings` if it is new."""
-        key = (topic, subscription)
-        if not _known(self._dispatchers.get(key), partition):
-            request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, partition=partition)
-            self._dispatchers[key] = (await self._ask(request)).addresses
-        return self._dispatchers[key][partition]
+        question = (topic, subscription, b"" if settings is None else msgspec.json.encode(settings))
+        while not (address := self._dispatchers.get((topic, subscription), _NONE).get(partition, "")):
+            await self._look_up(question, partition)
+        return address
 
     async def dispatcher_again(
         self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings
@@ -226,10 +264,17 @@ class Directory:
     async def suspect(self, address: Address) -> None:
         """Forget an address that did not answer, and let the controller check it if it can."""
         for addresses in [*self._topics.values(), *self._dispatchers.values()]:
-            addresses[:] = ["" if known == address else known for known in addresses]
+            for partition in [partition for partition, known in addresses.items() if known == address]:
+                del addresses[partition]
         with contextlib.suppress(SluiceError):  # a hint: the next question for the owner is asked of it anyway
             await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)
 
 
-def _known(addresses: list[Address] | None, partition: int) -> bool:
-    return addresses is not None and 0 <= partition < len(addresses) and bool(addresses[partition])
+def _present(addresses: Iterable[tuple[int, Address]]) -> dict[int, Address]:
+    """Those that are known, by partition."""
+    return {partition: address for partition, address in addresses if address}
+
+
+def _named(partitions: list[int]) -> dict[str, Any]:
+    """How a question names them; a controller of an earlier version knows one alone."""
+    return {"partition": partitions[0]} if len(partitions) == 1 else {"partitions": partitions}

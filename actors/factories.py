@@ -34,7 +34,7 @@ def make_topic(
         topic=settings["topic"],
         partition=settings["partition"],
         settings=msgspec.convert(settings["topic_settings"], TopicSettings),
-        bookies=Directory(ports, controller).bookies,
+        bookies=Directory(ports, controller, only=True).bookies,
         shared=shared.of(settings["topic"], settings["partition"]),
         resources=resources,
     )
@@ -48,6 +48,6 @@ def make_dispatcher(ports: Ports, settings: dict[str, Any], controller: Address,
         partition=settings["partition"],
         subscription=settings["subscription"],
         settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
-        directory=Directory(ports, controller),
+        directory=Directory(ports, controller, only=True),
         shared=shared.of(settings["topic"], settings["partition"]),
     )

@@ -34,6 +34,8 @@ ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
 CALLER_PATIENCE = 20_000
 """Milliseconds that who asks for an owner waits for its start: less than LOCATE_TIMEOUT of the directory."""
+GATHER_MS = 100
+"""Who wants several actors is told of those that start so soon after the first one, and asks for the rest again."""
 GATEWAY_REST_MS = 5_000
 """Between attempts to start a gateway that does not: each one costs a process."""
 
@@ -76,6 +78,8 @@ class Supervisor:
         self.failures = BookieFailureDetector(lost_after_ms)
         self._places = places
         self._running: dict[str, Running] = {}
+        self._kinds: dict[str, dict[str, Running]] = {}
+        """The same by kind: whoever asks for the bookies does not pass ten thousand topics."""
         self._looked: dict[str, int] = {}
         self._resting: dict[str, int] = {}
         self._turn = 0
@@ -87,7 +91,7 @@ class Supervisor:
         for kind, address, settings in await self._places.inventory():
             if kind in ("bookie", "topic", "dispatcher", "gateway"):
                 key = key_of(kind, settings)
-                self._running[key] = Running(kind, key, settings, address)
+                self._enter(Running(kind, key, settings, address))
 
     def all(self) -> list[Running]:
         """Every actor that should run, in order of kind and name."""
@@ -95,7 +99,7 @@ class Supervisor:
 
     def of_kind(self, kind: str) -> list[Running]:
         """The actors of a kind, in order of name."""
-        return [entry for entry in self.all() if entry.kind == kind]
+        return [entry for _, entry in sorted(self._kinds.get(kind, {}).items())]
 
     def find(self, kind: str, settings: dict[str, Any]) -> Running | None:
         """The actor with these settings, if it should run."""
@@ -104,10 +108,14 @@ class Supervisor:
     def forget(self, entry: Running) -> None:
         """It is not started again. This does not end its process."""
         if self._running.get(entry.name) is entry:
-            del self._running[entry.name]
+            del self._running[entry.name], self._kinds[entry.kind][entry.name]
 
     def remember(self, entry: Running) -> None:
-        self._running.setdefault(entry.name, entry)
+        if entry.name not in self._running:
+            self._enter(entry)
+
+    def _enter(self, entry: Running) -> None:
+        self._running[entry.name] = self._kinds.setdefault(entry.kind, {})[entry.name] = entry
 
     async def end(self, kind: str, settings: dict[str, Any]) -> None:
         """End it, and do not start it again."""
@@ -132,7 +140,7 @@ class Supervisor:
         """The actor with these settings; from now on it should run."""
         key = key_of(kind, settings)
         if key not in self._running:
-            self._running[key] = Running(kind, key, settings)
+            self._enter(Running(kind, key, settings))
         return self._running[key]
 
     async def ensure(self, entry: Running, patience: int | None = None) -> Address:
@@ -184,25 +192,65 @@ class Supervisor:
                 raise error
         return [await self.ensure(entry, patience) for entry in entries]
 
-    async def ensure_one_of(self, entries: list[Running], number: int | None, *, waits: bool = True) -> list[Address]:
-        """Start several actors side by side, and wait for this one of them; for all if it is None. waits False: for
-        none.
+    async def ensure_some_of(
+        self, entries: list[Running], numbers: list[int] | None, *, waits: bool = True
+    ) -> list[Address]:
+        """Start several actors side by side, and wait for one of those with these numbers, and a moment for the others
+        of them; for all if it is None. waits False: for none.
 
         The start of one partition's owner may take long, and callers that want another's must not wait for it. Returns
-        the addresses, empty where one is not there yet. Raises NotFound if there are fewer, what the start of one that
-        was waited for raises, and Unavailable if that takes more than CALLER_PATIENCE.
+        the addresses, empty where one is not there yet. Raises NotFound if there is none of those numbers; if none of
+        them starts, what the start of the first one raises, and Unavailable if that takes more than CALLER_PATIENCE.
         """
-        if number is None and waits:
+        if numbers is None and waits:
             return await self.ensure_all(entries, CALLER_PATIENCE)
-        if number is not None and not 0 <= number < len(entries):
-            raise NotFound(f"there is no partition {number}; there are {len(entries)}")
-        wanted = entries[number] if number is not None and waits else None
+        wanted = [entries[number] for number in numbers or () if 0 <= number < len(entries)]
+        if numbers and not wanted:
+            raise NotFound(f"there is no partition {numbers[0]}; there are {len(entries)}")
+        if not waits:
+            wanted = []
+        names = {entry.name for entry in wanted}
         for other in entries:
-            if other is not wanted and not other.address and other.starting is None:
+            if other.name not in names and not other.address and other.starting is None:
                 self.ports.spawn(self._start_aside(other), "start")
-        if wanted is not None:
-            await self.ensure(wanted, CALLER_PATIENCE)
+        if len(wanted) == 1:
+            await self.ensure(wanted[0], CALLER_PATIENCE)
+        elif wanted:
+            await self._ensure_first(wanted)
         return [entry.address for entry in entries]
+
+    async def _ensure_first(self, wanted: list[Running]) -> None:
+        """Wait until one runs, and GATHER_MS longer for the others. Raises what the first one's start raises if none
+        does.
+        """
+        one, every = Signal(), Signal()
+        errors: dict[str, SluiceError] = {}
+        left = {entry.name: None for entry in wanted}
+
+        async def start(entry: Running) -> None:
+            try:
+                await self.ensure(entry, CALLER_PATIENCE)
+                one.set()
+            except SluiceError as error:
+                errors[entry.name] = error
+            finally:
+                del left[entry.name]
+                if not left:
+                    one.set()
+                    every.set()
+
+        for entry in wanted:
+            if not entry.address or entry.starting is not None:
+                self.ports.spawn(start(entry), "start")
+            else:
+                del left[entry.name]
+                one.set()
+        if left:
+            await one.wait(self.ports)
+        if left:
+            await every.wait(self.ports, GATHER_MS)
+        if len(errors) == len(wanted):
+            raise errors[wanted[0].name]
 
     async def _start_aside(self, entry: Running) -> None:
         """Start one that nobody waits for; one that cannot be started as it is shall not be tried again and again."""

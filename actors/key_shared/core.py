@@ -270,10 +270,11 @@ class Core:
         self, *, now: int, cause: str, gone: AttachedConsumer | None = None, handed_over: bool = False
     ) -> None:
         """Follow a change of membership. handed_over: the hashes change hands as agreed."""
-        before, drained_before = self.tables.owner, self.tables.drains
+        before, drained_before = self.tables.owner, self.tables.drains if self.tables.draining else None
         self.tables.set_owners(self.selector.owners())
         self.drains.owners_changed(self.tables, now)
-        self._count_returned(drained_before)
+        if drained_before is not None:
+            self._count_returned(drained_before)
         after = self.tables.owner
         self.history.record(self.members, before, after, now=now, cause=cause, gone=gone, handed_over=handed_over)
         self.recheck = True

@@ -399,7 +399,7 @@ class Dispatch:
 
     def stalled(self) -> bool:
         """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""
-        return would_send(self._core) > 0
+        return not self.idle() and would_send(self._core) > 0
 
     def check(self) -> None:
         """Count everything again; InvariantViolation on any difference."""
@@ -483,7 +483,7 @@ class Dispatch:
     def heaviest(self) -> Heaviest | None:
         """The key that has more than half of the unfinished messages; None: no key has."""
         core = self._core
-        return heaviest.heaviest(core.window, list(core.members))
+        return heaviest.heaviest(core.window, list(core.members)) if core.window.live else None
 
     def held_keys(self) -> tuple[Hashes, Positions]:
         """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""

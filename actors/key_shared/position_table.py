@@ -26,7 +26,7 @@ Rows = npt.NDArray[np.intp]
 """Row numbers of a table, shape (n,), valid until rows are added or squeezed out."""
 
 DONE = 0
-_SMALLEST = 1024
+_SMALLEST = 64
 _BLOCK = 1024
 
 

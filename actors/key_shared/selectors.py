@@ -123,9 +123,11 @@ class ConsistentHashing:
             raise Invalid(f"a consumer needs at least one point on the ring, not {points}")
         self.points = points
         self.names = NameIndexes()
-        self._ring: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        self._points: Reduced = np.zeros(0, np.uint16)
+        """The points that are taken, ascending; and by whom, in the same order."""
+        self._slots: Reduced = np.zeros(0, np.uint16)
         self._line: dict[int, list[int]] = {}
-        self._members: dict[int, tuple[str, list[int]]] = {}
+        self._members: dict[int, tuple[str, Reduced]] = {}
 
     def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
         """Put the consumer's points on the ring (KS-7); ranges and priority play no part."""
@@ -138,12 +140,13 @@ class ConsistentHashing:
     def _place(self, slot: int, name: str, index: int) -> None:
         texts = [f"{name}\0{index}\0{point}".encode() for point in range(self.points)]
         masked = np.array([masked_hash(text) for text in texts], np.uint32)
-        points = [int(point) for point in np.unique(reduce_for(self, masked))]
-        for point in points:
-            if self._ring[point] == NO_SLOT:
-                self._ring[point] = slot
-            else:
-                self._line.setdefault(point, []).append(slot)
+        points: Reduced = np.unique(reduce_for(self, masked)).astype(np.uint16)
+        taken = np.isin(points, self._points, assume_unique=True)
+        for point in points[taken].tolist():
+            self._line.setdefault(point, []).append(slot)
+        new = points[~taken]
+        at = np.searchsorted(self._points, new)
+        self._points, self._slots = np.insert(self._points, at, new), np.insert(self._slots, at, np.uint16(slot))
         self._members[slot] = (name, points)
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
@@ -157,21 +160,26 @@ class ConsistentHashing:
         name, points = self._members.pop(slot)
         for _ in range(self.points):
             self.names.decrease(name, slot)
-        for point in points:
-            line = self._line.get(point, [])
-            if self._ring[point] != slot:
+        at = np.searchsorted(self._points, points)
+        given_up = []
+        for row, point, holder in zip(at.tolist(), points.tolist(), self._slots[at].tolist(), strict=True):
+            line = self._line.get(point)
+            if line is None:
+                given_up.append(row)
+                continue
+            if holder != slot:
                 line.remove(slot)
             else:
-                self._ring[point] = line.pop(0) if line else NO_SLOT
+                self._slots[row] = line.pop(0)
             if not line:
-                self._line.pop(point, None)
+                del self._line[point]
+        self._points, self._slots = np.delete(self._points, given_up), np.delete(self._slots, given_up)
 
     def owners(self) -> Reduced:
         """Each hash belongs to the smallest point at or after it, round the end to the smallest of all (KS-10)."""
         owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
-        points = np.flatnonzero(self._ring != NO_SLOT)
+        points, slots = self._points.astype(np.intp), self._slots
         if len(points):
-            slots = self._ring[points]
             owner[1 : points[-1] + 1] = np.repeat(slots, np.diff(points, prepend=0))
             owner[points[-1] + 1 :] = slots[0]
         return owner
@@ -191,7 +199,7 @@ class ConsistentHashing:
         """See Selector; the points stay those of the name that they were made of."""
         name, _ = self._members[slot]
         self.names.replace(name, slot, by)
-        self._ring[self._ring == slot] = by
+        self._slots[self._slots == slot] = by
         for line in self._line.values():
             line[:] = [by if each == slot else each for each in line]
         self._members = {by if each == slot else each: member for each, member in self._members.items()}

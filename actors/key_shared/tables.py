@@ -1,7 +1,7 @@
 """The state of each of the 65,536 hashes.
 
     owner[h]      slot of the consumer that should get messages of h now, NO_SLOT for nobody
-    holder[h]     slot of the consumer to which a message of h was sent last
+    holder[h]     slot of the consumer to which a message of h was sent last; only where pending > 0
     pending[h]    messages of h that are sent and not acknowledged
     replayed[h]   messages of h that wait to be sent and whose place in the order is known
     held_from[h]  lowest position of a message of h that holds its key back until some time: a delayed one, or with
@@ -14,10 +14,16 @@ were an entry that should have gone, or came too late. Here draining is derived,
 owners anew" and nothing can go stale. Between two such moments the set can only shrink, when the last
 pending message of a hash is released, because nothing is sent of a draining hash: so `drains` keeps the answer as of
 the last change of owners, minus what was freed since, and `check` compares it with the definition.
+
+A broker has a table for each partition of each subscription, and most of them are idle. So an array takes memory where
+it was written to, equal tables of owners are one, and so are those of subscriptions in which nothing drains.
 """
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +35,21 @@ from storage.position import Positions
 NOTHING_HELD = np.iinfo(np.int64).max
 _ONE = np.int32(1)
 _NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
+_NONE_DRAIN: Mask = np.zeros(HASH_RANGE, np.bool_)
+_NONE_DRAIN.flags.writeable = False
+_owners: WeakValueDictionary[int, Reduced] = WeakValueDictionary()
+"""Tables of owners that are in use, by checksum."""
+
+
+def shared_owners(owner: Reduced) -> Reduced:
+    """This table, or the same one that another partition or subscription of the process has; not to be written to."""
+    owner.flags.writeable = False
+    checksum = google_crc32c.value(owner.tobytes())
+    known = _owners.get(checksum)
+    if known is not None and np.array_equal(known, owner):
+        return known
+    _owners[checksum] = owner
+    return owner
 
 
 class HashTables:
@@ -40,12 +61,12 @@ class HashTables:
 
     def __init__(self, *, tracking: bool = True, holding: bool = False, revoking: bool = False) -> None:
         self.tracking = tracking
-        self.owner: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
-        self.holder: Reduced = np.full(HASH_RANGE, NO_SLOT, np.uint16)
+        self.owner = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
+        self.holder: Reduced = untouched(HASH_RANGE, np.uint16)
         self.pending: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
         self.replayed: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
         self.attempts: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
-        self.drains: Mask = np.zeros(HASH_RANGE, np.bool_)
+        self.drains: Mask = _NONE_DRAIN
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
         self.draining = 0
@@ -68,14 +89,15 @@ class HashTables:
 
     def set_owners(self, owner: Reduced) -> None:
         """New owners, after a join or a leave. A hash that came back to its holder is simply not draining now."""
-        self.owner = owner
+        self.owner = shared_owners(owner)
         self.holes = bool((owner[1:] == NO_SLOT).any())
         self.recount()
 
     def recount(self) -> None:
         """Find the draining hashes anew, and forget blocked attempts of others (KS-27)."""
-        self.drains = self.draining_mask()
-        self.draining = int(self.drains.sum())
+        drains = self.draining_mask()
+        self.draining = int(drains.sum())
+        self.drains = drains if self.draining else _NONE_DRAIN
         self.attempts[(self.attempts > 0) & ~self.drains] = 0
 
     def sent(self, hashes: HashIndex, slots: Reduced) -> None:

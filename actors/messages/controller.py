@@ -15,6 +15,8 @@ from actors.wire import Reply, Request
 class Located(Reply, kw_only=True):
     """Address of each partition's owner, by partition; empty for one that is starting, if the caller does not wait.
 
+    Where the caller named partitions and wants only those, there are only theirs, in the order in which it named them.
+
     settings: those of the topic (TopicSettings), as JSON.
     """
 
@@ -45,19 +47,22 @@ class AddPartitions(Request[Done], kw_only=True):
 class LocateTopic(Request[Located], kw_only=True):
     """Addresses of the owners of all partitions; starts those that do not run. NotFound if there is no such topic.
 
-    partition: the one whose owner is waited for; None waits for all.
+    partition: the one whose owner is waited for; None waits for all. partitions: several in its place; the answer comes
+    soon after the first of them is there, and the others' addresses may be empty. only: no others are looked at.
     """
 
     reply: ClassVar[type[Reply]] = Located
     topic: str
     partition: int | None = None
+    partitions: list[int] | None = None
+    only: bool = False
 
 
 class LocateSubscription(Request[Located], kw_only=True):
     """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new.
 
     partition: the one whose dispatcher is waited for; None waits for all. waits False: for none; those that are not
-    there, or work with other settings than these, are empty.
+    there, or work with other settings than these, are empty. partitions: as of LocateTopic.
     """
 
     reply: ClassVar[type[Reply]] = Located
@@ -66,6 +71,7 @@ class LocateSubscription(Request[Located], kw_only=True):
     settings: SubscriptionSettings | None = None
     partition: int | None = None
     waits: bool = True
+    partitions: list[int] | None = None
 
 
 class StartGateways(Request[Done]):

@@ -6,6 +6,7 @@ for the command line, the Python client, HTTP, and every other caller.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any, TypeVar
 
@@ -208,6 +209,10 @@ def _check_limits(settings: TopicSettings | SubscriptionSettings) -> None:
             raise Invalid(f"{name} = {value}: it is {low} to {high}")
 
 
+_fields = functools.cache(msgspec.structs.fields)
+"""What a class of settings consists of: found out by reading its annotations, which takes longer than the rest."""
+
+
 def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
     """Settings as they were stored, and what of them had to be changed to be usable, a line each.
 
@@ -217,7 +222,7 @@ def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
     notes: list[str] = []
     values: dict[str, Any] = {}
     known = plain if isinstance(plain, dict) else {}
-    for field in msgspec.structs.fields(kind):
+    for field in _fields(kind):
         if field.name not in known:
             continue
         value = known[field.name]

@@ -30,7 +30,7 @@ STAGING_LIMIT = 65_536
 FAN_IN = 8
 """So many runs of similar size are merged into one."""
 _SAMPLES = 16
-_SMALLEST = 1024
+_SMALLEST = 64
 NOTHING: Bound = (-1, 0)
 Wanted = Callable[[Positions], Mask]
 """Which of some positions, shape (n,), are wanted."""
