@@ -50,12 +50,19 @@ class Side:
 
     def cpu(self) -> float:
         """Processor seconds of all its processes so far."""
+        return sum(map(_seconds, self._processes()))
+
+    def memory(self) -> int:
+        """Bytes of memory of all its processes."""
+        return sum(map(_resident, self._processes()))
+
+    def _processes(self) -> list[psutil.Process]:
         assert self._process is not None
         try:
             root = psutil.Process(self._process.pid)
         except psutil.NoSuchProcess:
             raise RuntimeError(f"{self.name} has ended") from None
-        return sum(map(_seconds, [root, *root.children(recursive=True)]))
+        return [root, *root.children(recursive=True)]
 
     def stop(self) -> None:
         """End it, and no other process."""
@@ -312,6 +319,13 @@ def _last_words(log: Path) -> str:
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _seconds(process: psutil.Process) -> float:

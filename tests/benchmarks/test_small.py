@@ -92,3 +92,15 @@ def test_a_pool_stands_beside_a_loop_by_hand() -> None:
     for what in ("messages", "columns"):
         assert all(result[f"{who}, {what}"]["messages_per_s"] > 0 for who in ("loop", "pool"))
         assert result[f"pool by loop, {what}"] > 0
+
+
+def test_many_of_something_are_counted() -> None:
+    """Every work has its figures, in one process."""
+    result = run("many.py")
+    assert {work: list(sides["embedded"]) for work, sides in result["works"].items()} == {
+        "topics": ["3"],
+        "partitions": ["4"],
+        "consumers": ["3"],
+    }
+    for sides in result["works"].values():
+        assert all(figures["idle_cores"] >= 0 for figures in sides["embedded"].values())

@@ -1,0 +1,255 @@
+"""What many of something cost: topics, partitions of a topic, consumers of a subscription; with Pulsar beside it.
+
+    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers] [--sides embedded,ray,pulsar]
+                                        [--topics N,N] [--partitions N,N] [--consumers N,N] [--pulsar FOLDER]
+
+All use the same Python client of Pulsar, and each number has a broker of its own, started for it. `embedded` is Sluice
+in one process, `ray` is Sluice in many; Pulsar is its binary distribution, unpacked in the folder that --pulsar or
+SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Needs the packages of the extra `peers`.
+
+    topics      topics of one partition, each with a Key_Shared consumer and a producer
+    partitions  one topic, one Key_Shared consumer, single messages
+    consumers   one topic of one partition, one subscription
+
+Processor time and memory are those of all processes of the broker, `idle` is in cores while everybody is connected and
+nothing happens. Processor time says more than the clock where others use the machine. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._arguments import amount, count
+from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
+
+if TYPE_CHECKING:
+    import pulsar
+
+PAYLOAD = b"x" * 100
+KEYS = 10_000
+ALONE = 200
+"""Messages that are sent one at a time."""
+WAIT_MS = 120_000
+
+Figures = dict[str, float]
+
+
+class Meter:
+    """What a piece of work takes of a broker. each: by how many its figures are divided."""
+
+    def __init__(self, side: Side, each: int) -> None:
+        self._side, self._each = side, each
+        self._cpu, self._wall = side.cpu(), time.perf_counter()
+
+    def cpu_ms(self) -> float:
+        """Processor time so far."""
+        return (self._side.cpu() - self._cpu) * 1e3 / self._each
+
+    def ms(self) -> float:
+        """On the clock."""
+        return (time.perf_counter() - self._wall) * 1e3 / self._each
+
+    def cores(self) -> float:
+        """Processor time by the clock."""
+        return (self._side.cpu() - self._cpu) / (time.perf_counter() - self._wall)
+
+
+def idle(side: Side, seconds: float) -> float:
+    """Cores that a broker uses when nothing happens; what was begun before has a moment to end."""
+    time.sleep(min(seconds / 2, 3))
+    meter = Meter(side, 1)
+    time.sleep(seconds)
+    return meter.cores()
+
+
+def topics(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
+    """As many topics."""
+    names = [side.make_topic(f"many-{number}-{one}", 1) for one in range(number)]
+    before, meter = side.memory(), Meter(side, number)
+    consumers = [_subscribe(client, name, 10) for name in names]
+    yield {"subscribe_ms": meter.ms(), "subscribe_cpu_ms": meter.cpu_ms()}
+    meter = Meter(side, number)
+    producers = [client.create_producer(name, batching_enabled=False) for name in names]
+    yield {"producer_ms": meter.ms(), "producer_cpu_ms": meter.cpu_ms(), "idle_cores": idle(side, options.idle)}
+    for which in ("first", "second", "third"):
+        meter = Meter(side, number)
+        for producer in producers:
+            producer.send_async(PAYLOAD, _nothing, partition_key="k")
+        for producer in producers:
+            producer.flush()
+        for consumer in consumers:
+            consumer.acknowledge(consumer.receive(WAIT_MS))
+        yield {f"{which}_ms": meter.ms(), f"{which}_cpu_ms": meter.cpu_ms()}
+    chosen, meter = random.Random(1), Meter(side, ALONE)
+    for _ in range(ALONE):
+        at = chosen.randrange(number)
+        producers[at].send(PAYLOAD, partition_key="k")
+        consumers[at].acknowledge(consumers[at].receive(WAIT_MS))
+    yield {"alone_ms": meter.ms(), "alone_cpu_ms": meter.cpu_ms(), "kb_each": (side.memory() - before) / number / 1e3}
+
+
+def partitions(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
+    """One topic of as many partitions."""
+    name = side.make_topic(f"wide-{number}", number)
+    before, meter = side.memory(), Meter(side, 1)
+    consumer = _subscribe(client, name, 1_000)
+    yield {"subscribe_ms": meter.ms(), "subscribe_cpu_ms": meter.cpu_ms()}
+    yield {"idle_cores": idle(side, options.idle), "mb": (side.memory() - before) / 1e6}
+    meter = Meter(side, options.messages)
+    producer = client.create_producer(name, batching_enabled=False, block_if_queue_full=True)
+    for one in range(options.messages):
+        producer.send_async(PAYLOAD, _nothing, partition_key=f"key-{one % KEYS}")
+    producer.flush()
+    yield {"sent_ms": meter.ms(), "sent_cpu_ms": meter.cpu_ms()}
+    meter = Meter(side, options.messages)
+    for _ in range(options.messages):
+        consumer.acknowledge(consumer.receive(WAIT_MS))
+    yield {"received_ms": meter.ms(), "received_cpu_ms": meter.cpu_ms(), "mb_after": (side.memory() - before) / 1e6}
+
+
+def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
+    """As many consumers of one subscription; the last tenth of them is what one more costs."""
+    name = side.make_topic(f"shared-{number}", 1)
+    before, last = side.memory(), max(number // 10, 1)
+    attached = [_subscribe(client, name, 10) for _ in range(number - last)]
+    meter = Meter(side, last)
+    attached += [_subscribe(client, name, 10) for _ in range(last)]
+    yield {"one_more_ms": meter.ms(), "one_more_cpu_ms": meter.cpu_ms()}
+    yield {"idle_cores": idle(side, options.idle), "kb_each": (side.memory() - before) / number / 1e3}
+
+
+WORKS: dict[str, Callable[..., Iterator[Figures]]] = {
+    "topics": topics,
+    "partitions": partitions,
+    "consumers": consumers,
+}
+
+
+def _subscribe(client: pulsar.Client, topic: str, queue: int) -> pulsar.Consumer:
+    import pulsar
+
+    return client.subscribe(
+        topic,
+        "s",
+        consumer_type=pulsar.ConsumerType.KeyShared,
+        initial_position=pulsar.InitialPosition.Earliest,
+        receiver_queue_size=queue,
+    )
+
+
+def _nothing(_result: Any, _message_id: Any) -> None:
+    """The callback that send_async wants."""
+
+
+def _side(name: str, folder: Path, options: argparse.Namespace) -> Side:
+    if name == "pulsar":
+        home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
+        return PulsarSide(name, folder, Path(home) if home else None, "none")
+    return GatewaySide(name, folder, "none", one_process=name == "embedded")
+
+
+def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figures:
+    """One work on a broker of its own. Raises Missing."""
+    with tempfile.TemporaryDirectory(prefix="sluice-many-") as folder:
+        side = _side(name, Path(folder) / name, options)
+        try:
+            side.start()
+            import pulsar
+
+            quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+            client = pulsar.Client(side.url, logger=quiet, operation_timeout_seconds=240)
+            figures: Figures = {}
+            for more in WORKS[work](side, client, number, options):
+                figures |= more
+                told = ", ".join(f"{figure} {value:.3g}" for figure, value in more.items())
+                print(f"{number} {work}, {name}: {told}", file=sys.stderr, flush=True)
+            client.close()
+            return figures
+        finally:
+            side.stop()
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Every work, number and side."""
+    measured: dict[str, dict[str, dict[int, Figures]]] = {}
+    missing: dict[str, str] = {}
+    for work in options.work:
+        sides = measured.setdefault(work, {})
+        for number in getattr(options, work):
+            for name in options.sides:
+                if name in missing:
+                    continue
+                try:
+                    sides.setdefault(name, {})[number] = play(work, name, number, options)
+                except Missing as error:
+                    missing[name] = str(error)
+                    del sides[name]
+                    print(f"{name}: left out: {error}", flush=True)
+        print("\n".join(table(work, sides)), flush=True)
+    if len(missing) == len(options.sides):
+        raise Missing(next(iter(missing.values())))
+    return {"benchmark": "many", "load": round(os.getloadavg()[0], 1), "works": measured}
+
+
+def table(work: str, sides: dict[str, dict[int, Figures]]) -> list[str]:
+    """Lines: a figure in each, a side with a number in each column."""
+    columns = [(name, number) for name, numbers in sides.items() for number in numbers]
+    lines = [f"{work:20}" + "".join(f"{f'{name} {number}':>16}" for name, number in columns)]
+    for figure in next(iter(next(iter(sides.values())).values())) if columns else ():
+        lines.append(f"  {figure:18}" + "".join(f"{sides[name][number][figure]:>16,.3f}" for name, number in columns))
+    return lines
+
+
+def _one_of(known: list[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if wrong := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _counts(text: str) -> list[int]:
+    return [count(one) for one in text.split(",")]
+
+
+def main() -> None:
+    """Parse the command line and print the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sides = ["embedded", "ray", "pulsar"]
+    parser.add_argument("--work", type=_one_of(list(WORKS)), default=list(WORKS))
+    parser.add_argument("--sides", type=_one_of(sides), default=sides)
+    parser.add_argument(
+        "--topics", type=_counts, default=[100, 500], metavar="N,N", help="how many, for example 10,100"
+    )
+    parser.add_argument("--partitions", type=_counts, default=[4, 64, 1_024], metavar="N,N")
+    parser.add_argument("--consumers", type=_counts, default=[16, 300], metavar="N,N")
+    parser.add_argument("--messages", type=count, default=100_000, help="to the topic of many partitions")
+    parser.add_argument("--idle", type=amount, default=15.0, help="seconds in which nothing happens")
+    parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
+    parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
+    options = parser.parse_args()
+    if options.small:
+        options.sides, options.topics, options.partitions, options.consumers = ["embedded"], [3], [4], [3]
+        options.messages, options.idle = 200, 0.5
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
+    try:
+        print(json.dumps(compare(options)))
+    except (Missing, RuntimeError) as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
