@@ -255,11 +255,14 @@ class Controller(WorkerPools):
     def _topic_entries(
         self, topic: str, settings: TopicSettings, partitions: Iterable[int] | None = None
     ) -> list[Running]:
-        """Of these partitions, or of all."""
-        plain = msgspec.to_builtins(settings)
+        """Of these partitions, or of all. Raises NotFound if there is none of such a number."""
+        plain, every = msgspec.to_builtins(settings), range(settings.partitions)
+        if outside := [partition for partition in partitions or () if partition not in every]:
+            raise NotFound(f"there is no partition {outside[0]}; there are {len(every)}")
+        place = {"topic": topic, "topic_settings": plain}
         return [
-            self._supervisor.want("topic", {"topic": topic, "partition": partition, "topic_settings": plain})
-            for partition in (range(settings.partitions) if partitions is None else partitions)
+            self._supervisor.want("topic", {**place, "partition": partition})
+            for partition in (every if partitions is None else partitions)
         ]
 
     def _bookie_ids(self) -> list[str]:
@@ -270,16 +273,11 @@ class Controller(WorkerPools):
         settings = await self._catalog.settings(request.topic)
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
-        grown = self._growing.get(request.topic, settings)
-        wanted = _wanted(request)
-        if request.only and wanted is not None:
-            if outside := [partition for partition in wanted if not 0 <= partition < grown.partitions]:
-                raise NotFound(f"there is no partition {outside[0]}; there are {grown.partitions}")
-            entries = self._topic_entries(request.topic, grown, wanted)
-            wanted = list(range(len(entries)))
-        else:
-            entries = self._topic_entries(request.topic, grown)
-        addresses = await self._supervisor.ensure_some_of(entries, wanted)
+        awaited, grown = request.awaited, self._growing.get(request.topic, settings)
+        entries = self._topic_entries(request.topic, grown, awaited if request.only else None)
+        if request.only and awaited is not None:
+            awaited = list(range(len(entries)))
+        addresses = await self._supervisor.ensure_some_of(entries, awaited)
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
@@ -314,25 +312,21 @@ class Controller(WorkerPools):
         plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
-            wanted = _wanted(request)
-            addresses = await self._supervisor.ensure_some_of(entries, wanted, waits=request.waits)
+            addresses = await self._supervisor.ensure_some_of(entries, request.awaited, waits=request.waits)
         except (Invalid, NotFound):
             self._forget_unstarted(entries)
             raise
-        if request.settings is not None:
-            awaited = range(topic.partitions) if wanted is None else wanted
+        if (settings := request.settings) is not None:
+            awaited = range(topic.partitions) if request.awaited is None else request.awaited
             others = [
                 number
                 for number in awaited
-                if 0 <= number < len(entries)
+                if number in range(len(entries))
                 and addresses[number]
-                and self._configured.get(entries[number].name) != (addresses[number], request.settings)
+                and self._configured.get(entries[number].name) != (addresses[number], settings)
             ]
-            configured = [""] * len(others)
-            if request.waits:
-                settings = request.settings
-                configured = await _all(self._configure(entries[n], addresses[n], settings) for n in others)
-            for number, address in zip(others, configured, strict=True):
+            work = [self._configure(entries[n], addresses[n], settings) for n in others] if request.waits else []
+            for number, address in zip(others, await _all(work) or [""] * len(others), strict=True):
                 addresses[number] = address
         return Located(addresses=addresses, settings=msgspec.json.encode(topic).decode())
 
@@ -493,13 +487,6 @@ class Controller(WorkerPools):
             ],
         }
         return Text(json=json.dumps(description))
-
-
-def _wanted(request: LocateTopic | LocateSubscription) -> list[int] | None:
-    """The partitions that are waited for; None for all."""
-    if request.partitions is not None or request.partition is None:
-        return request.partitions
-    return [request.partition]
 
 
 async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -44,34 +44,42 @@ class AddPartitions(Request[Done], kw_only=True):
     partitions: int
 
 
-class LocateTopic(Request[Located], kw_only=True):
-    """Addresses of the owners of all partitions; starts those that do not run. NotFound if there is no such topic.
+class Locate(Request[Located], kw_only=True):
+    """Where the owners of a topic's partitions are.
 
     partition: the one whose owner is waited for; None waits for all. partitions: several in its place; the answer comes
-    soon after the first of them is there, and the others' addresses may be empty. only: no others are looked at.
+    soon after the first of them is there, and the others' addresses may be empty.
     """
 
     reply: ClassVar[type[Reply]] = Located
     topic: str
     partition: int | None = None
     partitions: list[int] | None = None
+
+    @property
+    def awaited(self) -> list[int] | None:
+        """The partitions that are waited for; None for all."""
+        return [self.partition] if self.partitions is None and self.partition is not None else self.partitions
+
+
+class LocateTopic(Locate, kw_only=True):
+    """Addresses of the owners of all partitions; starts those that do not run. NotFound if there is no such topic.
+
+    only: no others are looked at than those that are named.
+    """
+
     only: bool = False
 
 
-class LocateSubscription(Request[Located], kw_only=True):
+class LocateSubscription(Locate, kw_only=True):
     """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new.
 
-    partition: the one whose dispatcher is waited for; None waits for all. waits False: for none; those that are not
-    there, or work with other settings than these, are empty. partitions: as of LocateTopic.
+    waits False: for none; those that are not there, or work with other settings than these, are empty.
     """
 
-    reply: ClassVar[type[Reply]] = Located
-    topic: str
     subscription: str
     settings: SubscriptionSettings | None = None
-    partition: int | None = None
     waits: bool = True
-    partitions: list[int] | None = None
 
 
 class StartGateways(Request[Done]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -75,6 +76,64 @@ def test_partition_that_the_topic_does_not_have() -> None:
             await stage.ask(LocateTopic(topic="t", partition=-1))
 
     play(scenario)
+
+
+@pytest.mark.parametrize("find", [topic_of, dispatcher_of])
+def test_many_partitions_are_found_with_few_questions(find: Find) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.create_only(partitions=60)
+        directory = _CountedDirectory(stage.client, CONTROLLER)
+        found = await asyncio.gather(*(find(directory, partition) for partition in range(60)))
+        assert len(set(found)) == 60
+        assert 1 <= directory.asked <= 10
+        assert [await find(directory, partition) for partition in range(60)] == found
+        with pytest.raises(NotFound, match="there is no partition 60; there are 60"):
+            await find(directory, 60)
+
+    play(scenario)
+
+
+def test_those_asked_for_together_do_not_wait_for_a_broken_one() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.broken["t/1/s"] = Unavailable("no place")
+        await stage.create_only(partitions=4)
+        directory = Directory(stage.client, CONTROLLER)
+        stage.world.background(_refused(dispatcher_of(directory, 1)), "asks for the broken one")
+
+        async def others() -> None:
+            await asyncio.gather(*(dispatcher_of(directory, partition) for partition in (0, 2, 3)))
+
+        await stage.world.within(PROMPT_MS, others(), "the others are not found")
+        del stage.broken["t/1/s"]
+        await stage.world.within(2 * PROMPT_MS, dispatcher_of(directory, 1), "partition 1 is not found")
+
+    play(scenario)
+
+
+def test_who_needs_one_partition_is_told_of_no_other() -> None:
+    async def scenario(stage: Stage) -> None:
+        addresses = await stage.create(partitions=3)
+        located = await stage.ask(LocateTopic(topic="t", partitions=[2, 0], only=True))
+        assert located.addresses == [addresses[2], addresses[0]]
+        with pytest.raises(NotFound, match="there is no partition 3; there are 3"):
+            await stage.ask(LocateTopic(topic="t", partition=3, only=True))
+
+    play(scenario)
+
+
+class _CountedDirectory(Directory):
+    """Counts the questions to the controller."""
+
+    asked = 0
+
+    async def _ask(self, *arguments: Any) -> Any:
+        self.asked += 1
+        return await super()._ask(*arguments)
+
+
+async def _refused(work: Coroutine[Any, Any, str]) -> None:
+    with contextlib.suppress(Unavailable):
+        await work
 
 
 def test_an_unstartable_subscription_is_not_tried_endlessly() -> None:

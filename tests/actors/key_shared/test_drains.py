@@ -6,6 +6,7 @@ import numpy as np
 
 from actors.key_shared.drains import CONSUMERS_KEPT, Drains, Spread
 from actors.key_shared.tables import HashTables
+from storage.hashing import HASH_RANGE
 from tests.actors.key_shared.driver import Driver, keys_by_owners
 
 X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
@@ -64,7 +65,7 @@ def test_the_median_is_near_and_the_largest_exact() -> None:
 def test_only_so_many_consumers_are_remembered() -> None:
     """A subscription may see a thousand names in its life."""
     drains, tables = Drains(), HashTables()
-    tables.drains[5], tables.draining = True, 1
+    tables.drains, tables.draining = np.arange(HASH_RANGE) == 5, 1
     for number in range(CONSUMERS_KEPT + 3):
         drains.owners_changed(tables, number)
         drains.finished(np.array([5]), np.array([0], np.int32), f"c{number}", number)

@@ -140,6 +140,9 @@ def test_check_finds_every_count_that_is_off(what: str) -> None:
         core.tables.draining += 1
     elif what == "drains":
         core.tables.drains[flow.hash_of(X)] = False
+    elif what == "owner":
+        core.tables.owner = core.tables.owner.copy()  # the table itself is that of every subscription with these owners
+        core.tables.owner[flow.hash_of(X)] += 1
     else:
         getattr(core.tables, what)[flow.hash_of(X)] += 1
     with pytest.raises(InvariantViolation):

@@ -56,6 +56,14 @@ STORING: list[Mutant] = [
         test="tests/cluster/test_embedded.py::test_acknowledging_goes_on_after_a_store_refused",
     ),
     Mutant(
+        name="ledger numbers of a process descend in a partition that had another owner",
+        module="actors.ids",
+        old="block, least = (self._asked + 1, 0) if above is None else (0, above + 1)",
+        new="block, least = 0, 0",
+        world=LEDGER,
+        test="tests/actors/ledger/test_partition_metadata.py",
+    ),
+    Mutant(
         name="an actor goes on without a task that failed",
         module="actors.host",
         old="        if not self._over and not isinstance(error, self.actor.outlives):",
