@@ -1,7 +1,9 @@
 """What many of something cost: topics, partitions of a topic, consumers of a subscription; with Pulsar beside it.
 
-    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers] [--sides embedded,ray,pulsar]
-                                        [--topics N,N] [--partitions N,N] [--consumers N,N] [--pulsar FOLDER]
+    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,existing]
+                                        [--sides embedded,ray,pulsar]
+                                        [--topics N,N] [--partitions N,N] [--consumers N,N] [--existing N,N]
+                                        [--pulsar FOLDER]
 
 All use the same Python client of Pulsar, and each number has a broker of its own, started for it. `embedded` is Sluice
 in one process, `ray` is Sluice in many; Pulsar is its binary distribution, unpacked in the folder that --pulsar or
@@ -10,6 +12,7 @@ SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Ne
     topics      topics of one partition, each with a Key_Shared consumer and a producer
     partitions  one topic, one Key_Shared consumer, single messages
     consumers   one topic of one partition, one subscription
+    existing    topics that nobody uses: records in a metadata file, without a broker
 
 Processor time and memory are those of all processes of the broker, `idle` is in cores while everybody is connected and
 nothing happens. Processor time says more than the clock where others use the machine. The last line is JSON.
@@ -29,14 +32,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
+from actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
+from actors.messages import TopicSettings
 from benchmarks._arguments import amount, count
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
+from storage.metadata import Record
+from storage.metadata_sqlite import SqliteMetadata
 
 if TYPE_CHECKING:
     import pulsar
 
 PAYLOAD = b"x" * 100
 KEYS = 10_000
+TOGETHER = 1_000
+"""Records that are written or read in one go."""
 ALONE = 200
 """Messages that are sent one at a time."""
 WAIT_MS = 120_000
@@ -128,6 +139,39 @@ def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.
     yield {"idle_cores": idle(side, options.idle), "kb_each": (side.memory() - before) / number / 1e3}
 
 
+def existing(number: int, folder: Path) -> Figures:
+    """The records of as many topics of one partition in a metadata file, which are written, listed and read."""
+    store = SqliteMetadata(folder / "metadata.db")
+    keys = [record_key(f"many-{one}", 0) for one in range(number)]
+    record = PartitionRecord(topic="many-0", partition=0, settings=TopicSettings(), highest_ledger=1)
+    value = msgpack.packb(encode_record(record))
+    groups = [keys[first : first + TOGETHER] for first in range(0, number, TOGETHER)]
+
+    def write() -> None:
+        for group in groups:
+            store.create_many([(key, 1, value) for key in group])
+
+    def read() -> None:
+        for group in groups:
+            for found in store.read_many(group):
+                assert isinstance(found, Record)
+                unpack_record(found.value)
+
+    works: dict[str, Callable[[], object]] = {
+        "write_cpu_ms": write,
+        "list_cpu_ms": lambda: store.keys("partition/"),
+        "read_cpu_ms": read,
+    }
+    figures: Figures = {}
+    for name, work in works.items():
+        cpu = time.process_time()
+        work()
+        figures[name] = (time.process_time() - cpu) * 1e3 / number
+    figures["kb_each"] = sum(file.stat().st_size for file in folder.iterdir()) / number / 1e3
+    store.close()
+    return figures
+
+
 WORKS: dict[str, Callable[..., Iterator[Figures]]] = {
     "topics": topics,
     "partitions": partitions,
@@ -161,6 +205,8 @@ def _side(name: str, folder: Path, options: argparse.Namespace) -> Side:
 def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figures:
     """One work on a broker of its own. Raises Missing."""
     with tempfile.TemporaryDirectory(prefix="sluice-many-") as folder:
+        if work == "existing":
+            return existing(number, Path(folder))
         side = _side(name, Path(folder) / name, options)
         try:
             side.start()
@@ -186,7 +232,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     for work in options.work:
         sides = measured.setdefault(work, {})
         for number in getattr(options, work):
-            for name in options.sides:
+            for name in options.sides if work in WORKS else ["metadata"]:
                 if name in missing:
                     continue
                 try:
@@ -228,13 +274,14 @@ def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sides = ["embedded", "ray", "pulsar"]
-    parser.add_argument("--work", type=_one_of(list(WORKS)), default=list(WORKS))
+    parser.add_argument("--work", type=_one_of([*WORKS, "existing"]), default=[*WORKS, "existing"])
     parser.add_argument("--sides", type=_one_of(sides), default=sides)
     parser.add_argument(
         "--topics", type=_counts, default=[100, 500], metavar="N,N", help="how many, for example 10,100"
     )
     parser.add_argument("--partitions", type=_counts, default=[4, 64, 1_024], metavar="N,N")
     parser.add_argument("--consumers", type=_counts, default=[16, 300], metavar="N,N")
+    parser.add_argument("--existing", type=_counts, default=[10_000, 100_000], metavar="N,N")
     parser.add_argument("--messages", type=count, default=100_000, help="to the topic of many partitions")
     parser.add_argument("--idle", type=amount, default=15.0, help="seconds in which nothing happens")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
@@ -242,7 +289,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.sides, options.topics, options.partitions, options.consumers = ["embedded"], [3], [4], [3]
-        options.messages, options.idle = 200, 0.5
+        options.messages, options.idle, options.existing = 200, 0.5, [100]
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
     try:
         print(json.dumps(compare(options)))

@@ -97,6 +97,8 @@ def test_a_pool_stands_beside_a_loop_by_hand() -> None:
 def test_many_of_something_are_counted() -> None:
     """Every work has its figures, in one process."""
     result = run("many.py")
+    existing = result["works"].pop("existing")["metadata"]["100"]
+    assert all(value > 0 for value in existing.values())
     assert {work: list(sides["embedded"]) for work, sides in result["works"].items()} == {
         "topics": ["3"],
         "partitions": ["4"],
