@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from loadgen.consume import ConsumeJob, FloodConsumer, seal_journals
+from loadgen.consume import CONFIRM_EVERY_S, ConsumeJob, FloodConsumer, seal_journals
 from loadgen.history import ATTACH, DELIVERIES, DETACH, EVENTS, Journal
 
 
@@ -64,7 +64,12 @@ class FloodHandler(FloodConsumer):
             self._received += count
             self._redelivered += int(np.count_nonzero(part.redeliveries))
         self._handed_over = let_go
-        self._tell_at_times(idle=False)
+
+    def _confirm(self, consumer: Any, events: Journal, quiet: threading.Event) -> None:
+        """Also says how far it is: the handler is not called when nothing comes."""
+        while not quiet.wait(CONFIRM_EVERY_S):
+            self._tell()
+            self._ask(consumer, events)
 
     def on_leaving(self) -> None:
         """All is acknowledged, and the worker is about to leave."""

@@ -43,6 +43,7 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
     assert told["next_delivery_ms"]["dispatchers"]["count"] >= 1
 
 
+@pytest.mark.release
 def test_a_pool_of_workers_keeps_every_promise(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     """They are killed and held up, and the pool grows, shrinks and mends itself; the judge is the same."""
     kinds = ["kill-consumer", "join-consumer", "restart-consumer", "freeze-consumer", "kill-dispatcher"]
