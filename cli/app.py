@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from cli import checkout, delayed, inspection, load, messages, parked, running, subscriptions, topics, watching, workers
+from cli import (
+    auditing,
+    checkout,
+    delayed,
+    inspection,
+    load,
+    messages,
+    parked,
+    running,
+    subscriptions,
+    tokens,
+    topics,
+    watching,
+    workers,
+)
 
 _START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
 
@@ -42,6 +56,8 @@ app.command(rich_help_panel=_START)(running.up)
 app.command(rich_help_panel=_START)(running.down)
 app.command(rich_help_panel=_START)(running.status)
 app.command(rich_help_panel=_START)(watching.watch)
+app.command(rich_help_panel=_START)(auditing.audit)
+app.add_typer(tokens.app, name="tokens", rich_help_panel=_START)
 app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
 subscriptions.app.command("cancel-delayed")(delayed.cancel_delayed)

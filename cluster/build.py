@@ -80,6 +80,7 @@ class SluiceParts:
                 controller=CONTROLLER,
                 data_dir=Path(settings["data_dir"]),
                 port=int(settings.get("admin_port", 0)),
+                settings=settings,
             )
         if kind in ("gateway", "pulsar"):  # started by the controller, or with a cluster in one process
             from cluster.pulsar.listener import PulsarGateway  # only who serves Pulsar's clients pays for protobuf

@@ -189,12 +189,29 @@ class Configuration(BaseSettings):
     pulsar_max_connections_per_address: int = Field(
         MOST_PER_ADDRESS, ge=1, le=MOST_OPEN, description="how many of them may come from one address"
     )
+    pulsar_max_connections_per_role: int = Field(
+        0, ge=0, le=MOST_OPEN, description="how many of them may have one role; 0 is any number"
+    )
     pulsar_web_max_connections: int = Field(
         MOST_HTTP_CONNECTIONS, ge=1, le=MOST_OPEN, description="the same for HTTP, whatever address they come from"
     )
     pulsar_password_file: str = Field(
         "", description="file with names and passwords of clients of Apache Pulsar, as `htpasswd -B` writes it"
     )
+    pulsar_token_auth_claim: str = Field(
+        "sub", description="claim of a token that names its role, or a list of its roles"
+    )
+    pulsar_token_audience: str = Field("", description="audience that tokens must be for; empty is any")
+    pulsar_token_audience_claim: str = Field("aud", description="claim of a token that names its audience")
+    pulsar_token_issuer: str = Field("", description="issuer that tokens must be from; empty is any")
+    pulsar_anonymous_role: str = Field(
+        "", description="role of clients of Apache Pulsar that present nothing; empty: they are refused, if others are"
+    )
+    authorization_enabled: bool = Field(
+        False, description="whether roles may do only what was granted to them, as with Apache Pulsar"
+    )
+    super_user_roles: str = Field("", description="roles that may do everything, divided by commas")
+    viewer_roles: str = Field("", description="roles that may look at everything but messages, divided by commas")
     pulsar_tls_port: int = Field(
         6651, ge=-1, le=65535, description="the same with TLS, if pulsar_tls_certificate_file names a certificate"
     )

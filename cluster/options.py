@@ -24,6 +24,17 @@ FILES = (
     "tls_key_file",
 )
 """Options that name files."""
+ROLES = (
+    "pulsar_token_auth_claim",
+    "pulsar_token_audience",
+    "pulsar_token_audience_claim",
+    "pulsar_token_issuer",
+    "pulsar_anonymous_role",
+    "authorization_enabled",
+    "super_user_roles",
+    "viewer_roles",
+)
+"""Options that say who has which role, and what roles may do."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +50,15 @@ class ClusterOptions:
     beside tokens or alone.
     pulsar_tls_port: the same with TLS, where pulsar_tls_certificate_file and pulsar_tls_key_file name a certificate and
     its key; pulsar_tls_trust_certs_file: the authority whose certificates clients must then show.
+    pulsar_token_auth_claim: what of a token names its roles; pulsar_token_audience, pulsar_token_issuer: what a token
+    must be for and from, the former in the claim pulsar_token_audience_claim.
+    authorization_enabled: roles may do only what was granted to them; super_user_roles may do everything and
+    viewer_roles look at everything but messages, both divided by commas. pulsar_anonymous_role: of who presents
+    nothing.
     pulsar_max_message_bytes: what Pulsar's clients are told that one message may have.
     pulsar_max_connections, pulsar_max_connections_per_address: how many of Pulsar's clients may be connected to one
-    gateway, in all and from one address; pulsar_web_max_connections: the same of those that speak HTTP.
+    gateway, in all and from one address, and pulsar_max_connections_per_role with one role; pulsar_web_max_connections:
+    the same of those that speak HTTP.
     pulsar_web_port: where Pulsar's tools connect by HTTP; 0 chooses a free port, -1 serves none, and so does a
     pulsar_port of -1. pulsar_web_tls_port: the same with TLS, beside pulsar_tls_port.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
@@ -69,7 +86,16 @@ class ClusterOptions:
     pulsar_max_message_bytes: int = MAX_MESSAGE_BYTES
     pulsar_max_connections: int = MOST_CONNECTIONS
     pulsar_max_connections_per_address: int = MOST_PER_ADDRESS
+    pulsar_max_connections_per_role: int = 0
     pulsar_web_max_connections: int = MOST_HTTP_CONNECTIONS
+    pulsar_token_auth_claim: str = "sub"
+    pulsar_token_audience: str = ""
+    pulsar_token_audience_claim: str = "aud"
+    pulsar_token_issuer: str = ""
+    pulsar_anonymous_role: str = ""
+    authorization_enabled: bool = False
+    super_user_roles: str = ""
+    viewer_roles: str = ""
     pulsar_tls_port: int = 6651
     pulsar_tls_certificate_file: str = ""
     pulsar_tls_key_file: str = ""
@@ -104,7 +130,9 @@ class ClusterOptions:
             "pulsar_max_message_bytes": self.pulsar_max_message_bytes,
             "pulsar_max_connections": self.pulsar_max_connections,
             "pulsar_max_connections_per_address": self.pulsar_max_connections_per_address,
+            "pulsar_max_connections_per_role": self.pulsar_max_connections_per_role,
             "pulsar_web_max_connections": self.pulsar_web_max_connections,
+            **{name: getattr(self, name) for name in ROLES},
             **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
             "bind_address": self.bind_address,

@@ -2,7 +2,8 @@
 
 Each namespace has a record, `namespace/<tenant>/<namespace>`, with its policies; a tenant that was made by itself has
 `tenant/<tenant>`. Clients cannot make topics in a namespace that does not exist, so a mistake in a name is noticed, as
-with Pulsar. `public/default` has a record as soon as it has policies.
+with Pulsar. `public/default` has a record as soon as it has policies. The record of a tenant names the roles that may
+administer it (actors.policies.authorization).
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import msgspec
 
 from actors.names import TENANT_NAMESPACE, check_space, namespace_of
-from actors.policies.policy_records import decoded, revise, value_of
+from actors.policies.policy_records import TENANTS, decoded, revise, tell_changed, value_of
 from actors.policies.schema_compatibility import DEFAULT, STRATEGIES
 from actors.ports import Meta
 from storage.errors import Conflict, Invalid, NotFound
 
-_SPACES, _TENANTS = "namespace/", "tenant/"
+_SPACES = "namespace/"
+MOST_ROLES = 1_000
+"""Of one tenant, and of what else has a list of roles."""
+MOST_ROLE_LETTERS = 256
 
 
 class NamespacePolicies(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,6 +36,26 @@ class NamespacePolicies(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.compatibility not in STRATEGIES:
             raise Invalid(f"there is no strategy {self.compatibility[:40]!r}: use one of {', '.join(STRATEGIES)}")
+
+
+class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """admin_roles: who may do everything with the topics and namespaces of a tenant."""
+
+    admin_roles: tuple[str, ...] = ()
+
+
+def check_roles(roles: object) -> tuple[str, ...]:
+    """A list of roles that somebody gave, each once, in order. Raises Invalid."""
+    if not isinstance(roles, list | tuple) or len(roles) > MOST_ROLES or not all(isinstance(one, str) for one in roles):
+        raise Invalid(f"roles are a list of at most {MOST_ROLES} names")
+    return tuple(sorted({check_role(one) for one in roles if one}))
+
+
+def check_role(role: str) -> str:
+    """Raises Invalid for what is no name of a role."""
+    if not role.strip() or len(role) > MOST_ROLE_LETTERS or not role.isprintable():
+        raise Invalid(f"a role is a name of at most {MOST_ROLE_LETTERS} printable letters, not {role[:40]!r}")
+    return role
 
 
 class Namespaces:
@@ -71,21 +95,34 @@ class Namespaces:
         return [space for space in sorted({TENANT_NAMESPACE, *known}) if not tenant or space.startswith(f"{tenant}/")]
 
     async def tenants(self) -> list[str]:
-        known = [key.removeprefix(_TENANTS) for key in await self._meta.keys(_TENANTS)]
+        known = [key.removeprefix(TENANTS) for key in await self._meta.keys(TENANTS)]
         return sorted({*known, *(space.partition("/")[0] for space in await self.all_of())})
 
     async def create(self, space: str) -> None:
         """Make a namespace, which stands like `sales/eu`. Raises Invalid, Conflict if it is there."""
-        await self._create(space, _SPACES, "namespace")
+        await self._create(space, _SPACES, "namespace", b"{}")
 
-    async def create_tenant(self, tenant: str) -> None:
-        """Make a tenant. Raises Invalid, Conflict if it is there."""
-        await self._create(tenant, _TENANTS, "tenant")
+    async def create_tenant(self, tenant: str, roles: tuple[str, ...] = ()) -> None:
+        """Make a tenant, which these roles administer. Raises Invalid, Conflict if it is there."""
+        await self._create(tenant, TENANTS, "tenant", msgspec.json.encode(Tenant(roles)))
+        await tell_changed(self._meta, TENANTS + tenant)
 
-    async def _create(self, name: str, prefix: str, kind: str) -> None:
+    async def tenant(self, tenant: str) -> Tenant:
+        """What is said of a tenant, which may not be there. Raises Corrupt."""
+        return tenant_in(tenant, await value_of(self._meta, TENANTS + tenant))
+
+    async def change_tenant(self, tenant: str, roles: tuple[str, ...]) -> None:
+        """From now on these roles administer it. Raises NotFound."""
+        if tenant not in await self.tenants():
+            raise NotFound(f"Tenant {tenant[:80]} does not exist")
+        value = msgspec.json.encode(Tenant(roles))
+        await revise(self._meta, TENANTS + tenant, lambda _: value, f"the tenant {tenant} is")
+        await tell_changed(self._meta, TENANTS + tenant)
+
+    async def _create(self, name: str, prefix: str, kind: str, value: bytes) -> None:
         check_space(kind, name)
-        there = await (self.tenants() if prefix == _TENANTS else self.all_of())
-        if name in there or not await self._meta.create(prefix + name, 1, b"{}"):
+        there = await (self.tenants() if prefix == TENANTS else self.all_of())
+        if name in there or not await self._meta.create(prefix + name, 1, value):
             raise Conflict(f"{kind} {name} exists already")
 
     async def remove(self, space: str) -> None:
@@ -96,7 +133,8 @@ class Namespaces:
         """Forget a tenant. Raises NotFound, Conflict while it has namespaces."""
         if await self.all_of(tenant):
             raise Conflict(f"tenant {tenant} has namespaces")
-        await self._remove(tenant, _TENANTS, "tenant")
+        await self._remove(tenant, TENANTS, "tenant")
+        await tell_changed(self._meta, TENANTS + tenant)
 
     async def _remove(self, name: str, prefix: str, kind: str) -> None:
         if name == TENANT_NAMESPACE:
@@ -104,6 +142,11 @@ class Namespaces:
         if prefix + name not in await self._meta.keys(prefix):
             raise NotFound(f"{kind} {name} does not exist")
         await self._meta.remove(prefix + name)
+
+
+def tenant_in(tenant: str, value: bytes | None) -> Tenant:
+    """What the record of a tenant says. Raises Corrupt."""
+    return Tenant() if value is None else decoded(value, Tenant, f"the tenant {tenant}")
 
 
 def _policies_in(space: str, value: bytes | None) -> NamespacePolicies:

@@ -12,10 +12,15 @@ from storage.errors import Corrupt, Unavailable
 
 T = TypeVar("T")
 
-QUOTAS, AGES, LIFETIMES = "quota/", "quota-age/", "lifetime/"
+QUOTAS, AGES, LIFETIMES, LIMITS = "quota/", "quota-age/", "lifetime/", "limits/"
 """Prefixes of what a namespace and a topic may each have a record of: see actors.policies.backlog_quotas,
-actors.policies.retention.
+actors.policies.retention, actors.policies.limits.
 """
+PERMISSIONS, TENANTS = "permission/", "tenant/"
+"""Prefixes of the records that say who may do what: see actors.policies.permissions, actors.policies.namespaces."""
+CHANGES = "permission-changes"
+"""The record whose versions count the changes of those; its value names the records that changed last, as JSON."""
+MOST_CHANGES = 100
 _DEFINITIONS = "schema-definition/"
 _TRIES = 20
 LOOK_MS = 60_000
@@ -44,11 +49,14 @@ def of_topic(topic: str) -> str:
 
 async def forget_topic(meta: Meta, topic: str) -> None:
     """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
-    for key in (schema_key(topic), *(prefix + of_topic(topic) for prefix in (QUOTAS, AGES, LIFETIMES))):
+    for key in (schema_key(topic), *(prefix + of_topic(topic) for prefix in (QUOTAS, AGES, LIFETIMES, LIMITS))):
         await meta.remove(key)
     for key in await meta.keys(definition_key(topic, "")):
         if "/" not in key.removeprefix(definition_key(topic, "")):  # else it is of another topic, whose name is longer
             await meta.remove(key)
+    if await meta.read(PERMISSIONS + of_topic(topic)) is not None:
+        await meta.remove(PERMISSIONS + of_topic(topic))
+        await tell_changed(meta, PERMISSIONS + of_topic(topic))
     # Whoever adds a schema meanwhile may have listed it before its definition went, and looks for that afterwards only.
     await meta.remove(schema_key(topic))
 
@@ -72,6 +80,21 @@ async def revise(meta: Meta, key: str, change: Callable[[bytes | None], bytes], 
         if wanted == value or await meta.create(key, number + 1, wanted):
             return wanted
     raise Unavailable(f"{what} being changed by others; try again")
+
+
+async def tell_changed(meta: Meta, key: str) -> None:
+    """Whoever caches permissions learns that a record has changed, which is written already. Raises Unavailable."""
+    for _ in range(_TRIES):
+        found = await meta.read(CHANGES)
+        number, names = (0, []) if found is None else (found.number, changes_in(found.value))
+        if await meta.create(CHANGES, number + 1, msgspec.json.encode([key, *names][:MOST_CHANGES])):
+            return
+    raise Unavailable("permissions are being changed by many; try again")
+
+
+def changes_in(value: bytes) -> list[str]:
+    """The keys of the records that changed last, the newest first. Raises Corrupt."""
+    return decoded(value, list[str], "the record of changed permissions")
 
 
 def decoded(value: bytes, kind: type[T], what: str) -> T:

@@ -29,10 +29,12 @@ def check_safeguards(options: ClusterOptions) -> None:
         context_of(settings)
         advertised_host(settings)
         check_bound(settings)
-    if settings["pulsar_token_key_file"] or settings["pulsar_password_file"]:
-        from cluster.pulsar.authentication import authenticate_by
+    names = ("pulsar_token_key_file", "pulsar_password_file", "authorization_enabled", "pulsar_anonymous_role")
+    if any(settings[name] for name in names):
+        from cluster.pulsar.authentication import authenticate_by, authorization_of
 
         authenticate_by(settings)
+        authorization_of(settings)
 
 
 def check_machines(options: ClusterOptions, addresses: Collection[str]) -> None:

@@ -14,13 +14,17 @@
     GET    /watch/subscriptions                                         what there is to look at
 
 Everything but /healthz and the files of the page wants `Authorization: Bearer <token>`; the token is the content of the
-data folder's `admin-token` (mode 0600), which is made when it is missing. JSON in and out, no CORS, small bodies only,
-no pages of other origins (cluster.http.guard), and no connection that is silent for long (cluster.http.server).
+data folder's `admin-token` (mode 0600), which is made when it is missing. Where rights are enforced, the credentials of
+Pulsar's clients open it as well, for what their roles may do (cluster.pulsar.admin.rights). JSON in and out, no CORS,
+small bodies only, no pages of other origins (cluster.http.guard), and no connection that is silent for long
+(cluster.http.server).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +32,20 @@ from aiohttp import web
 
 from actors.actor import Actor
 from actors.messages import DescribeCluster, Explain, ListDelayed, Ping, Stats, shown
+from actors.policies.permission_cache import PermissionCache
 from actors.ports import Ports, Unknown
+from cluster.audit import AuditLog, AuditTail
 from cluster.delayed import DelayedChanges
-from cluster.http.guard import guard
+from cluster.http.guard import RoleGuard, guard
 from cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
 from cluster.metrics import Distribution, Metric, distributions, series
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, named, subscription_of, topic_of
 from cluster.pulsar.admin.paths import pulsar_routes
+from cluster.pulsar.admin.rights import check_rights, write_down
 from cluster.pulsar.admin.subscriptions import SUBSCRIPTION, Subscriptions
+from cluster.pulsar.authentication import authorization_of, in_header
+from cluster.pulsar.renewal import RenewedAuthentication
 from cluster.tokens import ensure_token
 from cluster.watch.http import PAGE_PATHS, WatchHttp
 from storage.errors import Invalid, SluiceError, Unavailable
@@ -49,7 +58,8 @@ OPEN_PATHS = ("/healthz", *PAGE_PATHS)
 class AdminHttp(Actor):
     """Serves the interface from the controller's process. port 0 chooses one and writes it to `admin-port`.
 
-    connection_seconds: how long a client may keep a connection, or take to send a body.
+    connection_seconds: how long a client may keep a connection, or take to send a body. settings: those that say which
+    roles there are; without them the token alone opens it.
     """
 
     outlives = (SluiceError,)  # of one connection; the others go on
@@ -62,23 +72,32 @@ class AdminHttp(Actor):
         data_dir: Path,
         port: int,
         connection_seconds: float = CONNECTION_SECONDS,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(ports)
         self._controller = controller
         process = controller.partition("/")[0]
-        self._broker = Broker(ports, controller, here=f"{process}/pulsar")
+        authorization = authorization_of(settings or {})
+        self._permissions = None if authorization is None else PermissionCache(ports, authorization)
+        self._clients = RenewedAuthentication(settings if authorization is not None and settings else {})
+        self._broker = Broker(ports, controller, here=f"{process}/pulsar", permissions=self._permissions)
         self._subscriptions = Subscriptions(self._broker)
         self._data_dir = data_dir
         self._wanted_port = port
         self._connection_seconds = connection_seconds
-        self._watch = WatchHttp(ports, self)
+        self._watch = WatchHttp(ports, self, partial(AuditTail, data_dir) if self._permissions is not None else None)
         self._server: HttpServer | None = None
         self.port = 0
 
     async def start(self) -> None:
         """Listen on the loopback. Raises Unavailable if the port is in use, Invalid if the token file holds none."""
         token = ensure_token(self._data_dir / TOKEN_FILE)
-        check = guard(token, OPEN_PATHS, f"is in {TOKEN_FILE}")
+        others = None
+        if self._permissions is not None:
+            written = partial(write_down, AuditLog(self._data_dir, "admin"))
+            others = RoleGuard(self._roles, partial(check_rights, self._permissions), written)
+        check = guard(token, OPEN_PATHS, f"is in {TOKEN_FILE}", others)
+        self.ports.spawn(self._clients.run(), "renewal")
         self._server = HttpServer(self.ports, self._routes(), check, connection_seconds=self._connection_seconds)
         try:
             self.port = await self._server.listen(self._wanted_port)
@@ -90,6 +109,12 @@ class AdminHttp(Actor):
         await super().stop(reason)
         if self._server is not None:
             await self._server.close()
+
+    async def _roles(self, request: web.Request) -> Sequence[str]:
+        """Those of who comes with other credentials than this interface's token. Raises Invalid, Overloaded."""
+        if self._clients.authenticate is None:
+            raise Invalid("nobody else is known here")
+        return (await self._clients.authenticate(*in_header(request.headers.get("Authorization", "")))).roles
 
     def _routes(self) -> list[web.RouteDef]:
         verbs = "{verb:pending|blocked-keys|hot-keys|assignments|delayed|parked}"

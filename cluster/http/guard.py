@@ -8,12 +8,15 @@ else: browsers send it with whatever a page sends to change something.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Collection
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from actors.policies.authorization import Forbidden
 from cluster.bootstrap.environment import LOOPBACK
 from cluster.real import logger
 from storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
@@ -23,20 +26,65 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 STATUS: tuple[tuple[type[SluiceError], int], ...] = (
     (NotFound, 404),
     (Conflict, 409),
+    (Forbidden, 403),
     (Invalid, 412),
     (Overloaded, 429),
     (Fenced, 503),
     (Unavailable, 503),
 )
 """HTTP status of each error, as Pulsar's clients expect them."""
+STREAM_S, STREAM_UNTIL = 30.0, web.RequestKey("stream_until", float)
+"""A stream of events for a role ends after so many seconds, and whoever looks asks again: its rights may be others by
+then. The second is where a request says when, by the monotonic clock.
+"""
+BY_TOKEN = "the token of this interface"
+"""As whom the audit knows those who have it."""
 HERE = (LOOPBACK, "localhost", "[::1]")
 """How the loopback is called."""
 
 
-def guard(token: str, open_paths: Collection[str], where: str) -> Any:
+@dataclass(frozen=True)
+class RoleGuard:
+    """Lets those in who have a role, for what their roles may do. roles: of who asks. check: raises Forbidden.
+
+    roles raises Invalid for credentials that are none, and Overloaded. audit: told what was done, or refused, by whom.
+    """
+
+    roles: Callable[[web.Request], Awaitable[Sequence[str]]]
+    check: Callable[[Sequence[str], web.Request], Awaitable[None]]
+    audit: Callable[[Sequence[str], web.Request, web.StreamResponse], None] = lambda *_: None
+
+    async def answer(self, request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
+        """As `answered`, for who may ask for this."""
+        try:
+            roles = await self.roles(request)
+        except Invalid as error:
+            refused = web.json_response({"reason": str(error)}, status=401)
+            self.audit((), request, refused)
+            return refused
+        except Overloaded as error:
+            return web.json_response({"reason": str(error)}, status=503)
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            await self.check(roles, request)
+            return await handler(request)
+
+        request[STREAM_UNTIL] = time.monotonic() + STREAM_S
+        return await self.audited(roles, request, checked, *names)
+
+    async def audited(
+        self, roles: Sequence[str], request: web.Request, handler: Handler, *names: str
+    ) -> web.StreamResponse:
+        """As `answered`, and what it came to is written down."""
+        answer = await answered(request, handler, *names)
+        self.audit(roles, request, answer)
+        return answer
+
+
+def guard(token: str, open_paths: Collection[str], where: str, others: RoleGuard | None = None) -> Any:
     """A middleware. token: what `Authorization: Bearer` must say, but for open_paths, which hold nothing.
 
-    where: where a person finds the token, as the end of a sentence.
+    where: where a person finds the token, as the end of a sentence. others: asked about who has another one.
     """
 
     @web.middleware
@@ -45,7 +93,11 @@ def guard(token: str, open_paths: Collection[str], where: str) -> Any:
         if request.path not in open_paths and not hmac.compare_digest(
             given.encode("utf-8", "surrogateescape"), token.encode()
         ):
+            if given and others is not None:
+                return await others.answer(request, handler)
             return web.json_response({"reason": f"a bearer token is needed; it {where}"}, status=401)
+        if others is not None and request.path not in open_paths:
+            return await others.audited((BY_TOKEN,), request, handler)
         return await answered(request, handler)
 
     return checked

@@ -8,18 +8,21 @@ paths do, and no page in a browser gets an answer (cluster.http.guard).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
 from actors.pulsar.conversation.gateway import Gateway
-from cluster.http.guard import Handler, answered
+from cluster.http.guard import Handler, RoleGuard
 from cluster.http.server import HttpServer
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.paths import pulsar_routes
+from cluster.pulsar.admin.rights import check_rights, write_down
 from cluster.pulsar.authentication import in_header
 from cluster.pulsar.tls import role_of
-from storage.errors import Invalid, Overloaded
+from storage.errors import Invalid
 
 
 class GatewayHttp:
@@ -31,7 +34,13 @@ class GatewayHttp:
     def __init__(self, gateway: Gateway, addresses: Addresses, host: str, most: int) -> None:
         self._gateway, self._host = gateway, host
         ports = gateway.ports
-        broker = Broker(ports, gateway.controller, gateway.directory, ports.me, gateway.quotas, gateway.ages)
+        self._permissions = gateway.access.permissions
+        self._clients = RoleGuard(
+            self._roles, partial(check_rights, self._permissions), partial(write_down, gateway.audit)
+        )
+        broker = Broker(
+            ports, gateway.controller, gateway.directory, ports.me, gateway.quotas, gateway.ages, self._permissions
+        )
         self._server = HttpServer(ports, pulsar_routes(broker, addresses), self._guard, most=most)
 
     async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
@@ -43,13 +52,15 @@ class GatewayHttp:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        authenticate = self._gateway.authenticate
-        certified = request.transport and role_of(request.transport.get_extra_info("peercert"))
-        if authenticate is not None and not certified:
-            try:
-                await authenticate(*in_header(request.headers.get("Authorization", "")))
-            except Invalid as error:
-                return web.json_response({"reason": str(error)}, status=401)
-            except Overloaded as error:
-                return web.json_response({"reason": str(error)}, status=503)
-        return await answered(request, handler, self._host)
+        return await self._clients.answer(request, handler, self._host)
+
+    async def _roles(self, request: web.Request) -> Sequence[str]:
+        """Those of who asks. Raises Invalid if nobody is to be let in with what he presents, Overloaded."""
+        if certified := request.transport and role_of(request.transport.get_extra_info("peercert")):
+            return (certified,)
+        if self._gateway.authenticate is not None:
+            return (await self._gateway.authenticate(*in_header(request.headers.get("Authorization", "")))).roles
+        anonymous = self._gateway.access.anonymous
+        if self._permissions is not None and not anonymous:
+            raise Invalid("this broker needs a client that it knows")
+        return (anonymous,)

@@ -18,11 +18,12 @@ from actors.pulsar.conversation.client_connection import ClientConnection
 from actors.pulsar.conversation.gateway import Gateway, GatewayActor
 from actors.pulsar.conversation.intake import GREETING_BYTES
 from actors.pulsar.conversation.port_claims import PortHolder
+from cluster.audit import AuditLog
 from cluster.bootstrap.forks import keep_connection_from_children
 from cluster.bootstrap.process_watch import this_process
 from cluster.http.connections import HttpDoor
 from cluster.pulsar.admin.addresses import Addresses
-from cluster.pulsar.authentication import authenticate_by
+from cluster.pulsar.authentication import authorization_of
 from cluster.pulsar.connection_limits import (
     MOST_CONNECTIONS,
     MOST_HTTP_CONNECTIONS,
@@ -31,7 +32,8 @@ from cluster.pulsar.connection_limits import (
 )
 from cluster.pulsar.machine_ports import RealMachinePorts
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, bound_hosts, refusal, wanted_ports
-from cluster.pulsar.tls import context_of, role_of
+from cluster.pulsar.renewal import RenewedAuthentication, RenewedTls
+from cluster.pulsar.tls import role_of
 from storage.batch import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -57,16 +59,21 @@ class PulsarGateway(GatewayActor):
 
     def __init__(self, ports: Ports, *, controller: Address, settings: Mapping[str, Any]) -> None:
         super().__init__(ports)
-        known = authenticate_by(settings)
+        self._clients, self._tls = RenewedAuthentication(settings), RenewedTls(settings)
+        known = self._clients.authenticate
         largest = int(settings.get("pulsar_max_message_bytes", MAX_MESSAGE_BYTES))
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known, max_message_bytes=largest)
+        self.gateway.access.most_per_role = int(settings.get("pulsar_max_connections_per_role", 0))
+        if (authorization := authorization_of(settings)) is not None:
+            self.gateway.audit = AuditLog(Path(settings["data_dir"]), "gateway")
+            self.gateway.access.enforce(authorization, str(settings.get("pulsar_anonymous_role") or ""))
         machine = str(settings.get("machine", ""))
         self._host = advertised_host(settings, machine)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
         machine_ports = RealMachinePorts(
             Path(settings["data_dir"]),
             accept,
-            dict.fromkeys((TLS, WEB_TLS), context_of(settings)),
+            dict.fromkeys((TLS, WEB_TLS), self._tls.context),
             bound_hosts(settings, machine),
         )
         self._port_holder = PortHolder(ports, machine_ports, wanted_ports(settings), self._opened)
@@ -82,14 +89,18 @@ class PulsarGateway(GatewayActor):
 
     @property
     def problem(self) -> str:
-        """Why no client can connect; empty if they can, here or at the machine's other gateway."""
-        return "; ".join(refusal(scheme, port) for scheme, port in self._port_holder.refused.items() if port)
+        """Why no client can connect, here or at the machine's other gateway, or what is wrong with renewed files."""
+        refused = [refusal(scheme, port) for scheme, port in self._port_holder.refused.items() if port]
+        return "; ".join([*refused, *filter(None, (self._clients.problem, self._tls.problem))])
 
     async def start(self) -> None:
         """Listen, where the ports are free, and wait for the others."""
         await self._port_holder.open()
         self.ports.spawn(self._serve(), "ports")
         self.ports.spawn(self.gateway.backlogs.run(), "backlogs")
+        self.ports.spawn(self.gateway.access.run(), "permissions")
+        for renewed in (self._clients, self._tls):
+            self.ports.spawn(renewed.run(), "renewal")
 
     async def _serve(self) -> None:
         """For as long as the actor lives; it ends with its connections, so that clients look for another one."""

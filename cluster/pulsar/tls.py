@@ -11,6 +11,8 @@ from storage.errors import Invalid
 
 _OWN = ("pulsar_tls_certificate_file", "pulsar_tls_key_file")
 _TRUST = "pulsar_tls_trust_certs_file"
+TLS_FILES = (*_OWN, _TRUST)
+"""Settings that name files."""
 
 
 def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from actors.ports import Ports, Task
-from cluster.watch.story import Picture, Stats, events, picture
+from cluster.watch.story import Picture, Stats, events, of_audit, picture
 from storage.errors import SluiceError
 
 T = TypeVar("T")
@@ -44,11 +44,19 @@ class Owners(Protocol):
         """The cluster's processes and actors, and where they run."""
 
 
+class Audits(Protocol):
+    """Where an audit is written: see cluster.audit."""
+
+    def new(self) -> list[dict[str, Any]]:
+        """Its lines since the last call."""
+
+
 class Feed:
     """Pictures and events for open pages, with one channel for each subscription."""
 
-    def __init__(self, ports: Ports, owners: Owners) -> None:
-        self._ports, self._owners = ports, owners
+    def __init__(self, ports: Ports, owners: Owners, audits: Callable[[], Audits] | None = None) -> None:
+        """audits: makes what has the lines of an audit, from then on."""
+        self._ports, self._owners, self._audits = ports, owners, audits
         self._channels: dict[tuple[str, str], _Channel] = {}
 
     async def follow(self, topic: str, subscription: str) -> AsyncGenerator[str]:
@@ -56,7 +64,9 @@ class Feed:
         key = (topic, subscription)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = _Channel(self._ports, self._owners, topic, subscription)
+            channel = self._channels[key] = _Channel(
+                self._ports, self._owners, topic, subscription, None if self._audits is None else self._audits()
+            )
         channel.viewers += 1
         try:
             async for text in channel.follow():
@@ -71,8 +81,11 @@ class Feed:
 class _Channel:
     """One subscription, and the pages that show it."""
 
-    def __init__(self, ports: Ports, owners: Owners, topic: str, subscription: str) -> None:
+    def __init__(
+        self, ports: Ports, owners: Owners, topic: str, subscription: str, audits: Audits | None = None
+    ) -> None:
         self.viewers = 0
+        self._audits = audits
         self._ports, self._owners = ports, owners
         self._topic, self._subscription = topic, subscription
         self._numbers = count(1)
@@ -140,7 +153,9 @@ class _Channel:
 
     def _take(self, new: Picture, delayed: Sequence[Stats | None]) -> None:
         new["due"] = [[row.get("count", 0), row.get("histogram", [])] for row in delayed if row is not None]
-        for one in events(self._latest, new):
+        audited = [] if self._audits is None else self._audits.new()
+        told = of_audit(new["at"], self._topic, self._subscription, audited)
+        for one in [*events(self._latest, new), *told]:
             self._events.append((next(self._numbers), one))
         self._latest = new
 

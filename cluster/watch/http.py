@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +12,8 @@ from aiohttp import web
 
 from actors.names import check_name
 from actors.ports import Ports
-from cluster.watch.feed import Feed, Owners
+from cluster.http.guard import STREAM_UNTIL
+from cluster.watch.feed import Audits, Feed, Owners
 
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
@@ -48,9 +52,9 @@ class Watched(Owners, Protocol):
 class WatchHttp:
     """Serves the page and its feed."""
 
-    def __init__(self, ports: Ports, owners: Watched) -> None:
+    def __init__(self, ports: Ports, owners: Watched, audits: Callable[[], Audits] | None = None) -> None:
         self._owners = owners
-        self._feed = Feed(ports, owners)
+        self._feed = Feed(ports, owners, audits)
 
     def routes(self) -> list[web.RouteDef]:
         """To be added to an application whose guard lets PAGE_PATHS through without a token, and nothing else."""
@@ -72,6 +76,8 @@ class WatchHttp:
         try:
             async for text in stream:
                 await response.write(text.encode())
+                if time.monotonic() > request.get(STREAM_UNTIL, math.inf):
+                    break  # the page asks again, and is asked who it is
         except ConnectionResetError:
             pass  # the viewer has left
         finally:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from actors.names import namespace_of
+
 Stats = Mapping[str, Any]
 Picture = dict[str, Any]
 
@@ -127,6 +129,18 @@ def events(before: Picture | None, after: Picture) -> list[dict[str, Any]]:
     happened += _of_ledgers(before, after)
     happened += _of_actors(before, after)
     return [{"at": after["at"], "kind": kind, "text": text} for kind, text in happened]
+
+
+def of_audit(at: int, topic: str, subscription: str, lines: Iterable[Stats]) -> list[dict[str, Any]]:
+    """What an audit says of a topic or its namespace, and of a subscription or of none, as events."""
+    space, _ = namespace_of(topic)
+    told = []
+    for line in lines:
+        if line.get("topic") in (topic, space) and line.get("subscription") in ("", subscription):
+            reason = f": {line['reason']}" if line.get("reason") else ""
+            text = f"{line.get('role') or 'somebody'} {line.get('outcome')} {line.get('what')}{reason}"
+            told.append({"at": at, "kind": "audit", "text": text})
+    return told
 
 
 def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str]]:

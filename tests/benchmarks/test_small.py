@@ -80,6 +80,17 @@ def test_java_clients_receive_everything() -> None:
     assert all(value > 0 for value in figures[0].values())
 
 
+def test_quiet_clients_are_measured_beside_a_loud_one() -> None:
+    result = run("neighbours.py")
+    assert result["median_ratio_p99"] > 0
+    assert result["mb"] > 0
+
+
+def test_what_permissions_cost_is_measured() -> None:
+    result = run("rights.py")
+    assert all(kind["median_ratio"] >= 0 for kind in result.values())
+
+
 def test_who_floods_is_measured_beside_who_publishes() -> None:
     result = run("attackers.py")["ping"]
     assert result["per_second"] > 0

@@ -175,6 +175,8 @@ class Pipes:
         self.rng = random.Random(f"pipes/{world.seed}")
         self.open: list[tuple[End, End]] = []
         """Client's end and server's end of those that nobody has broken."""
+        self.role = ""
+        """What clients present to gateways that want to know who they are."""
         self.machines = Machines(world)
         """Their ports, for who listens at one."""
         world.ears.append(self._hear)

@@ -13,6 +13,7 @@ from typing import Protocol
 from actors.directory import Directory
 from actors.messages import BacklogSize, MeasureBacklog
 from actors.policies.backlog_quotas import CHECK_MS, EVICTION, HOLDS, Quotas
+from actors.policies.limits import LimitRecords
 from actors.ports import Ports
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.refusals import CommandRefused
@@ -35,7 +36,9 @@ class ThrottledProducer(Protocol):
 
 
 class Backlogs:
-    """Keeps producers out. producers: those that are connected here, by topic and partition."""
+    """Keeps producers out. producers: those that are connected here, by topic and partition. limits: looked at as well,
+    for those who keep them.
+    """
 
     def __init__(
         self,
@@ -44,8 +47,10 @@ class Backlogs:
         quotas: Quotas,
         ages: Quotas,
         producers: Mapping[tuple[str, int], Sequence[ThrottledProducer]],
+        limits: LimitRecords | None = None,
     ) -> None:
         self._ports, self._directory, self._producers = ports, directory, producers
+        self._limits = limits
         self._quotas, self._ages = quotas, ages
 
     async def run(self) -> None:
@@ -61,6 +66,8 @@ class Backlogs:
         """Send those away that would be kept out if they came now. Raises Unavailable, Corrupt."""
         await self._quotas.look()
         await self._ages.look()
+        if self._limits is not None:
+            await self._limits.look()
         for topic, partition in list(self._producers):
             try:
                 await self.check(topic, partition)

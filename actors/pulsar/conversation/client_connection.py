@@ -33,6 +33,7 @@ from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
 from actors.pulsar.conversation.intake import GREETING_BYTES, TURN, rest
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
+from actors.pulsar.conversation.topic_names import said_name
 from actors.pulsar.conversation.wire_consumer import WireConsumer
 from actors.pulsar.conversation.wire_producer import WireProducer
 from storage.errors import SluiceError
@@ -59,6 +60,7 @@ class ClientConnection(ClientSession):
         """What was read and is not taken up yet."""
         self._goes_on = False
         self._going_on: Task | None = None
+        self._throttled_until = 0
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
         self._immediate: dict[str, Callable[[Any], None]] = {
             "ping": lambda _: self.write(_PONG),
@@ -172,6 +174,7 @@ class ClientConnection(ClientSession):
                 done[number] = None
                 self.intake.pending(sends.size)
                 producer.send_vectorized(sends)
+                self._pace(producer, sends.table.num_rows, sends.size)
         if read and len(done) == len(read):
             reading.at = end
         else:
@@ -221,10 +224,15 @@ class ClientConnection(ClientSession):
         self.ask(name, partial(self._answer, name, handler, body), getattr(body, "request_id", NO_REQUEST), size)
 
     async def _answer(self, name: str, handler: Handler, body: Any) -> None:
+        consumer = self.consumers.get(body.consumer_id) if name in _AUDITED else None
         try:
             check_text(body)
             await handler(body)
+            if consumer is not None:
+                self.audit(name, consumer.place.topic, consumer.asked.subscription)
         except SluiceError as error:
+            if code_of(error) in _REFUSALS:
+                self.audit(name, said_name(getattr(body, "topic", "")), getattr(body, "subscription", ""), error)
             if name == "connect":
                 self.refuse(NO_REQUEST, code_of(error), str(error))
                 self.end()
@@ -264,6 +272,23 @@ class ClientConnection(ClientSession):
         for producer, frames, size in sends:
             self.intake.pending(size)
             producer.send(frames, size)
+            self._pace(producer, sum(frame.command.num_messages for frame in frames), size)
+
+    def _pace(self, producer: WireProducer, messages: int, size: int) -> None:
+        """This many messages were taken. If that exceeds a rate, nothing more is read for a while."""
+        place = producer.place
+        wait = self.gateway.rates.published(place.topic, place.partition, messages, size)
+        if wait and not self.closed:
+            self._throttled_until = max(self._throttled_until, self.gateway.ports.clock.monotonic() + wait)
+            if not self.intake.throttled:
+                self.intake.throttle(True)
+                self.gateway.ports.spawn(self._wait_for_rate(), "rate")
+
+    async def _wait_for_rate(self) -> None:
+        clock = self.gateway.ports.clock
+        while (left := self._throttled_until - clock.monotonic()) > 0 and not self.closed:
+            await clock.sleep(left)
+        self.intake.throttle(False)
 
     def _flow(self, asked: Any) -> None:
         consumer = self.consumers.get(asked.consumer_id)
@@ -322,7 +347,7 @@ class ClientConnection(ClientSession):
         while not self.closed:
             await clock.sleep(KEEP_ALIVE_MS)
             now, before, unsent = clock.monotonic(), unsent, self.link.unsent()
-            if self.intake.choked and unsent < before:
+            if self.intake.throttled or (self.intake.choked and unsent < before):
                 self._heard = now
             half = self._begun is not None and now - self._begun > FRAME_MS
             if now - self._heard > 2 * KEEP_ALIVE_MS or half or not self.greeted:
@@ -350,6 +375,8 @@ def _parsed(data: memoryview) -> Any:
     return parse(Command, data)
 
 
+_AUDITED = ("seek", "unsubscribe")
+_REFUSALS = (ServerError.AUTHENTICATION, ServerError.AUTHORIZATION)
 _ACK = b"\x08\x0a"
 """How the command of an ACK begins, whoever writes it: its type."""
 _PING = encode(command("ping"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from actors.policies.audited import DONE, REFUSED, Audited
+from actors.policies.authorization import Wish
 from actors.ports import Task
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import ServerError, command
@@ -99,7 +101,10 @@ class ClientSession:
             consumer.choke(choked)
 
     def greet(self, asked: Any, identity: ClientIdentity | None) -> None:
-        """The client may go on."""
+        """The client may go on. Raises CommandRefused if its role has enough connections."""
+        if self.closed:
+            return
+        self.gateway.access.enter(() if identity is None else identity.roles)
         self.greeted, self.identity, self.version = True, identity, asked.client_version
         if asked.client_version.startswith(CPP):
             self.fails_by = ServerError.CHECKSUM
@@ -119,6 +124,24 @@ class ClientSession:
             else:
                 await clock.sleep(min(int(left) + 1, WALL_CLOCK_MS))
 
+    # -- rights ---------------------------------------------------------------------------------------------------
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """Those of the client; none before it is known."""
+        return () if self.identity is None else self.identity.roles
+
+    async def check(self, *wishes: Wish) -> None:
+        """Raises Forbidden if the client may not do this, Unavailable if that is not known now."""
+        await self.gateway.access.check(self.roles, *wishes)
+
+    def audit(self, what: str, topic: str, subscription: str = "", refusal: SluiceError | None = None) -> None:
+        """Write down what the client did, or was refused."""
+        outcome = DONE if refusal is None else REFUSED
+        reason = "" if refusal is None else str(refusal)
+        role = ",".join(self.roles)
+        self.gateway.audit(Audited(role, self.link.peer, what, topic, subscription, outcome, reason))
+
     # -- who is here ----------------------------------------------------------------------------------------------
 
     def _introduce(self, one: object, number: int, asked: Any, access_mode: str = "") -> None:
@@ -127,14 +150,18 @@ class ClientSession:
         made = ClientIntroduction(number, self.link.peer, self.version, now, properties, access_mode)
         self.gateway.introductions[one] = made
 
-    def add_consumer(self, consumer: WireConsumer, asked: Any) -> None:
-        """One more, and what its client said. Raises CommandRefused if there are too many, or it is closed."""
+    def add_consumer(self, consumer: WireConsumer, asked: Any, wish: Wish) -> None:
+        """One more, what its client said, and the right that it lives by.
+
+        Raises CommandRefused if there are too many, or it is closed.
+        """
         self.check_room("consumers")
         self.consumers[consumer.number] = consumer
         key = (consumer.place.topic, consumer.asked.subscription)
         self.gateway.consumers.setdefault(key, []).append(consumer)
         self.gateway.reads(consumer)
         self._introduce(consumer, consumer.number, asked)
+        self.gateway.access.admit(consumer, self.roles, (wish,), consumer.come_back)
         consumer.choke(self.intake.choked)
 
     def check_room(self, what: str) -> None:
@@ -150,6 +177,7 @@ class ClientSession:
         _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
         self.gateway.reads_no_more(consumer)
         self.gateway.introductions.pop(consumer, None)
+        self.gateway.access.forget(consumer)
 
     async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
@@ -163,18 +191,23 @@ class ClientSession:
             with contextlib.suppress(SluiceError):
                 await self.gateway.directory.remove_unused(topic, subscription)
 
-    def add_producer(self, producer: WireProducer, asked: Any, access_mode: str) -> None:
-        """One more, and what its client said. Raises CommandRefused if there are too many, or it is closed."""
+    def add_producer(self, producer: WireProducer, asked: Any, access_mode: str, wishes: Sequence[Wish]) -> None:
+        """One more, what its client said, and the rights that it lives by.
+
+        Raises CommandRefused if there are too many, or it is closed.
+        """
         self.check_room("producers")
         self.producers[producer.number] = producer
         self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
         self._introduce(producer, producer.number, asked, access_mode)
+        self.gateway.access.admit(producer, self.roles, wishes, producer.give_way)
 
     def remove_producer(self, producer: WireProducer) -> None:
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
         self.gateway.introductions.pop(producer, None)
+        self.gateway.access.forget(producer)
 
     def send_away(self, consumer: WireConsumer) -> None:
         """The client must come back with this consumer: it drops its messages, and subscribes again.
@@ -268,6 +301,8 @@ class ClientSession:
         if self.closed:
             return
         self.closed = True
+        if self.greeted:
+            self.gateway.access.leave(self.roles)
         for turn, (name, task) in list(self._asking.items()):
             if name in QUESTIONS or not turn.begun:
                 task.cancel()

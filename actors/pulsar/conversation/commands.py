@@ -20,7 +20,7 @@ from actors.messages import (
     SubscriptionSettings,
 )
 from actors.names import check_name, quoted, unquoted
-from actors.policies.namespaces import Namespaces
+from actors.policies.authorization import Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
@@ -31,6 +31,7 @@ from actors.pulsar.conversation.intake import MOST_TEXT
 from actors.pulsar.conversation.log_extent import ASK_MS, PATIENCE_MS
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import (
+    TopicMaker,
     TopicPartition,
     find_place,
     full_names,
@@ -88,12 +89,17 @@ class CommandHandlers:
                 identity = await self._gateway.authenticate(asked.auth_method_name, asked.auth_data)
             except Invalid as error:
                 raise CommandRefused(ServerError.AUTHENTICATION, str(error)) from None
+        if identity is None and self._gateway.access.permissions is not None:
+            if not (role := self._gateway.access.anonymous):
+                raise CommandRefused(ServerError.AUTHENTICATION, "this broker needs a client that it knows")
+            identity = Certified(role)
         self._session.greet(asked, identity)
 
     async def partition_metadata(self, asked: Any) -> None:
         """How many partitions a topic has; it is made if it is new."""
         count = 0
         topic, partition = split_name(asked.topic)
+        await self._session.check(of_topic("either", topic, looks=not asked.allow_creation))
         if partition is None:
             making = self._making(asked.allow_creation)
             settings = await settings_of(self._gateway.directory, topic, create=making, now=True)
@@ -107,18 +113,21 @@ class CommandHandlers:
         if asked.listener:
             raise CommandRefused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
+        await self._session.check(of_topic("either", topic))
         await settings_of(self._gateway.directory, topic, create=self._making(partition is None))
         urls = {"url": self._gateway.url, "url_tls": self._gateway.url_tls}
         known = {name: url for name, url in urls.items() if url}
         self._session.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
 
-    def _making(self, wanted: bool = True) -> Namespaces | None:
+    def _making(self, wanted: bool = True) -> TopicMaker | None:
         """Where a topic that is not there is made, if it is."""
-        return self._gateway.namespaces if wanted else None
+        made = partial(self._session.audit, "create topic")
+        return TopicMaker(self._gateway.namespaces, made) if wanted else None
 
     async def topics_of(self, asked: Any) -> None:
         """The topics of a namespace, partitions by their names: none of one that there is not, as with Pulsar."""
         names: list[str] = []
+        await self._session.check(of_space("consume", asked.namespace, looks=True))
         known = await self._gateway.directory.ask_controller(ListTopics())
         if asked.mode != NON_PERSISTENT:
             names = full_names(topics_in(asked.namespace, known.topics))
@@ -128,6 +137,8 @@ class CommandHandlers:
 
     async def producer(self, asked: Any) -> None:
         """PRODUCER: one more on a partition."""
+        wishes = _wishes_of_producer(asked)
+        await self._session.check(*wishes)
         known = self._session.producers.get(asked.producer_id)
         if known is not None and known.ready:
             await self._produce(asked, known)
@@ -136,6 +147,7 @@ class CommandHandlers:
         self._session.check_room("producers")
         place = await find_place(self._gateway.directory, asked.topic, create=self._making())
         await self._gateway.backlogs.check(place.topic, place.partition)
+        await self._gateway.head_count.check_producer(place)
         name = asked.producer_name or self._gateway.fresh("sluice")
         deduplicate = (await self._gateway.directory.settings(place.topic)).deduplication_enabled
         _check_access(asked)
@@ -152,7 +164,7 @@ class CommandHandlers:
         made = WireProducer(
             self._gateway, self._session, place, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
         )
-        self._session.add_producer(made, asked, entrance.access)
+        self._session.add_producer(made, asked, entrance.access, wishes)
         try:
             await made.open()
             if self._session.closed:
@@ -162,6 +174,7 @@ class CommandHandlers:
                 first = check_name("subscription", quoted(asked.initial_subscription))
                 settings = SubscriptionSettings(type="shared", initial_position="earliest")
                 await self._gateway.directory.dispatcher(place.topic, place.partition, first, settings)
+            await self._session.check(*wishes)
             await self._produce(asked, made)
         except SluiceError:
             made.close()
@@ -213,6 +226,8 @@ class CommandHandlers:
                 return
             raise _opening("consumer")
         self._session.check_room("consumers")
+        wish = of_topic("consume", split_name(asked.topic)[0], quoted(asked.subscription))
+        await self._session.check(wish)
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise CommandRefused(ServerError.NOT_ALLOWED, "compaction is not offered")
@@ -220,6 +235,7 @@ class CommandHandlers:
         if asked.HasField("schema"):
             await self._gateway.schemas.check_reader(place.topic, asked.schema)
         wanted = await self._wanted(asked, place)
+        await self._gateway.head_count.check_consumer(place, asked.subscription)
         if wanted.start is not None and asked.type == EXCLUSIVE:
             await self._wait_alone(place, wanted.subscription)
         await self._moved(place, wanted.subscription)
@@ -230,13 +246,16 @@ class CommandHandlers:
         made = WireConsumer(
             self._gateway, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )
-        self._session.add_consumer(made, asked)
+        self._session.add_consumer(made, asked, wish)
         if asked.HasField("consumer_epoch"):
             made.epoch = asked.consumer_epoch
         try:
             await made.open()
+            await self._session.check(wish)
         except SluiceError as error:
             self._session.remove_consumer(made)
+            if made.opened:
+                await made.close()
             if isinstance(error, Conflict | Invalid) and asked.key_shared.mode == STICKY:
                 raise CommandRefused(ServerError.CONSUMER_ASSIGN, str(error)) from None
             raise
@@ -334,6 +353,7 @@ class CommandHandlers:
         """
         consumer = self._consumer(asked.consumer_id)
         key = consumer.place.topic, consumer.asked.subscription
+        await self._session.check(of_topic("consume", *key))
         if not asked.force and not consumer.is_reader and (await self._stats(consumer))["consumersCount"] > 1:
             raise CommandRefused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
         await consumer.close()
@@ -354,6 +374,7 @@ class CommandHandlers:
         """SEEK: every consumer of the partition is sent away, and comes back by itself."""
         consumer = self._consumer(asked.consumer_id)
         place, name = consumer.place, consumer.asked.subscription
+        await self._session.check(of_topic("consume", place.topic, name))
         if asked.HasField("publish_time"):
             found = await self._ask_owner(place, None, FindTime(time=min(asked.publish_time, LATEST >> 16)))
             target = found.position
@@ -410,12 +431,14 @@ class CommandHandlers:
     async def get_schema(self, asked: Any) -> None:
         """GET_SCHEMA: a version, or the newest."""
         topic, _ = split_name(asked.topic)
+        await self._session.check(of_topic("either", topic, looks=True))
         schema, version = await self._gateway.schemas.get(topic, asked.version)
         self._session.say("get_schema_answer", request_id=asked.request_id, schema=schema, version=version)
 
     async def put_schema(self, asked: Any) -> None:
         """GET_OR_CREATE_SCHEMA: the version of a schema."""
         topic, _ = split_name(asked.topic)
+        await self._session.check(of_topic("produce", topic))
         version = await self._gateway.schemas.put(topic, asked.schema)
         self._session.say("put_schema_answer", request_id=asked.request_id, version=version)
 
@@ -439,6 +462,13 @@ class CommandHandlers:
         answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
         figures: dict[str, Any] = json.loads(answer.json)
         return figures
+
+
+def _wishes_of_producer(asked: Any) -> list[Wish]:
+    """Whoever makes a subscription together with a producer has to have the right for both."""
+    topic, _ = split_name(asked.topic)
+    first = asked.initial_subscription
+    return [of_topic("produce", topic), *([of_topic("consume", topic, quoted(first))] if first else [])]
 
 
 def _opening(what: str) -> CommandRefused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,15 +18,20 @@ from actors.actor import Actor
 from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
 from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
+from actors.policies.audited import Audit, nowhere
 from actors.policies.backlog_quotas import Quotas
+from actors.policies.limits import LimitRecords
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import AGES
 from actors.ports import Address, Ports
 from actors.pulsar.codec.frame_cache import FrameCache
+from actors.pulsar.conversation.access_control import AccessControl
 from actors.pulsar.conversation.acked_batch_sizes import AckedBatchSizes
 from actors.pulsar.conversation.backlogs import Backlogs
 from actors.pulsar.conversation.clients import ClientIntroduction, clients_here, send_away
+from actors.pulsar.conversation.head_count import HeadCount
 from actors.pulsar.conversation.intake import HeldBytes
+from actors.pulsar.conversation.rates import RateLimiter
 from actors.pulsar.conversation.schemas import Schemas
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.signal import Signal
@@ -44,8 +49,8 @@ class ClientIdentity(Protocol):
     """The identity of a client. ends: when it expires, in seconds since 1970; None if never."""
 
     @property
-    def role(self) -> str:
-        """The name by which it is known."""
+    def roles(self) -> Sequence[str]:
+        """The names by which it is known, at least one; it may do what any of them may."""
 
     @property
     def ends(self) -> float | None:
@@ -54,10 +59,15 @@ class ClientIdentity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """A client that showed a certificate; the connection ends when the certificate expires."""
+    """A client that showed a certificate, or one that is known by a name for other reasons."""
 
     role: str
     ends: float | None = None
+
+    @property
+    def roles(self) -> Sequence[str]:
+        """See ClientIdentity."""
+        return (self.role,)
 
 
 Authenticate = Callable[[str, bytes], Awaitable[ClientIdentity]]
@@ -162,12 +172,18 @@ class Gateway:
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
         """Those that are connected here, by topic and partition."""
         self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
-        self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers)
+        self.limits = LimitRecords(ports.meta)
+        self.rates = RateLimiter(ports.clock, self.limits)
+        self.head_count = HeadCount(ports, self.directory, self.limits)
+        self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers, self.limits)
         self.introductions: dict[object, ClientIntroduction] = {}
         """What clients said of the producers and consumers that are connected here."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
         self.held = HeldBytes()
+        self.access = AccessControl(ports)
+        self.audit: Audit = nowhere
+        """Told what clients have done, and what was refused."""
         self._made = 0
 
     def reads(self, consumer: ConsumerHere) -> None:

@@ -6,6 +6,7 @@ room for what comes of it. Reading stops
 * while the client does not take what it was written, because every request would add an answer to that;
 * while MOST_REQUESTS of its requests, or REQUEST_BYTES of them, are under way;
 * while PENDING_BYTES of what it publishes are;
+* while a partition to which it publishes has had what its publish rate allows;
 * while it has a CONNECT under way: what a stranger sends behind it waits for the outcome;
 * while all connections together hold BUFFER_BYTES, for each that holds more than OWN_BYTES of them.
 
@@ -126,7 +127,7 @@ class Intake:
         self._held, self._changed = held, changed
         self._requests = self._bytes = self._pending = self._unfinished = 0
         self._over = False
-        self.choked = self.connecting = False
+        self.choked = self.connecting = self.throttled = False
         self.room = Signal()
         """Set when something has changed."""
         self.drained = Signal()
@@ -139,7 +140,7 @@ class Intake:
     def full(self) -> bool:
         """Whether no more requests are handled now."""
         busy = self._requests >= MOST_REQUESTS or self._bytes >= REQUEST_BYTES or self._pending > PENDING_BYTES
-        return self.choked or self.connecting or busy
+        return self.choked or self.connecting or self.throttled or busy
 
     @property
     def queued(self) -> bool:
@@ -195,6 +196,11 @@ class Intake:
     def connect(self, connecting: bool) -> None:
         """A CONNECT is under way, or has its answer."""
         self.connecting = connecting
+        self.look()
+
+    def throttle(self, throttled: bool) -> None:
+        """What it publishes exceeds a rate, or does no more."""
+        self.throttled = throttled
         self.look()
 
     def end(self) -> None:

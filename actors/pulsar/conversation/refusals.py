@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.policies.authorization import Forbidden
 from actors.pulsar.codec.protocol import ServerError
 from storage.errors import (
     Conflict,
@@ -25,6 +26,7 @@ _CODES: tuple[tuple[type[SluiceError], int], ...] = (
     (Corrupt, ServerError.PERSISTENCE),
     (Conflict, ServerError.CONSUMER_BUSY),
     (Terminated, ServerError.TOPIC_TERMINATED),
+    (Forbidden, ServerError.AUTHORIZATION),
     (Invalid, ServerError.NOT_ALLOWED),
 )
 

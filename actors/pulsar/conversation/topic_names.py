@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from actors.directory import Directory
@@ -45,6 +45,14 @@ def split_name(text: str) -> tuple[str, int | None]:
     return topic_name(found[1]), int(found[2])
 
 
+def said_name(text: str) -> str:
+    """The topic that is meant, for people to read: its name here, or what was said if nothing can be called so."""
+    try:
+        return split_name(text)[0]
+    except (Invalid, NotFound):
+        return text
+
+
 def full_name(topic: str, partition: int | None = None) -> str:
     """The name that clients know a topic, or a partition of it, by."""
     space, own = namespace_of(topic)
@@ -73,8 +81,16 @@ def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class TopicMaker:
+    """Where topics are made that are not there, and who is told of it."""
+
+    namespaces: Namespaces
+    on_made: Callable[[str], None]
+
+
 async def settings_of(
-    directory: Directory, topic: str, *, create: Namespaces | None, now: bool = False
+    directory: Directory, topic: str, *, create: TopicMaker | None, now: bool = False
 ) -> TopicSettings:
     """The settings of a topic. create: it is made if it is not there, in one of these. now: its number of partitions
     may have risen since somebody asked here. Raises NotFound, Unavailable.
@@ -84,10 +100,11 @@ async def settings_of(
     except NotFound:
         if create is None:
             raise
-    policies = await create.policies(namespace_of(topic)[0])
+    policies = await create.namespaces.policies(namespace_of(topic)[0])
     settings = new_settings(await directory.bookies(), policies)
     with contextlib.suppress(Conflict):  # another client created it first
         await directory.create(topic, settings)
+        create.on_made(topic)
     return await directory.settings(topic)
 
 
@@ -107,7 +124,7 @@ def new_settings(bookies: BookieList, policies: NamespacePolicies, partitions: i
     )
 
 
-async def find_place(directory: Directory, name: str, *, create: Namespaces | None) -> TopicPartition:
+async def find_place(directory: Directory, name: str, *, create: TopicMaker | None) -> TopicPartition:
     """The partition that a client wants to write to, or read. Raises Invalid, NotFound, Unavailable."""
     topic, partition = split_name(name)
     settings = await settings_of(directory, topic, create=create if partition is None else None)

@@ -82,20 +82,14 @@ class WireConsumer:
         self.epoch: int | None = None
         self.permits = self._granted = 0
         self.opened = self.closed = False
-        self.payloads = Payloads(
-            gateway.ports,
-            gateway.directory,
-            place.topic,
-            place.partition,
-            gateway.decoded,
-            lazy=asked.settings.type not in ONE_HAS_ALL,
-        )
+        at, lazy = (place.topic, place.partition), asked.settings.type not in ONE_HAS_ALL
+        self.payloads = Payloads(gateway.ports, gateway.directory, *at, gateway.decoded, lazy=lazy)
         self._extent = LogExtent(gateway.directory, place)
         self._noting = False
         self._whole: BatchReassembler | None = None
-        self._part = self._durable() if asked.start is None else self._reader(asked.start)
+        self._part = self._of_subscription() if asked.start is None else self._of_log(asked.start)
 
-    def _durable(self) -> PartitionConsumer | LogReader:
+    def _of_subscription(self) -> PartitionConsumer | LogReader:
         gateway, place = self._gateway, self.place
         part = PartitionConsumer(
             gateway.ports,
@@ -122,9 +116,9 @@ class WireConsumer:
             )
         return part
 
-    def _reader(self, start: int) -> PartitionConsumer | LogReader:
-        gateway, place = self._gateway, self.place
-        return LogReader(gateway.ports, gateway.directory, place, start, self.payloads, self._callbacks())
+    def _of_log(self, at: int) -> PartitionConsumer | LogReader:
+        ports, directory = self._gateway.ports, self._gateway.directory
+        return LogReader(ports, directory, self.place, at, self.payloads, self._callbacks())
 
     def _callbacks(self) -> ConsumerCallbacks:
         return ConsumerCallbacks(on_received=self._received, on_event=self._on_event, taking_back=TAKING_BACK)
@@ -168,7 +162,7 @@ class WireConsumer:
     def _grant(self) -> None:
         """Keep as many messages on their way as the client wants, and one connection may."""
         here = 0 if self._whole is None else self._whole.waiting
-        self._want(min(self.permits, MOST_GRANTED) - here)
+        self._want(min(self.permits, self._gateway.rates.at_once(self.place.topic, MOST_GRANTED)) - here)
 
     def _want(self, messages: int) -> None:
         """Set how many messages may be on their way."""
@@ -259,16 +253,9 @@ class WireConsumer:
                 return
             waiting = frozenset(missing.tolist())  # a reader has what is done nowhere but here
         between = None if stretch.end - stretch.first == len(part) else (stretch.first, stretch.end)
-        whole, vectorized_from = self._whole is not None, gateway.vectorized_from
+        whole, least = self._whole is not None, gateway.vectorized_from
         pieces = encode_part(
-            part,
-            to,
-            known,
-            gateway.recent,
-            waiting=waiting,
-            vectorized_from=vectorized_from,
-            whole=whole,
-            between=between,
+            part, to, known, gateway.recent, waiting=waiting, vectorized_from=least, whole=whole, between=between
         )
         if whole and (pieces.mid_batch or stretch.rest) and not self._apart:
             self._noting = True
@@ -282,8 +269,17 @@ class WireConsumer:
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
         self.permits -= pieces.messages
         self._write(pieces.data)
+        if wait := gateway.rates.delivered(self.place.topic, self.place.partition, pieces.messages, len(pieces.data)):
+            self._noting = True
+            gateway.ports.spawn(self._pause(wait), "rate")
         if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back
             part.release()
+
+    async def _pause(self, wait: int) -> None:
+        """Hand out no more for so many milliseconds, because of a dispatch rate."""
+        await self._gateway.ports.clock.sleep(wait)
+        self._noting = False
+        self._send()
 
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:
         """Send rows of batches once it is known which of the messages that are missing there are not done."""

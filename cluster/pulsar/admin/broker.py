@@ -22,7 +22,9 @@ from actors.messages import (
 )
 from actors.names import check_name, namespace_of, quoted
 from actors.policies.backlog_quotas import Quotas
+from actors.policies.limits import LimitRecords
 from actors.policies.namespaces import Namespaces
+from actors.policies.permission_cache import PermissionCache
 from actors.policies.policy_records import AGES, of_namespace, of_topic
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.conversation.topic_names import listed, new_settings, split_name, topic_name, topics_in
@@ -40,7 +42,10 @@ class Named(NamedTuple):
 
 
 class Broker:
-    """Asks the controller and the owners. here: the gateway of this process, if there is one; quotas, ages: its own."""
+    """Asks the controller and the owners. here: the gateway of this process, if there is one; quotas, ages: its own.
+
+    permissions: None where everybody may do everything.
+    """
 
     def __init__(
         self,
@@ -50,10 +55,13 @@ class Broker:
         here: Address = "",
         quotas: Quotas | None = None,
         ages: Quotas | None = None,
+        permissions: PermissionCache | None = None,
     ) -> None:
         self.ports, self.controller, self._here = ports, controller, here
         self.directory = directory or Directory(ports, controller)
         self.namespaces = Namespaces(ports.meta)
+        self.permissions = permissions
+        self.limits = LimitRecords(ports.meta)
         self.quotas = Quotas(ports.meta) if quotas is None else quotas
         self.ages = Quotas(ports.meta, AGES) if ages is None else ages
 

@@ -3,7 +3,7 @@
 GET  /admin/v2/tenants | tenants/public
 GET  /admin/v2/namespaces/public
 GET  /admin/v2/namespaces/public/default        its policies: what Pulsar calls the defaults
-GET  .../namespaces/public/default/bundles | clusters | permissions
+GET  .../namespaces/public/default/bundles | clusters
 PUT  .../namespaces/public/default/unload       all clients connect again
 GET  /admin/v2/clusters | clusters/sluice
 GET  /admin/v2/brokers | brokers/{cluster} | brokers/leaderBroker | health | ready | version
@@ -19,6 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from actors.messages import Ping, SendAway
+from actors.names import unquoted
+from actors.policies.permissions import Permissions
 from actors.policies.policy_records import of_namespace
 from actors.policies.retention import Lifetimes
 from cluster.pulsar.admin.addresses import Addresses
@@ -44,7 +46,6 @@ class BrokerRoutes:
             web.get(NAMESPACE, self._policies),
             web.get(f"{NAMESPACE}/bundles", self._bundles),
             web.get(f"{NAMESPACE}/{{what:clusters|replication}}", self._clusters_of),
-            web.get(f"{NAMESPACE}/permissions", self._permissions),
             web.put(f"{NAMESPACE}/unload", self._unload),
             _said("/admin/v2/clusters", [CLUSTER]),
             web.get("/admin/v2/clusters/{cluster}", self._cluster),
@@ -67,7 +68,13 @@ class BrokerRoutes:
 
     async def _policies(self, request: web.Request) -> web.Response:
         policies = await self._broker.namespaces.policies(space_of(request))
-        document = {"auth_policies": {}, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
+        granted = await Permissions(self._broker.ports.meta).read(of_namespace(space_of(request)))
+        roles = {
+            "namespace_auth": granted.roles,
+            "destination_auth": {},
+            "subscription_auth_roles": {unquoted(name): each for name, each in granted.subscriptions.items()},
+        }
+        document = {"auth_policies": roles, "replication_clusters": [CLUSTER], "bundles": _bundles(), "deleted": False}
         own: dict[str, Any] = {
             "schema_compatibility_strategy": policies.compatibility,
             "deduplicationEnabled": policies.deduplication,
@@ -86,10 +93,6 @@ class BrokerRoutes:
     async def _clusters_of(self, request: web.Request) -> web.Response:
         await self._broker.namespaces.policies(space_of(request))
         return web.json_response([CLUSTER])
-
-    async def _permissions(self, request: web.Request) -> web.Response:
-        await self._broker.namespaces.policies(space_of(request))
-        return web.json_response({})
 
     async def _unload(self, request: web.Request) -> web.Response:
         for topic in await self._broker.topics_in(space_of(request)):

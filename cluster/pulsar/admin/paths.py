@@ -9,8 +9,10 @@ from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.brokers import BrokerRoutes
 from cluster.pulsar.admin.changes import TopicChangeRoutes
 from cluster.pulsar.admin.lifetimes import LifetimesByHttp
+from cluster.pulsar.admin.limits import LimitsByHttp
 from cluster.pulsar.admin.messages import Messages
 from cluster.pulsar.admin.namespaces import NamespacesByHttp
+from cluster.pulsar.admin.permissions import PermissionsByHttp
 from cluster.pulsar.admin.policies import PolicyRoutes
 from cluster.pulsar.admin.quotas import QuotasByHttp
 from cluster.pulsar.admin.schemas import SchemasByHttp
@@ -33,5 +35,7 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
         *WholeNamespaces(broker).routes(),
         *QuotasByHttp(broker).routes(),
         *LifetimesByHttp(broker).routes(),
+        *PermissionsByHttp(broker).routes(),
+        *LimitsByHttp(broker).routes(),
         *PolicyRoutes(broker).routes(),
     ]

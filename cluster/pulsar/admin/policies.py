@@ -2,8 +2,6 @@
 
 GET    .../{topic}/deduplicationEnabled                                   from the topic's settings
 GET    .../{topic}/schemaValidationEnforced[?applied=true]                false, or what its namespace says
-GET    .../{topic}/permissions, .../default/permissions/subscription      {}: nobody is given any
-POST   .../permissions/{role}, and DELETE                                 501: who may connect may do everything
 GET    .../{topic}/{policy}, /admin/v2/namespaces/public/default/{policy}   204: it is not set
 DELETE of the same                                                        204: it is not set any more
 everything else                                                           405, in one line
@@ -18,12 +16,11 @@ from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 
 POLICIES = (
     "autoSubscriptionCreation", "autoTopicCreation", "compactionThreshold",
-    "deduplicationSnapshotInterval", "delayedDelivery", "dispatchRate", "dispatcherPauseOnAckStatePersistent",
-    "entryFilters", "inactiveTopicPolicies", "maxConsumers", "maxConsumersPerSubscription", "maxConsumersPerTopic",
-    "maxMessageSize", "maxProducers", "maxProducersPerTopic", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
+    "deduplicationSnapshotInterval", "delayedDelivery", "dispatcherPauseOnAckStatePersistent",
+    "entryFilters", "inactiveTopicPolicies", "maxMessageSize", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
     "maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "maxUnackedMessagesPerConsumer",
-    "maxUnackedMessagesPerSubscription", "offloadPolicies", "persistence", "publishRate",
-    "replicatorDispatchRate", "resourcegroup", "schemaCompatibilityStrategy", "schemaValidationEnforced",
+    "maxUnackedMessagesPerSubscription", "offloadPolicies", "persistence", "replicatorDispatchRate", "resourcegroup",
+    "schemaCompatibilityStrategy", "schemaValidationEnforced",
     "subscribeRate", "subscriptionDispatchRate", "subscriptionExpirationTime", "subscriptionTypesEnabled", "properties",
     "shadowTopics", "deduplication", "subscriptionAuthMode", "antiAffinity", "encryptionRequired",
 )  # fmt: skip
@@ -48,13 +45,6 @@ class PolicyRoutes:
         return [
             web.get(f"{TOPIC}/deduplicationEnabled", self._deduplication),
             web.get(f"{TOPIC}/schemaValidationEnforced", self._enforced),
-            web.get(f"{TOPIC}/permissions", self._nobody),
-            web.get(f"{NAMESPACE}/permissions/subscription", self._nobody),
-            *(
-                web.route(method, f"{base}/permissions/{{role:.+}}", _no_permissions)
-                for method in ("POST", "DELETE")
-                for base in (TOPIC, NAMESPACE)
-            ),
             web.get(f"{TOPIC}/replication", self._unset),
             web.get(f"{TOPIC}/{names}", self._unset),
             web.delete(f"{TOPIC}/{names}", self._unset),
@@ -71,13 +61,6 @@ class PolicyRoutes:
         await self._broker.settings(which := named(request))
         return web.json_response(applied(request) and (await self._broker.namespaces.of_topic(which.topic)).enforced)
 
-    async def _nobody(self, request: web.Request) -> web.Response:
-        if "topic" in request.match_info:
-            await self._broker.settings(named(request))
-        else:
-            await self._broker.namespaces.policies(space_of(request))
-        return web.json_response({})
-
     async def _unset(self, request: web.Request) -> web.Response:
         await self._broker.settings(named(request))
         return _not_set(request)
@@ -85,12 +68,6 @@ class PolicyRoutes:
     async def _unset_for_all(self, request: web.Request) -> web.Response:
         await self._broker.namespaces.policies(space_of(request))
         return _not_set(request)
-
-
-async def _no_permissions(request: web.Request) -> web.Response:
-    """As Pulsar answers where authorization is switched off."""
-    reason = "Authorization is not enabled: whoever may connect may do everything"
-    return web.json_response({"reason": reason}, status=501)
 
 
 def _not_set(request: web.Request) -> web.Response:

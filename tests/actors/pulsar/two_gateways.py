@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from storage.errors import Unavailable
+from actors.policies.authorization import Authorization
+from actors.pulsar.conversation.gateway import Certified
+from storage.errors import Invalid, Unavailable
 from storage.position import position
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.pipes import Pipes
 from tests.sim.worlds.gateway import SimGateway
-from tests.sim.worlds.wire import Message, Wire, batch_frame
+from tests.sim.worlds.wire import ROLE, Message, Wire, batch_frame
 
 GATEWAYS = ("gateway-0", "gateway-1")
 SHARED, EXCLUSIVE, WAIT, FENCING = range(4)
@@ -43,7 +45,26 @@ class Clients:
         for name in GATEWAYS:
             await self.broker.world.start(name, lambda ports, name=name: SimGateway(ports, name))  # type: ignore[misc]
 
-    async def join(self, name: str, gateway: str) -> Wire:
+    def enforce(self, *gateways: str) -> None:
+        """From now on rights are enforced. `root` is a superuser and `watcher` a viewer."""
+
+        async def known(method: str, data: bytes) -> Certified:
+            if method != ROLE or not data:
+                raise Invalid("a role is wanted")
+            return Certified(data.decode())
+
+        for name in gateways or GATEWAYS:
+            actor = self.broker.world.process(name).actor
+            assert isinstance(actor, SimGateway)
+            actor.gateway.authenticate = known
+            actor.gateway.access.enforce(Authorization(("root",), ("watcher",)))
+            actor.gateway.ports.spawn(actor.gateway.access.run(), "permissions")
+
+    async def enter(self, name: str, gateway: str, role: str) -> Wire:
+        """A client that says which role it has connects, and asks for nothing."""
+        return await self.join(name, gateway, role)
+
+    async def join(self, name: str, gateway: str, role: str = "") -> Wire:
         """A client connects."""
 
         def heard(said: str, body: Any, more: Any) -> None:
@@ -68,12 +89,17 @@ class Clients:
         self.broker.world.client(name)
         process = self.broker.world.process(name)
         wire = Wire(self.pipes, process, [gateway], random.Random(1), heard=heard, lost=lambda: None)
-        await wire.connect("orders", self.broker.partitions)
+        wire.role = role
+        if role:
+            await wire.greet()
+        else:
+            await wire.connect("orders", self.broker.partitions)
         return wire
 
     async def producer(self, wire: Wire, name: str, mode: int, **more: Any) -> Any:
         """Ask for a producer. Raises Refusal."""
-        return await wire.ask("producer", topic="orders", producer_id=0, producer_name=name, access_mode=mode, **more)
+        asked = {"topic": "orders", "producer_id": 0, "producer_name": name, "access_mode": mode}
+        return await wire.ask("producer", **{**asked, **more})
 
     async def consumer(self, wire: Wire, kind: int, name: str, **more: Any) -> None:
         """Subscribe from the beginning of the topic, with room for 1,000 messages. Raises Refusal."""

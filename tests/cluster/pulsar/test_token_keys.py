@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from cluster.pulsar.tokens import Rejected, TokenAuthenticator
+from cluster.pulsar.tokens import Rejected, TokenAuthenticator, WantedClaims, make_key, make_token, wanted_claims
 from storage.errors import Invalid
 
 RSA = rsa.generate_private_key(65537, 2048)
@@ -34,11 +34,15 @@ def private(key: Any, encoding: Encoding, password: bytes | None = None) -> byte
     return bytes(key.private_bytes(encoding, PrivateFormat.PKCS8, how))
 
 
-def authenticator(folder: Path, content: bytes) -> TokenAuthenticator:
+def authenticator_file(folder: Path, content: bytes) -> Path:
     file = folder / "token.key"
     file.write_bytes(content)
     file.chmod(0o600)
-    return TokenAuthenticator(file)
+    return file
+
+
+def authenticator(folder: Path, content: bytes) -> TokenAuthenticator:
+    return TokenAuthenticator(authenticator_file(folder, content))
 
 
 UNUSABLE = {
@@ -99,3 +103,44 @@ def test_claims_that_mean_nothing_are_rejected(tmp_path: Path, claims: str) -> N
     with pytest.raises(Rejected):
         known(jwt.api_jws.encode(claims.encode(), secret, "HS256").encode())
     assert known(jwt.api_jws.encode(json.dumps({"sub": "till"}).encode(), secret, "HS256").encode()).ends is None
+
+
+def test_a_claim_of_ones_own_may_name_several_roles(tmp_path: Path) -> None:
+    secret = secrets.token_bytes(32)
+    known = TokenAuthenticator(authenticator_file(tmp_path, secret), WantedClaims(role="groups"))
+    assert known(jwt.encode({"groups": ["a", "b", "a"]}, secret, "HS256").encode()).roles == ("a", "b")
+    assert known(jwt.encode({"groups": "a"}, secret, "HS256").encode()).roles == ("a",)
+    others: list[Any] = [[], ["a", 1], ["a", ""], ["x"] * 101, {"a": 1}, 7]
+    for wrong in [{"sub": "a"}, *({"groups": other} for other in others)]:
+        with pytest.raises(Rejected, match="no role in its claim 'groups'"):
+            known(jwt.encode(wrong, secret, "HS256").encode())
+
+
+def test_audience_and_issuer_are_checked_where_they_are_named(tmp_path: Path) -> None:
+    secret = secrets.token_bytes(32)
+    file = authenticator_file(tmp_path, secret)
+    settings = {"pulsar_token_audience": "here", "pulsar_token_audience_claim": "for", "pulsar_token_issuer": "us"}
+    known = TokenAuthenticator(file, wanted_claims(settings))
+    for audience in ("here", ["there", "here"]):
+        token = jwt.encode({"sub": "a", "for": audience, "iss": "us"}, secret, "HS256").encode()
+        assert known(token).roles == ("a",)
+    wrong: list[dict[str, Any]] = [{}, {"for": "there"}, {"for": ["there"]}, {"for": {"here": 1}}, {"aud": "here"}]
+    for claims in wrong:
+        with pytest.raises(Rejected, match="another audience"):
+            known(jwt.encode({"sub": "a", "iss": "us", **claims}, secret, "HS256").encode())
+    with pytest.raises(Rejected, match="another issuer"):
+        known(jwt.encode({"sub": "a", "for": "here", "iss": "them"}, secret, "HS256").encode())
+    assert TokenAuthenticator(file)(jwt.encode({"sub": "a", "aud": "any"}, secret, "HS256").encode()).roles == ("a",)
+
+
+def test_a_key_and_a_token_are_made(tmp_path: Path) -> None:
+    file = tmp_path / "token.key"
+    make_key(file)
+    with pytest.raises(Invalid, match="cannot be made"):
+        make_key(file)
+    assert TokenAuthenticator(file)(make_token(file, {"sub": "till"}).encode()).roles == ("till",)
+    with pytest.raises(Rejected):
+        TokenAuthenticator(file)(make_token(file, {"sub": "till"}, -60).encode())
+    (tmp_path / "public.pem").write_bytes(pem(RSA))
+    with pytest.raises(Invalid, match="holds a public key"):
+        make_token(tmp_path / "public.pem", {"sub": "till"})

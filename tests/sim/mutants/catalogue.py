@@ -13,6 +13,7 @@ from tests.sim.mutants.holding import HOLDING
 from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
+from tests.sim.mutants.permitting import PERMITTING
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.setting_aside import SETTING_ASIDE
@@ -38,6 +39,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "setting aside": SETTING_ASIDE,
     "changing": CHANGING,
     "sharing clients": SHARING_CLIENTS,
+    "permitting": PERMITTING,
     "checking input": CHECKING_INPUT,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -34,8 +34,8 @@ SERVING: list[Mutant] = [
     Mutant(
         name="who does not read is read",
         module="actors.pulsar.conversation.intake",
-        old="        return self.choked or self.connecting or busy",
-        new="        return self.connecting or busy",
+        old="        return self.choked or self.connecting or self.throttled or busy",
+        new="        return self.connecting or self.throttled or busy",
         world=GATEWAY,
         test=f"{INTAKE}::test_who_does_not_read_is_not_read",
     ),

@@ -15,8 +15,8 @@ from actors.pulsar.conversation.intake import MOST_REQUESTS, TURN
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import World
 from tests.sim.worlds.broker import TOPIC
+from tests.sim.worlds.wire import ROLE
 
-HELLO = encode(command("connect", client_version="flooder", protocol_version=20))
 ASKED = ("lookup", "partition_metadata", "get_schema")
 AT_ONCE = 200
 SOCKET_BYTES = 200_000
@@ -33,6 +33,8 @@ class Flooder:
         self._rng = random.Random(f"flooder/{world.seed}")
         self._pipes = Pipes(world)  # draws of its own: the others' connections are as they would be without it
         self._pipes.machines = pipes.machines
+        who = {"auth_method_name": ROLE, "auth_data": pipes.role.encode()} if pipes.role else {}
+        self._hello = encode(command("connect", client_version="flooder", protocol_version=20, **who))
         self._process = world.process(world.client("flooder").me.partition("/")[0])
         self.asked = 0
 
@@ -44,7 +46,7 @@ class Flooder:
             if found is not None:
                 end, gateway = found
                 end.other._process.task(gateway.accept(end.other, []), "accept")
-                end.write(HELLO)
+                end.write(self._hello)
                 while not end.closed and loop.now < until:
                     if end.unsent() < SOCKET_BYTES and _greeted(end.other):
                         end.write(b"".join(self._frame() for _ in range(AT_ONCE)))

@@ -7,6 +7,7 @@ frames, and clients come back to any machine and send again what has no receipt.
 single holders of keys, nothing lost, nothing early, nothing again without a reason, nothing after a confirmed
 acknowledgement; and with deduplication nothing is stored twice. Receipts come in the order of the sends, and nobody is
 sent more than was asked for.
+In some runs gateways ask for roles, and the rights of some clients come and go (tests.sim.worlds.guests).
 
 In some runs the topic is given more partitions while all that goes on, and in some it is terminated: then nothing is
 confirmed behind the end that the operator was told, and in the end every client knows it. In some a client floods the
@@ -42,6 +43,7 @@ from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size
 from tests.sim.worlds.flooding import Flooder
+from tests.sim.worlds.guests import HOST, Guests, enforce
 from tests.sim.worlds.manner import FAILOVER, KEY_SHARED, SHARED, Manner
 from tests.sim.worlds.past import SOMEBODY
 from tests.sim.worlds.types import ORDER, RELAYED
@@ -144,6 +146,8 @@ class SimGateway(GatewayActor):
 
     async def start(self) -> None:
         """Listen, or wait for that."""
+        if self.gateway.access.permissions is not None:
+            self.ports.spawn(self.gateway.access.run(), "permissions")
         if self._port_holder is not None:
             await self._port_holder.open()
             self.ports.spawn(self._port_holder.run(), "doors")
@@ -196,6 +200,9 @@ class GatewayCourse(Course):
         self.pipes = Pipes(world)
         self.machines = self.pipes.machines
         self._rng = random.Random(f"doors/{world.seed}")
+        self.guests: Guests | None = None
+        if random.Random(f"who may/{world.seed}").random() < 0.25:
+            self.guests, self.pipes.role = Guests(world, self.pipes, manner.gateways, TOPIC), HOST
         world.gateway_machines = manner.gateways
         self.excused |= EXCUSED.get(manner.type, set())
         world.ears.append(self._hear)
@@ -227,9 +234,12 @@ class GatewayCourse(Course):
 
     def _doorway(self, ports: Ports) -> SimGateway:
         name = ports.me.partition("/")[2].rpartition(".")[0]
-        return SimGateway(
+        made = SimGateway(
             ports, name, lambda: SimMachinePorts(self.machines, self.world.process(name)), self.doors.port
         )
+        if self.guests is not None:
+            enforce(made.gateway)
+        return made
 
     async def _free(self, machine: str) -> None:
         await self.world.loop.pause(self.doors.taken_ms)
@@ -243,6 +253,8 @@ class GatewayCourse(Course):
         """See Course."""
         await super()._begin_clients()
         self.world.background(self._change(), "changes of the topic")
+        if self.guests is not None:
+            self.world.background(self.guests.run(self.size.traffic.partitions), "rights come and go")
         if random.Random(f"flood/{self.world.seed}").random() < 0.2:
             self.world.background(self._flood(), "somebody floods")
 
@@ -289,6 +301,13 @@ class GatewayCourse(Course):
     async def _rest(self) -> None:
         """See Course. Of a topic that was terminated, everybody comes to know the end."""
         await super()._rest()
+        if self.guests is not None:
+            self.guests.end()
+        if self.guests is not None and not self._ends:
+            self._told = "rights of guests are not judged"
+            await self.guests.judge(self.size.traffic.partitions)
+            self._add("producers of guests", self.guests.opened)
+            self._add("rights revoked at rest", self.guests.revoked)
         while self._ends and (waiting := self._without_end()):
             self._told = f"{waiting} do not know the end of the topic"
             await self.world.loop.pause(100)

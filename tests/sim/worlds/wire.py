@@ -24,6 +24,8 @@ from tests.sim.world import Process
 PING_MS, ANSWER_MS = 10_000, 30_000
 BACKOFF_MS = (5, 50, 400)
 VERSION = "Pulsar-CPP-v4.2.0"
+ROLE = "role"
+"""The method by which a client of these tests says who it is."""
 
 
 class Gone(Exception):
@@ -77,6 +79,8 @@ class Wire:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._requests = 0
         self._last = 0
+        self.role = pipes.role
+        """What it presents to a gateway that wants to know who it is."""
         self.stamps: list[Stamp] = []
         """Of the MESSAGE frames on the way, in order."""
 
@@ -89,6 +93,16 @@ class Wire:
         """Connect to some gateway and ask where the topic is; returns how many partitions it has, no fewer than are
         known. Raises Gone, Refusal.
         """
+        await self.greet()
+        partitions = await self.partitions(topic)
+        assert partitions >= known, f"{partitions} partitions instead of {known}"
+        for partition in range(partitions):
+            name = partition_name(topic, partition, partitions)
+            assert (await self.ask("lookup", topic=name)).url, f"no place for {name}"
+        return partitions
+
+    async def greet(self) -> None:
+        """Connect to some gateway. Raises Gone."""
         found = await self._pipes.connect(self._process, self._rng.choice(self._servers))
         if found is None:
             raise Gone
@@ -97,14 +111,9 @@ class Wire:
         self._end, end.reader = end, _Ear(self, end)
         end._process.ports.spawn(self._keep(end), "keep")
         end.other._process.task(gateway.accept(end.other, self.stamps), "accept")
-        self.say("connect", client_version=VERSION, protocol_version=20)
+        presented = {"auth_method_name": ROLE, "auth_data": self.role.encode()} if self.role else {}
+        self.say("connect", client_version=VERSION, protocol_version=20, **presented)
         await self._until("connected")
-        partitions = await self.partitions(topic)
-        assert partitions >= known, f"{partitions} partitions instead of {known}"
-        for partition in range(partitions):
-            name = partition_name(topic, partition, partitions)
-            assert (await self.ask("lookup", topic=name)).url, f"no place for {name}"
-        return partitions
 
     async def partitions(self, topic: str) -> int:
         """How many the topic has by now. Raises Gone, Refusal."""

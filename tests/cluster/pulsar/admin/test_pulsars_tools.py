@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster.embedded import running
+from cluster.options import ClusterOptions
+from cluster.pulsar.ports import WEB, port_of, service_url
+from cluster.pulsar.tokens import make_key, make_token
 from tests.cluster.pulsar.admin.asking import Tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -62,13 +66,52 @@ admin transactions coordinators-list
 WORDS = re.compile(r"Sluice does not offer|is not enabled|is there while clients use it|Not Found: GET|compaction")
 
 
-def said(tool: Tool, folder: Path, commands: str) -> dict[str, str]:
-    """What the tool prints for each command."""
+RIGHTS = """
+admin tenants create sales -r chief -c sluice
+admin tenants update sales -r chief,other -c sluice
+admin tenants get sales
+admin namespaces create sales/eu
+admin namespaces grant-permission sales/eu --role till --actions produce,consume
+admin namespaces permissions sales/eu
+admin namespaces grant-subscription-permission sales/eu --subscription billing --roles clerk,till
+admin namespaces subscription-permission sales/eu
+admin namespaces policies sales/eu
+admin topics grant-permission persistent://sales/eu/orders --role guest --actions produce
+admin topics permissions persistent://sales/eu/orders
+admin topics revoke-permission persistent://sales/eu/orders --role guest
+client produce -m one persistent://sales/eu/orders
+admin namespaces set-publish-rate sales/eu -m 1000 -b 1000000
+admin namespaces get-publish-rate sales/eu
+admin namespaces set-dispatch-rate sales/eu -md 1000 -bd 1000000 -dt 2
+admin namespaces get-dispatch-rate sales/eu
+admin namespaces set-max-producers-per-topic sales/eu -p 7
+admin namespaces get-max-producers-per-topic sales/eu
+admin namespaces set-max-consumers-per-topic sales/eu -c 8
+admin namespaces set-max-consumers-per-subscription sales/eu -c 9
+admin topics set-publish-rate persistent://sales/eu/orders -m 11 -b 12
+admin topics get-publish-rate persistent://sales/eu/orders
+admin topics set-max-producers persistent://sales/eu/orders -p 3
+admin topics get-max-producers persistent://sales/eu/orders
+admin topics remove-publish-rate persistent://sales/eu/orders
+admin namespaces remove-publish-rate sales/eu
+admin namespaces revoke-subscription-permission sales/eu --subscription billing --role clerk
+admin namespaces revoke-permission sales/eu --role till
+"""
+WITHOUT_RIGHTS = """
+client produce -m one persistent://sales/eu/orders
+admin namespaces permissions sales/eu
+admin topics stats persistent://sales/eu/orders
+admin tenants list
+"""
+
+
+def said(tool: Tool, folder: Path, commands: str, more: str = "") -> dict[str, str]:
+    """What the tool prints for each command. more: further lines of its settings."""
     if shutil.which("java") is None or not SHELL.exists():
         pytest.skip("no Java, or PULSAR_HOME does not name Pulsar's distribution")
     script, settings = folder / "commands", folder / "client.conf"
     script.write_text(commands.lstrip())
-    settings.write_text(f"webServiceUrl=http://127.0.0.1:{tool.port}/\nbrokerServiceUrl={tool.service_url}/\n")
+    settings.write_text(f"webServiceUrl=http://127.0.0.1:{tool.port}/\nbrokerServiceUrl={tool.service_url}/\n{more}")
     environment = {**os.environ, "PULSAR_CLIENT_CONF": str(settings), "HOME": str(folder)}
     done = subprocess.run(  # errors in their places: what is refused is told there, and nowhere else for a question
         [str(SHELL), "-f", str(script)],
@@ -102,3 +145,42 @@ def test_what_is_not_offered_is_refused_in_one_line(tool: Tool, tmp_path: Path) 
     unclear = {command: text for command, text in told.items() if command in REFUSED and not WORDS.search(text)}
     assert not unclear
     assert not {command: text for command, text in told.items() if re.search(r"^\s+at ", text, re.MULTILINE)}
+
+
+def test_permissions_and_limits_are_set_with_them(tmp_path: Path) -> None:
+    key = tmp_path / "token.key"
+    make_key(key)
+    options = ClusterOptions(
+        tmp_path / "data",
+        pulsar_port=0,
+        pulsar_web_port=0,
+        pulsar_token_key_file=str(key),
+        authorization_enabled=True,
+        super_user_roles="root",
+    )
+
+    def settings(role: str) -> str:
+        plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+        return f"authPlugin={plugin}\nauthParams=token:{make_token(key, {'sub': role})}\n"
+
+    with running(options):
+        tool = Tool(port_of(options.data_dir, WEB), service_url(options.data_dir, 0))
+        told = said(tool, tmp_path, RIGHTS, settings("root"))
+        assert list(told) == RIGHTS.strip().splitlines()
+        ugly = {
+            command: text
+            for command, text in told.items()
+            if re.search(r"^\s+at |^Reason:|HTTP \d\d\d|Usage:|Unauthorized", text, re.MULTILINE)
+        }
+        assert not ugly
+        assert re.search(r"till\W+produce\W+consume", told["admin namespaces permissions sales/eu"])
+        assert "guest" in told["admin topics permissions persistent://sales/eu/orders"]
+        assert "clerk" in told["admin namespaces subscription-permission sales/eu"]
+        assert re.search(r"chief\W+other", told["admin tenants get sales"])
+        assert '"publishThrottlingRateInMsg" : 1000' in told["admin namespaces get-publish-rate sales/eu"]
+        assert '"ratePeriodInSecond" : 2' in told["admin namespaces get-dispatch-rate sales/eu"]
+        assert "7" in told["admin namespaces get-max-producers-per-topic sales/eu"]
+        assert '"publishThrottlingRateInMsg" : 11' in told["admin topics get-publish-rate persistent://sales/eu/orders"]
+        told = said(tool, tmp_path, WITHOUT_RIGHTS, settings("till"))
+        wrong = {command: text for command, text in told.items() if "not authorized" not in text}
+        assert not wrong

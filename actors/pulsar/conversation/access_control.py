@@ -1,0 +1,100 @@
+"""Who of a gateway's clients may do what, and whom a right that was revoked sends away.
+
+What a client asks for is checked when it asks. Producers and consumers are remembered with the right that they live by,
+and checked again when permissions change: no message waits for that, and none is asked about. Without settings that
+name rights everybody may do everything, and nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from actors.names import check_space
+from actors.policies.authorization import Authorization, Wish
+from actors.policies.permission_cache import PermissionCache, keys_of
+from actors.ports import Ports
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.refusals import CommandRefused
+from storage.errors import SluiceError
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """roles: the client's. wishes: what it was let in for. on_revoked: called when one of them is not permitted."""
+
+    roles: Sequence[str]
+    wishes: Sequence[Wish]
+    on_revoked: Callable[[], None]
+
+
+class AccessControl:
+    """See the module."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self.permissions: PermissionCache | None = None
+        """None: everybody may do everything."""
+        self.anonymous = ""
+        """The role of clients that present no credentials; empty: they are not let in where rights are enforced."""
+        self._admitted: dict[object, _Admitted] = {}
+        self.most_per_role = 0
+        """Connections that one role may have at this gateway; 0: any number."""
+        self._connections: Counter[str] = Counter()
+
+    def enter(self, roles: Sequence[str]) -> None:
+        """One more connection of a client, which has the first of its roles. Raises CommandRefused if it has enough."""
+        if roles and self.most_per_role and self._connections[roles[0]] >= self.most_per_role:
+            text = f"role {roles[0]!r} has {self.most_per_role} connections to this gateway, which are the most"
+            raise CommandRefused(ServerError.TOO_MANY_REQUESTS, text)
+        self._connections.update(roles[:1])
+
+    def leave(self, roles: Sequence[str]) -> None:
+        """A connection that entered is over."""
+        self._connections.subtract(roles[:1])
+        self._connections += Counter()  # roles that have none are forgotten
+
+    def enforce(self, authorization: Authorization, anonymous: str = "") -> None:
+        """From now on clients may do what their roles may."""
+        self.permissions, self.anonymous = PermissionCache(self._ports, authorization), anonymous
+
+    async def check(self, roles: Sequence[str], *wishes: Wish) -> None:
+        """Raises Forbidden if one of these is not permitted, Unavailable or Corrupt if that is not known now."""
+        if self.permissions is not None:
+            for wish in wishes:
+                check_space("namespace", wish.space)
+                await self.permissions.check(roles, wish)
+
+    def admit(self, one: object, roles: Sequence[str], wishes: Sequence[Wish], on_revoked: Callable[[], None]) -> None:
+        """A producer or consumer lives by these rights. Whoever opens it checks them once more afterwards."""
+        if self.permissions is not None:
+            self._admitted[one] = _Admitted(roles, wishes, on_revoked)
+
+    def forget(self, one: object) -> None:
+        """It has gone. Idempotent."""
+        self._admitted.pop(one, None)
+
+    async def run(self) -> None:
+        """Send those away whose rights are revoked, for ever; returns at once where none are enforced."""
+        if self.permissions is not None:
+            await self.permissions.run(self._changed)
+
+    async def _changed(self, keys: Collection[str]) -> bool:
+        """Whether it is known of everybody who lives by these records whether he may stay."""
+        known, changed = True, frozenset(keys)
+        for one, admitted in list(self._admitted.items()):
+            concerned = [wish for wish in admitted.wishes if not changed.isdisjoint(keys_of(wish))]
+            try:
+                permitted = all([await self._still(admitted.roles, wish) for wish in concerned])
+            except SluiceError as error:
+                known = False
+                self._ports.log("permission_unknown", error=str(error))
+                continue
+            if not permitted and self._admitted.get(one) is admitted:
+                self._ports.log("revoked", role=admitted.roles[0], topic=admitted.wishes[0].topic)
+                admitted.on_revoked()
+        return known
+
+    async def _still(self, roles: Sequence[str], wish: Wish) -> bool:
+        return self.permissions is None or await self.permissions.still(roles, wish)

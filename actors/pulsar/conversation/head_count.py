@@ -1,0 +1,63 @@
+"""How many producers and consumers a topic has at all gateways, where a policy limits that.
+
+Others are asked only if there is such a limit. Two who come at the same time at two gateways may both find room for the
+last one; then there is one too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from actors.directory import Directory
+from actors.messages import ClientsHere, DescribeCluster
+from actors.policies.limits import LimitRecords
+from actors.ports import Address, Ports, Unknown
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.refusals import CommandRefused
+from actors.pulsar.conversation.topic_names import TopicPartition
+
+ASK_MS = 5_000
+
+
+class HeadCount:
+    """See the module."""
+
+    def __init__(self, ports: Ports, directory: Directory, limits: LimitRecords) -> None:
+        self._ports, self._directory, self._limits = ports, directory, limits
+
+    async def check_producer(self, place: TopicPartition) -> None:
+        """Raises CommandRefused if there is no room for one more, Unavailable."""
+        most = self._limits.that_hold(place.topic).producers if self._limits.any else None
+        if most and len((await self._present(place))["producers"]) >= most:
+            raise CommandRefused(ServerError.PRODUCER_BUSY, "Topic reached max producers limit")
+
+    async def check_consumer(self, place: TopicPartition, subscription: str) -> None:
+        """subscription: as its client calls it. Raises CommandRefused, Unavailable."""
+        limits = self._limits.that_hold(place.topic) if self._limits.any else None
+        if limits is None or not (limits.consumers or limits.consumers_per_subscription):
+            return
+        present = (await self._present(place))["consumers"]
+        same = [one for one in present if one["subscription"] == subscription]
+        if limits.consumers and len(present) >= limits.consumers:
+            raise CommandRefused(ServerError.CONSUMER_BUSY, "Topic reached max consumers limit")
+        if limits.consumers_per_subscription and len(same) >= limits.consumers_per_subscription:
+            raise CommandRefused(ServerError.CONSUMER_BUSY, "Subscription reached max consumers limit")
+
+    async def others(self) -> list[Address]:
+        """Every gateway that runs."""
+        told = json.loads((await self._directory.ask_controller(DescribeCluster())).json)
+        return [row["address"] for row in told["actors"] if row["kind"] == "gateway" and row["address"]]
+
+    async def _present(self, place: TopicPartition) -> dict[str, list[dict[str, Any]]]:
+        """Who is connected to a partition, at all gateways that answer."""
+        request = ClientsHere(topic=place.topic, partition=place.partition)
+        gateways = dict.fromkeys([*await self.others(), self._ports.me])
+        replies = await asyncio.gather(*(self._ports.net.call(one, request, ASK_MS) for one in gateways))
+        found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}
+        for reply in replies:
+            if not isinstance(reply, Unknown):
+                for kind, rows in json.loads(reply.json).items():
+                    found[kind] += rows
+        return found

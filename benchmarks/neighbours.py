@@ -1,0 +1,140 @@
+"""Nine quiet clients of a gateway, beside one that takes all that it can get.
+
+    .venv/bin/python benchmarks/neighbours.py [--seconds N] [--rounds N] [--small]
+
+Prints one JSON object: of the nine, which publish one message every 50 ms and wait for its confirmation, milliseconds
+at the usual places, alone and beside the tenth, in turn; the median of the ratios of the 99th percentiles; and the most
+memory that the broker had, in MB. The tenth publishes as fast as it can, asks for everything between, and never reads.
+The cluster is `./sluice up --embedded`, a process of its own; the nine are another one, and so is the tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pulsar
+
+from actors.pulsar.codec.frames import U32, encode
+from actors.pulsar.codec.protocol import Metadata, command
+from benchmarks._arguments import amount, count
+from benchmarks.pulsar_clients import quantiles
+from cluster.bootstrap import launch, standalone
+from cluster.bootstrap.discovery import process_of
+from cluster.config import load
+from cluster.pulsar.ports import service_url
+
+ROOT = Path(__file__).resolve().parents[1]
+QUIET, EVERY_S = 9, 0.05
+ASKED = ("lookup", "partition_metadata", "get_schema", "topics_of")
+
+
+def _frame(number: int) -> bytes:
+    """A message of 1,000 bytes."""
+    metadata = Metadata(producer_name=b"tenth", sequence_id=number, publish_time=1).SerializeToString()
+    head = command("send", producer_id=1, sequence_id=number, num_messages=1).SerializeToString()
+    rest = U32.pack(len(metadata)) + metadata + b"x" * 1_000
+    return b"".join((U32.pack(4 + len(head) + len(rest)), U32.pack(len(head)), head, rest))
+
+
+def _attack(url: str) -> None:
+    """Until it is ended."""
+    one = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    one.sendall(encode(command("connect", client_version="tenth", protocol_version=20)))
+    one.sendall(encode(command("producer", topic="tenth", producer_id=1, request_id=1)))
+    time.sleep(1)  # sends before its producer is there would be dropped, and cost nothing
+    for first in itertools.count(1, 100):
+        sends = map(_frame, range(first, first + 100))
+        name = ASKED[first // 100 % len(ASKED)]
+        place = {"namespace": "public/default"} if name == "topics_of" else {"topic": "tenth"}
+        one.sendall(b"".join((*sends, encode(command(name, request_id=first + 1, **place)))))
+
+
+@contextlib.contextmanager
+def _tenth(url: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, __file__, "--attack", url], cwd=ROOT)
+    try:
+        time.sleep(2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _nine(clients: list[pulsar.Client], seconds: float) -> list[float]:
+    """What each of their messages took, in seconds."""
+    took: list[float] = []
+
+    def publish(client: pulsar.Client, number: int) -> None:
+        producer = client.create_producer(f"quiet-{number}", batching_enabled=False)
+        begun = time.perf_counter() + EVERY_S * number / QUIET
+        for turn in range(int(seconds / EVERY_S)):
+            time.sleep(max(begun + turn * EVERY_S - time.perf_counter(), 0))
+            sent = time.perf_counter()
+            producer.send(b"x" * 100)
+            took.append(time.perf_counter() - sent)
+        producer.close()
+
+    threads = [threading.Thread(target=publish, args=(client, number)) for number, client in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return took
+
+
+def _measure(url: str, broker: psutil.Process, seconds: float, rounds: int) -> dict[str, Any]:
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    clients = [pulsar.Client(url, logger=quiet) for _ in range(QUIET)]
+    _nine(clients, min(seconds, 2))
+    pairs, most = list[dict[str, Any]](), 0
+    for _ in range(rounds):
+        alone = _nine(clients, seconds)
+        with _tenth(url):
+            beside = _nine(clients, seconds)
+            most = max(most, broker.memory_info().rss)
+        pairs.append({"alone_ms": quantiles(alone), "beside_ms": quantiles(beside)})
+    for client in clients:
+        client.close()
+    ratios = [pair["beside_ms"]["p99"] / pair["alone_ms"]["p99"] for pair in pairs]
+    return {"rounds": pairs, "median_ratio_p99": round(statistics.median(ratios), 2), "mb": round(most / 1e6)}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=amount, default=10)
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
+    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.attack:
+        _attack(args.attack)
+        return
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as place:
+        data = Path(place) / "data"
+        try:
+            standalone.up(load(None, data_dir=data, pulsar_port=0, pulsar_web_port=-1).values)
+            broker = process_of(json.loads((data / "cluster.json").read_text()))
+            assert broker is not None
+            seconds, rounds = (1, 1) if args.small else (args.seconds, args.rounds)
+            print(json.dumps(_measure(service_url(data, 0), broker, seconds, rounds)))
+        finally:
+            launch.down(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Limits as records: whose word holds, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.policies.limits import NONE, LimitRecords, Limits, Rate
+from actors.policies.policy_records import LIMITS, of_namespace, of_topic
+from storage.errors import Corrupt, Invalid
+from tests.kit.meta import MemoryMeta
+
+SPACE, TOPIC = of_namespace("public/default"), of_topic("orders")
+
+
+async def test_each_limit_of_a_topic_comes_first() -> None:
+    said = LimitRecords(MemoryMeta())
+    assert said.that_hold("orders") == NONE
+    await said.change(SPACE, publish_rate=Rate(10), producers=3)
+    await said.change(TOPIC, producers=0, consumers=1)
+    assert said.any
+    assert said.that_hold("orders") == Limits(publish_rate=Rate(10), producers=0, consumers=1)
+    assert said.that_hold("others") == Limits(publish_rate=Rate(10), producers=3)
+    assert said.that_hold("sales..eu..orders") == NONE
+    await said.change(TOPIC, producers=None)
+    assert said.that_hold("orders").producers == 3
+
+
+async def test_what_others_set_is_seen_at_a_look() -> None:
+    meta = MemoryMeta()
+    here, there = LimitRecords(meta), LimitRecords(meta)
+    await there.change(TOPIC, consumers=2)
+    assert here.that_hold("orders") == NONE
+    await here.look()
+    assert here.that_hold("orders").consumers == 2
+    meta.records[LIMITS + TOPIC].append(b"{")
+    with pytest.raises(Corrupt, match="the limits of topic/orders"):
+        await here.look()
+
+
+def test_what_is_no_limit_is_refused() -> None:
+    for wrong in (-2, 1 << 51):
+        with pytest.raises(Invalid):
+            Rate(messages=wrong)
+        with pytest.raises(Invalid):
+            Rate(bytes=wrong)
+    for period in (0, 3_601):
+        with pytest.raises(Invalid):
+            Rate(period_s=period)
+    with pytest.raises(Invalid):
+        Limits(producers=-1)

@@ -1,0 +1,124 @@
+"""Limits of a topic for the clients of all gateways: rates, producers, consumers."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.policies.limits import LimitRecords, Rate
+from actors.policies.policy_records import of_topic
+from actors.pulsar.codec.protocol import ServerError
+from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.gateway import SimGateway
+from tests.sim.worlds.wire import Gone, Refusal
+
+TOPIC, MANY = of_topic("orders"), 1
+
+
+async def limited(clients: Clients, **limits: Rate | int) -> None:
+    """These hold at both gateways."""
+    await LimitRecords(clients.broker.world.client("tool").meta).change(TOPIC, **limits)
+    world = clients.broker.world
+
+    async def everybody() -> list[str]:
+        """The controller of these tests starts no gateways, and so knows of none."""
+        return [world.process(name).ports.me for name in GATEWAYS]
+
+    for name in GATEWAYS:
+        actor = clients.broker.world.process(name).actor
+        assert isinstance(actor, SimGateway)
+        await actor.gateway.limits.look()
+        actor.gateway.head_count.others = everybody  # type: ignore[method-assign]
+
+
+def test_a_publish_rate_holds_and_nothing_is_lost() -> None:
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, publish_rate=Rate(messages=10))
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        clock = clients.broker.ports.clock
+        begun = clock.monotonic()
+        for _ in range(60):
+            await clients.send(wire, "c0")
+        assert 4_500 <= clock.monotonic() - begun <= 8_000
+
+    with_gateways(scenario)
+
+
+def test_who_is_held_back_is_not_taken_for_dead() -> None:
+    """A batch that is worth minutes of a rate passes, and its client stays connected meanwhile."""
+
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, publish_rate=Rate(messages=1))
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        await clients.send_batch(wire, "c0", 100)
+        actor = clients.broker.world.process(GATEWAYS[0]).actor
+        assert isinstance(actor, SimGateway)
+        await clients.broker.ports.clock.sleep(80_000)
+        assert actor.gateway.producers, "it is there as far as the gateway is concerned"
+
+    with_gateways(scenario)
+
+
+def test_a_dispatch_rate_holds_and_everything_comes() -> None:
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, dispatch_rate=Rate(messages=10))
+        writer, reader = await clients.join("c0", GATEWAYS[0]), await clients.join("c1", GATEWAYS[0])
+        await clients.producer(writer, "till", SHARED)
+        for _ in range(60):
+            await clients.send(writer, "c0")
+        clock = clients.broker.ports.clock
+        begun = clock.monotonic()
+        await clients.consumer(reader, MANY, "a")
+        await clients.broker.until(lambda: len(clients.numbers("c1")) == 60, 60_000)
+        assert clock.monotonic() - begun >= 4_000
+
+    with_gateways(scenario)
+
+
+def test_producers_are_counted_at_all_gateways() -> None:
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, producers=2)
+        wires = [await clients.join(f"c{number}", GATEWAYS[number % 2]) for number in range(3)]
+        for number, wire in enumerate(wires[:2]):
+            await clients.producer(wire, f"p{number}", SHARED)
+        with pytest.raises(Refusal, match="max producers limit") as told:
+            await clients.producer(wires[2], "p2", SHARED)
+        assert told.value.code == ServerError.PRODUCER_BUSY
+        await wires[0].ask("close_producer", producer_id=0)
+        await clients.producer(wires[2], "p2", SHARED)
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("limit", ["consumers", "consumers_per_subscription"])
+def test_consumers_are_counted_at_all_gateways(limit: str) -> None:
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, **{limit: 2})
+        wires = [await clients.join(f"c{number}", GATEWAYS[number % 2]) for number in range(3)]
+        for number, wire in enumerate(wires[:2]):
+            await clients.consumer(wire, MANY, f"a{number}")
+        with pytest.raises(Refusal, match="max consumers limit") as told:
+            await clients.consumer(wires[2], MANY, "a2")
+        assert told.value.code == ServerError.CONSUMER_BUSY
+        if limit == "consumers_per_subscription":
+            await clients.consumer(wires[2], MANY, "a2", subscription="another")
+
+    with_gateways(scenario)
+
+
+def test_a_role_has_so_many_connections() -> None:
+    async def scenario(clients: Clients) -> None:
+        clients.enforce()
+        actor = clients.broker.world.process(GATEWAYS[0]).actor
+        assert isinstance(actor, SimGateway)
+        actor.gateway.access.most_per_role = 2
+        wires = [await clients.enter(f"c{number}", GATEWAYS[0], "root") for number in range(2)]
+        with pytest.raises(Gone):
+            await clients.enter("c2", GATEWAYS[0], "root")
+        await clients.enter("c3", GATEWAYS[0], "watcher")
+        wires[0].hang_up()
+        await clients.broker.quiet(1_000)
+        await clients.enter("c4", GATEWAYS[0], "root")
+
+    with_gateways(scenario)

@@ -1,0 +1,122 @@
+"""The admin port for those who come with a role of their own: who may look, and who may do what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from actors.policies.permissions import Permissions
+from actors.policies.policy_records import of_topic
+from cluster.audit import audited_lines
+from cluster.http import guard
+from cluster.http.admin import PORT_FILE, TOKEN_FILE, AdminHttp
+from cluster.pulsar.tokens import make_key, make_token
+from tests.cluster.helpers import admin_ports
+from tests.cluster.http.test_admin import Actors
+
+AT = "/admin/v2/persistent/public/default/orders"
+EVENTS = "/watch/events?topic=orders&subscription=billing"
+
+
+async def _of_nobody(*_: str) -> list[dict[str, Any] | None]:
+    return []
+
+
+async def _unknown() -> dict[str, Any] | None:
+    return None
+
+
+class Door:
+    """An admin port where rights are enforced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.key = folder, folder / "token.key"
+        make_key(self.key)
+        self.ports = admin_ports(Actors())
+        settings = {
+            "pulsar_token_key_file": str(self.key),
+            "authorization_enabled": True,
+            "super_user_roles": "root",
+            "viewer_roles": "watcher",
+        }
+        self.server = AdminHttp(self.ports, controller="c/c", data_dir=folder, port=0, settings=settings)
+        for name in ("dispatchers", "topics", "delayed"):
+            setattr(self.server, name, _of_nobody)  # what the live page asks is another test's
+        self.server.status = _unknown  # type: ignore[method-assign]
+
+    async def ask(self, method: str, path: str, token: str) -> int:
+        """The status of an answer, whose body is left where it is."""
+        base = f"http://127.0.0.1:{(self.folder / PORT_FILE).read_text()}"
+        headers = {"Authorization": f"Bearer {token}"}
+        async with aiohttp.ClientSession(base, headers=headers) as browser, browser.request(method, path) as answer:
+            return answer.status
+
+    async def as_role(self, role: str, method: str, path: str) -> int:
+        """The same with a token of a role."""
+        return await self.ask(method, path, make_token(self.key, {"sub": role}))
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    made = Door(tmp_path)
+    await made.server.start()
+    yield made
+    await made.server.stop("the test is over")
+
+
+async def test_a_viewer_looks_and_changes_nothing(door: Door) -> None:
+    for path in ("/metrics", "/watch/subscriptions", EVENTS, f"{AT}/stats", f"{AT}/subscription/billing/pending"):
+        assert await door.as_role("watcher", "GET", path) == 200, path
+    for method, path in (
+        ("DELETE", AT),
+        ("POST", f"{AT}/subscription/billing/parked/redrive"),
+        ("POST", f"{AT}/subscription/billing/delayed/cancel"),
+        ("POST", f"{AT}/subscription/billing/skip_all"),
+        ("GET", f"{AT}/examinemessage"),
+        ("PUT", "/admin/v2/tenants/mine"),
+    ):
+        assert await door.as_role("watcher", method, path) == 403, path
+    assert await door.as_role("root", "POST", f"{AT}/subscription/billing/skip_all") == 204
+
+
+async def test_a_role_sees_what_it_may_consume(door: Door) -> None:
+    await Permissions(door.ports.meta).grant(of_topic("orders"), "reader", ["consume"])
+    assert await door.as_role("reader", "GET", EVENTS) == 200
+    for path in ("/metrics", "/watch/subscriptions", "/watch/events?topic=others&subscription=billing"):
+        assert await door.as_role("reader", "GET", path) == 403
+    assert await door.as_role("nobody", "GET", EVENTS) == 403
+
+
+async def test_the_token_of_the_port_opens_everything_as_before(door: Door) -> None:
+    token = (door.folder / TOKEN_FILE).read_text()
+    assert await door.ask("POST", f"{AT}/subscription/billing/skip_all", token) == 204
+    assert await door.ask("GET", "/metrics", token[:-1]) == 401
+    assert await door.ask("GET", "/metrics", "") == 401
+    assert await door.ask("GET", "/healthz", "") == 200
+    told = [(line["role"], line["what"], line["outcome"]) for line in audited_lines(door.folder)]
+    assert told[0] == ("the token of this interface", "POST subscription/skip_all", "done")
+    assert token not in str(told)
+
+
+async def test_a_stream_for_a_role_ends_and_is_asked_for_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "STREAM_S", 0.0)
+    base = f"http://127.0.0.1:{(door.folder / PORT_FILE).read_text()}"
+    for token, ends in (
+        (make_token(door.key, {"sub": "watcher"}), True),
+        ((door.folder / TOKEN_FILE).read_text(), False),
+    ):
+        async with (
+            aiohttp.ClientSession(base, headers={"Authorization": f"Bearer {token}"}) as browser,
+            browser.get(EVENTS) as answer,
+        ):
+            if ends:
+                assert await answer.content.read()
+            else:
+                for _ in range(3):
+                    assert await answer.content.readuntil(b"\n\n")
+    await asyncio.sleep(0)

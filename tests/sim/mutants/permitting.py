@@ -1,0 +1,53 @@
+"""Mutants of permissions: who is let in, and what becomes of those whose rights are revoked."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+GATEWAY = "gateway"
+CACHE, DOOR = "actors.policies.permission_cache", "actors.pulsar.conversation.access_control"
+RIGHTS = "tests/actors/pulsar/test_rights.py"
+KNOWN = "tests/actors/policies/test_permissions.py"
+
+PERMITTING: list[Mutant] = [
+    Mutant(
+        name="a revoked right lives on in a cache",
+        module=CACHE,
+        old="            self._forget(names[:missed] if 0 < missed <= len(names) else list(self._known))\n",
+        new="            pass\n",
+        world=GATEWAY,
+        test=f"{RIGHTS}::test_a_revoked_right_ends_who_lives_by_it",
+    ),
+    Mutant(
+        name="who missed many changes learns of the last ones alone",
+        module=CACHE,
+        old="names[:missed] if 0 < missed <= len(names) else list(self._known)",
+        new="names[:missed]",
+        world=GATEWAY,
+        test=f"{KNOWN}::test_a_change_is_seen_at_the_next_look",
+    ),
+    Mutant(
+        name="old knowledge lets newcomers in",
+        module=CACHE,
+        old="self._looked is None or self._ports.clock.monotonic() - self._looked > FRESH_MS",
+        new="self._looked is None",
+        world=GATEWAY,
+        test=f"{KNOWN}::test_nobody_is_let_in_by_old_knowledge",
+    ),
+    Mutant(
+        name="who could not be judged is judged no more",
+        module=CACHE,
+        old="                    self._changed = {**keys, **self._changed}\n",
+        new="                    pass\n",
+        world=GATEWAY,
+        test=f"{KNOWN}::test_who_cannot_be_judged_is_judged_later",
+    ),
+    Mutant(
+        name="a right that goes while a producer opens is not looked at again",
+        module="actors.pulsar.conversation.commands",
+        old="            await self._session.check(*wishes)\n            await self._produce",
+        new="            await self._produce",
+        world=GATEWAY,
+        test=f"{RIGHTS}::test_a_right_that_goes_while_something_opens",
+    ),
+]
