@@ -23,6 +23,9 @@ _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 HANDLERS: dict[type, str] = {}
 """The name of the handler by request class, as far as it was needed."""
 
+NO_USE: tuple[type[Request[Any]], ...] = (messages.Stats, messages.CloseIdle)
+"""Requests that keep no actor open (Ping is another one)."""
+
 REQUESTS: dict[str, type[Request[Any]]] = {
     name: kind
     for name, kind in sorted(vars(messages).items())
@@ -46,6 +49,8 @@ class Actor:
     def __init__(self, ports: Ports) -> None:
         self.ports = ports
         self.stopped: str | None = None
+        self._under_way = 0
+        self._idle_since: int | None = None
 
     @property
     def refuses(self) -> str:
@@ -56,6 +61,26 @@ class Actor:
     def problem(self) -> str:
         """The reason why the actor cannot do part of its work, in one line; empty if there is none."""
         return ""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it must stay, although nobody asks it anything just now. Others are closed after a while."""
+        return True
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody uses it just now, or it is at work."""
+        return self._under_way > 0 or self.at_work
+
+    def idle_ms(self) -> int:
+        """For how long it was not used, as far as anybody asked."""
+        now = self.ports.clock.monotonic()
+        if self.used:
+            self._idle_since = None
+            return 0
+        if self._idle_since is None:
+            self._idle_since = now
+        return now - self._idle_since
 
     async def start(self) -> None:
         """Take possession: read metadata, raise epochs, start background work. Raises Fenced if it cannot."""
@@ -69,7 +94,7 @@ class Actor:
 
     async def handle(self, request: Request[Any]) -> Reply:
         if isinstance(request, messages.Ping):
-            return messages.Alive(refuses=self.refuses, problem=self.problem)
+            return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=self.idle_ms())
         kind = type(request)
         name = HANDLERS.get(kind)
         if name is None:
@@ -77,4 +102,11 @@ class Actor:
         handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
         if handler is None:
             raise Invalid(f"{type(self).__name__} does not answer {type(request).__name__}")
-        return await handler(request)
+        if isinstance(request, NO_USE):
+            return await handler(request)
+        self._under_way += 1
+        try:
+            return await handler(request)
+        finally:
+            self._under_way -= 1
+            self._idle_since = None

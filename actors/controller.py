@@ -29,6 +29,7 @@ import msgspec
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.dispatcher.subscription import PartitionSubscription, settings_in
 from actors.gateway_keeper import GatewayKeeper
+from actors.idle_owners import IdleOwners
 from actors.ledger.garbage_collection import collect_garbage
 from actors.messages import (
     AddBookies,
@@ -88,10 +89,14 @@ class Controller(WorkerPools):
         bookies: list[str],
         lost_after_ms: int = LOST_AFTER_MS,
         leftovers_ms: int = LEFTOVERS_MS,
+        close_idle_after_ms: int = 0,
         gateways: bool = False,
         storage: Mapping[str, str] | None = None,
     ) -> None:
-        """gateways: every machine has one, for clients of Pulsar. storage: where the cluster keeps what, for people."""
+        """close_idle_after_ms: see IdleOwners. gateways: every machine has one, for clients of Pulsar.
+
+        storage: where the cluster keeps what, for people.
+        """
         super().__init__(ports)
         assert ports.places is not None
         self._places: Places = ports.places
@@ -102,6 +107,7 @@ class Controller(WorkerPools):
         self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
         self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
         self._unused = UnusedSubscriptions(ports, self._supervisor, self._catalog, self._changes)
+        self._idle = IdleOwners(ports, self._places, self._supervisor, close_idle_after_ms, self._is_changing)
         self._leftovers_ms = leftovers_ms
         self._unknown: dict[str, list[int]] = {}
         """By bookie, the ledgers that it held at the last garbage collection and no record knows."""
@@ -132,6 +138,7 @@ class Controller(WorkerPools):
         self.ports.spawn(self._auditor.run(), "replication auditor")
         self.ports.spawn(self._collect_leftovers(), "leftovers")
         self.ports.spawn(self._unused.run(), "unused")
+        self.ports.spawn(self._idle.run(), "idle")
 
     async def _known_bookies(self) -> list[str]:
         """Those of the settings, then those that have a cookie besides."""
@@ -294,6 +301,10 @@ class Controller(WorkerPools):
     def _goes(self, topic: str, subscription: str) -> bool:
         """Whether a subscription, or its topic, is being deleted."""
         return topic in self._deleting or (topic, subscription) in self._unsubscribing
+
+    def _is_changing(self, topic: str) -> bool:
+        going = any(name == topic for name, _ in self._unsubscribing)
+        return going or topic in self._deleting or topic in self._growing
 
     def _changes(self, topic: str, subscription: str) -> bool:
         return self._goes(topic, subscription) or topic in self._growing

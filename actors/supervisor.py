@@ -30,6 +30,7 @@ BESIDE_MS = 1_000
 """So often at most the other actors of a process are looked at because one of them is given up."""
 START_TRIES = 50
 RETRY_MS = 100
+OWNERS = ("dispatcher", "topic")
 ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
 CALLER_PATIENCE = 20_000
@@ -62,6 +63,9 @@ class Running:
     address: Address = ""
     leaving: tuple[Address, bool] | None = None
     misses: int = 0
+    idle_ms: int = 0
+    """See messages.Alive."""
+    closed: bool = False
     restarts: int = 0
     starting: Start | None = None
     looking: Signal | None = None
@@ -109,6 +113,25 @@ class Supervisor:
         """It is not started again. This does not end its process."""
         if self._running.get(entry.name) is entry:
             del self._running[entry.name], self._kinds[entry.kind][entry.name]
+
+    def idle(self, least_ms: int) -> list[Running]:
+        """Owners that nobody has used for so long; those of subscriptions first."""
+        found = [entry for entry in self._running.values() if entry.idle_ms >= least_ms and entry.address]
+        return sorted((entry for entry in found if entry.kind in OWNERS), key=lambda entry: entry.kind)
+
+    def release(self, entry: Running, address: Address) -> bool:
+        """It has closed at this address, and is not started again before somebody wants it. False: it was replaced."""
+        if entry.address != address:
+            return False
+        entry.address, entry.idle_ms, entry.misses, entry.closed = "", 0, 0, True
+        self.forget(entry)
+        return True
+
+    def start_aside(self, kind: str, settings: dict[str, Any]) -> None:
+        """Have it run, if it does not, and let nobody wait for it."""
+        entry = self.want(kind, settings)
+        if not entry.address and entry.starting is None:
+            self.ports.spawn(self._start_aside(entry), "wake")
 
     def remember(self, entry: Running) -> None:
         if entry.name not in self._running:
@@ -159,6 +182,9 @@ class Supervisor:
 
     def _begin(self, entry: Running) -> Start:
         entry.starting = Start()
+        if entry.closed:  # while somebody was about to use it
+            entry.closed = False
+            self.remember(entry)
         self.ports.spawn(self._run_start(entry, entry.starting), "start")
         return entry.starting
 
@@ -338,7 +364,7 @@ class Supervisor:
         if entry.address != address:
             return
         if not isinstance(reply, Unknown):
-            entry.misses = 0
+            entry.misses, entry.idle_ms = 0, reply.idle_ms
             if bool(entry.refuses) != bool(reply.refuses):
                 self.ports.log("read_only" if reply.refuses else "writable", key=entry.name, reason=reply.refuses)
             entry.refuses = reply.refuses

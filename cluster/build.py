@@ -17,6 +17,7 @@ from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
 from actors.factories import make_dispatcher, make_topic
+from actors.idle_owners import CLOSE_IDLE_AFTER_MS
 from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.ports import Places, Ports
@@ -61,6 +62,7 @@ class SluiceParts:
                 ports if ports.places is not None else dataclasses.replace(ports, places=_ray_places(ports, settings)),
                 bookies=list(settings["bookies"]),
                 lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
+                close_idle_after_ms=settings.get("close_idle_after_ms", CLOSE_IDLE_AFTER_MS),
                 gateways=ports.places is None and bool(wanted_ports(settings)),
                 storage={name: settings[name] for name in ("data_dir", "metadata", "objects")},
             )

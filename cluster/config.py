@@ -39,6 +39,7 @@ from pydantic_settings import (
 
 from actors.bookie.settings import BookieSettings
 from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.idle_owners import CLOSE_IDLE_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_subscription, check_topic
 from cluster.options import ClusterOptions
@@ -131,6 +132,11 @@ class Configuration(BaseSettings):
     bookies: int = Field(3, ge=1, le=1000, description="bookies to start")
     bookie_lost_after_ms: Annotated[int, BeforeValidator(_unit)] = Field(
         LOST_AFTER_MS, ge=1000, description="how long a bookie may be away before its copies are made again elsewhere"
+    )
+    close_idle_after_ms: Annotated[int, BeforeValidator(_unit)] = Field(
+        CLOSE_IDLE_AFTER_MS,
+        ge=0,
+        description="how long nobody uses a topic before it is closed; 0 is never",
     )
     brokers: int = Field(2, ge=1, le=1000, description="processes that run topics and dispatchers")
     standby: bool = Field(True, description="keep broker processes ready, for a faster failover")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.idle_owners import CLOSE_IDLE_AFTER_MS
 from cluster.bootstrap import identity
 from cluster.bootstrap.environment import LOOPBACK
 from cluster.pulsar.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
@@ -42,6 +43,7 @@ class ClusterOptions:
     """The options of a cluster. metadata and objects are URLs (cluster.stores); empty means in the data folder.
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
+    close_idle_after_ms: owners of topics and subscriptions that nobody uses for so long are closed; 0: never.
     cluster: the id that disks and metadata must have (cluster.bootstrap.identity), filled in at the start.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_bind_address: the
     loopback, "node" for the machine's address in Ray as well, or 0.0.0.0. pulsar_advertised_address: the host that
@@ -101,6 +103,7 @@ class ClusterOptions:
     pulsar_tls_key_file: str = ""
     pulsar_tls_trust_certs_file: str = ""
     bookie_lost_after_ms: int = LOST_AFTER_MS
+    close_idle_after_ms: int = CLOSE_IDLE_AFTER_MS
     bind_address: str = LOOPBACK
     tls_trust_certs_file: str = ""
     tls_certificate_file: str = ""
@@ -135,6 +138,7 @@ class ClusterOptions:
             **{name: getattr(self, name) for name in ROLES},
             **{name: _resolved(getattr(self, name)) for name in FILES},
             "bookie_lost_after_ms": self.bookie_lost_after_ms,
+            "close_idle_after_ms": self.close_idle_after_ms,
             "bind_address": self.bind_address,
             "log_level": self.log_level,
             "cluster": self.cluster,

@@ -51,6 +51,8 @@ from actors.messages import (
     BacklogFound,
     CancelDelayed,
     ClearBacklog,
+    Closed,
+    CloseIdle,
     Configure,
     Configured,
     Deleted,
@@ -169,6 +171,23 @@ class Dispatcher(Actor):
         """Raises Fenced when this dispatcher has ended."""
         if self.stopped is not None:
             raise Fenced(self.stopped)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a consumer has it, or may still hold messages of it, or anything is not durable or not told.
+
+        One that is not durable stays until it is deleted.
+        """
+        return self._parts is None or self._parts.at_work()
+
+    async def on_close_idle(self, request: CloseIdle) -> Closed:
+        """Everything is in the records and in the log: who attaches next finds it as after a change of owners."""
+        if self.ended() or self.idle_ms() < request.idle_ms:
+            return Closed(closed=False)
+        # No await from here on.
+        due = self.parts.context.tracker.next_due()
+        self.end("closed, because nobody uses it")
+        return Closed(closed=True, wake_at=due if due is not None and due > self.ports.clock.now() else 0)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 
@@ -348,6 +367,13 @@ class Components:
             ("delayed changes", context.changed_delays.remove_leftovers()),
         ):
             context.ports.spawn(work, name)
+
+    def at_work(self) -> bool:
+        """See Dispatcher.at_work."""
+        context = self.context
+        there = context.sessions.any() or len(context.membership) or self.consumers.attaching or self.grace.keeps
+        undone = context.core.has_dead_letters() or not (context.store.settled and context.reporter.told())
+        return bool(there or undone or not context.settings.durable)
 
     def _look(self) -> None:
         """Every now and then, while nobody is awaited."""

@@ -221,6 +221,11 @@ class Grace:
 
     # -- time -----------------------------------------------------------------------------------------------------
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a place is kept for somebody just now."""
+        return bool(self._core.ring.kept or self._damped)
+
     async def run(self) -> None:
         """Give up places that were kept long enough, and give places to consumers that wait for one."""
         while self.keeps_places:

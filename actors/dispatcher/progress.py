@@ -80,6 +80,10 @@ class ProgressReporter:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)
 
+    def told(self) -> bool:
+        """Whether the topic knows how far this subscription is."""
+        return self._reported[1] == self._state.cursor.mark_delete
+
     async def _send(self, address: Address, reached: int) -> None:
         """Report to the topic; `reached` must be durable. Raises Unavailable if it did not answer."""
         seeks = self._seeks

@@ -78,6 +78,11 @@ class CursorStore:
             self._done.clear()
             await self._done.wait(self._ports)
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything is durable."""
+        return self._completed >= self._asked and not self._writing.locked()
+
     def look_if_idle(self) -> None:
         """Look at the record unless it was written lately; to be called every half of `trust_ms`."""
         if self._ports.clock.monotonic() - self._record.proven > self._trust // 4:

@@ -50,7 +50,7 @@ from actors.messages.bookie import (
     ReadRun,
     RunRead,
 )
-from actors.messages.common import NO_COUNTS, NO_POSITIONS, NO_ROWS, Alive, Done, Ping, Stats, Text
+from actors.messages.common import NO_COUNTS, NO_POSITIONS, NO_ROWS, Alive, Closed, CloseIdle, Done, Ping, Stats, Text
 from actors.messages.controller import (
     AddBookies,
     AddPartitions,
@@ -158,7 +158,9 @@ __all__ = [
     "ClaimPool",
     "ClearBacklog",
     "ClientsHere",
+    "CloseIdle",
     "CloseProducer",
+    "Closed",
     "Configure",
     "Configured",
     "CreateTopic",

@@ -35,11 +35,29 @@ class Done(Reply):
 class Alive(Reply, kw_only=True):
     """The actor is alive. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does.
 
-    problem: what keeps it from part of its work, so that an operator has to look; empty if nothing does.
+    problem: what keeps it from part of its work, so that an operator has to look; empty if nothing does. idle_ms: how
+    long nobody has used it and it has had nothing to do; 0: that is not so.
     """
 
     refuses: str = ""
     problem: str = ""
+    idle_ms: int = 0
+
+
+class Closed(Reply, kw_only=True):
+    """closed: it has ended, and whoever needs it starts it again. wake_at: when it has something to do, ms since 1970;
+    0: never.
+    """
+
+    closed: bool
+    wake_at: int = 0
+
+
+class CloseIdle(Request[Closed], kw_only=True):
+    """End, if for `idle_ms` nobody has used it and it has had nothing to do."""
+
+    reply: ClassVar[type[Reply]] = Closed
+    idle_ms: int
 
 
 class Ping(Request[Alive]):

@@ -33,6 +33,11 @@ class Admission:
         """Take over what the record says."""
         self._access.restore(self._log.record.exclusivity)
 
+    @property
+    def occupied(self) -> bool:
+        """Whether a producer with a home is open."""
+        return bool(self._access.present)
+
     async def admit(self, request: OpenProducer) -> int | None:
         """Let a producer in; the partition's epoch if it has that to itself, -1 if it shares it, None: it has to wait,
         and to ask again, which it is told at once when it comes. Raises Conflict, Fenced, Unavailable.

@@ -394,6 +394,10 @@ class PartitionLog:
         if not self.stopped and (self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES):
             await self.metadata.update(self._covered)
 
+    async def cover(self, change: Callable[[PartitionRecord], PartitionRecord]) -> None:
+        """Bring the record up to date, with another change of it: a next owner has little to read then."""
+        await self.metadata.update(lambda record: change(self._covered(record)))
+
     async def roll_if_due(self) -> None:
         """Close a ledger that has become old, also when nobody publishes."""
         if self._writer is not None and not self.stopped and self._roll_due():

@@ -142,10 +142,11 @@ class Offloading:
             or self.wanted
             or offloadable(record, settings, now)
             or forgettable(record, settings.offload_deletion_lag_ms, now)
-            or (self._ports.clock.monotonic() >= self._collect_at and self._may_have_left_objects(settings))
+            or (self._ports.clock.monotonic() >= self._collect_at and self.may_have_left_objects(settings))
         )
 
-    def _may_have_left_objects(self, settings: TopicSettings) -> bool:
+    def may_have_left_objects(self, settings: TopicSettings) -> bool:
+        """Whether ledgers go to the object store, or have gone there."""
         limits = (settings.offload_threshold_bytes, settings.offload_threshold_seconds)
         return max(limits) >= 0 or any(ledger.offloaded is not None for ledger in self._log.record.ledgers)
 

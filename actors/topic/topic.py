@@ -29,6 +29,8 @@ from actors.messages import (
     AcceptLoss,
     BacklogSize,
     BookieList,
+    Closed,
+    CloseIdle,
     CloseProducer,
     DeleteTopic,
     Done,
@@ -180,6 +182,25 @@ class Topic(Actor):
         if not self._serving.is_set():
             waits = f", which waits: {self._log.waits_for}" if self._log.waits_for else ""
             raise Unavailable(f"partition {self.partition} of {self.topic!r} is being recovered{waits}")
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it is being recovered, has producers that it would hear of if they went, or has something to do."""
+        return not self._serving.is_set() or self._upkeep.at_work or self._admission.occupied
+
+    def _stays(self, idle_ms: int) -> bool:
+        return self.stopped is not None or self.idle_ms() < idle_ms
+
+    async def on_close_idle(self, request: CloseIdle) -> Closed:
+        """The next owner finds what this one wrote, as it always does."""
+        if self._stays(request.idle_ms):
+            return Closed(closed=False)
+        wake_at = await self._upkeep.settle()
+        if self._stays(request.idle_ms):
+            return Closed(closed=False)
+        # No await from here on.
+        self._halt("closed, because nobody uses it")
+        return Closed(closed=True, wake_at=wake_at)
 
     # -- producers ---------------------------------------------------------------------------------------------------
 

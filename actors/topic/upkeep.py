@@ -31,6 +31,8 @@ LAST_TIMEOUT = 2_000
 """An owner that deletes its topic waits no longer than this for a bookie: what it leaves is garbage-collected."""
 VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
+LEAST_REST_MS = 10_000
+"""A topic that is closed is not woken sooner for what retention lets go of."""
 PRUNE_AT = 64
 """With so many released ledgers in the record, a trim looks which of them the garbage collection has written down."""
 
@@ -86,6 +88,26 @@ class Upkeep:
         finally:
             self._offloading = False
         self._gone(released)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether anything is on its way, or to be copied, offloaded or deleted."""
+        log = self._log
+        offloads = self._offloading or self.offloading.may_have_left_objects(log.record.settings)
+        moves = log.in_flight or log.settled or self._leftovers or self._replicating
+        return bool(offloads or moves or self.under_replicated())
+
+    async def settle(self) -> int:
+        """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
+        if it has not. Raises Fenced, Unavailable, Corrupt.
+        """
+        await self._log.cover(self._with_marks)
+        record, now = self._log.record, self._ports.clock.now()
+        kept = await self._kept.now(record.settings)
+        passed = record.ever_subscribed and all(mark >= self._log.last_confirmed for mark in self.marks.values())
+        if not record.ledgers or not passed or kept.ms < 0 or (kept.bytes > 0 and not kept.ms):
+            return 0
+        return now + max(kept.ms, LEAST_REST_MS)
 
     async def _replicate(self, now: int) -> None:
         """Make copies and delete ledgers, which needs bookies that may be away. Nothing else waits for it."""

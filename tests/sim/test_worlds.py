@@ -23,6 +23,7 @@ SEEDS = {
     "gateway": 40,
     "grace": 40,
     "history": 40,
+    "idle": 30,
     "ledger": 70,
     "nack_order": 30,
     "owners": 20,

@@ -161,11 +161,16 @@ class Broker:
     """See the module. calls: how often each kind of request was made; reads: when index columns were asked for."""
 
     def __init__(
-        self, world: World, partitions: int, settings: SubscriptionSettings, topic: dict[str, Any] | None = None
+        self,
+        world: World,
+        partitions: int,
+        settings: SubscriptionSettings,
+        topic: dict[str, Any] | None = None,
+        close_idle_after_ms: int = 0,
     ) -> None:
         self.world, self.partitions, self.settings = world, partitions, settings
         self.topic = TopicSettings(partitions=partitions, ensemble=1, write_quorum=1, ack_quorum=1, **topic or {})
-        self.shared = SharedIndexes()
+        self.shared, self._close_idle_after_ms = SharedIndexes(), close_idle_after_ms
         self.clients: dict[str, Client] = {}
         self.calls: Counter[str] = Counter()
         self.reads: list[int] = []
@@ -182,7 +187,7 @@ class Broker:
         kinds["bookie"] = (lambda ports, s: Bookie(ports, bookie_id=s["bookie"], settings=BOOKIE), _disk, _disk)
         kinds["topic"] = (self._topic, lambda settings: "broker", lambda settings: None)
         kinds["dispatcher"] = (self._dispatcher, lambda settings: "broker", lambda settings: None)
-        await self.world.start("controller", lambda ports: Controller(ports, bookies=["bookie-0"]), fixed=True)
+        await self.world.start("controller", self._controller, fixed=True)
         self.ports = self.world.client("admin")
         self.directory = Directory(self.ports, CONTROLLER)
         created = await self.ports.net.call(CONTROLLER, CreateTopic(topic=TOPIC, settings=self.topic), 10_000)
@@ -307,6 +312,9 @@ class Broker:
         self.settings = msgspec.structs.replace(self.settings, **changed)
         await self.ask(Configure(settings=self.settings))
 
+    def _controller(self, ports: Ports) -> Controller:
+        return Controller(ports, bookies=["bookie-0"], close_idle_after_ms=self._close_idle_after_ms)
+
     def _topic(self, ports: Ports, settings: dict[str, Any]) -> Topic:
         return make_topic(ports, settings, CONTROLLER, self.shared)
 
@@ -328,16 +336,17 @@ def play(
     partitions: int = 1,
     shared_from: int = SHARED_FROM,
     topic: dict[str, Any] | None = None,
+    close_idle_after_ms: int = 0,
     **settings: Any,
 ) -> None:
     """Run a scenario; at the end the sentinels of all partitions have seen something, and nothing wrong.
 
-    shared_from: see Ports. topic: settings of the topic.
+    shared_from: see Ports. topic: settings of the topic. close_idle_after_ms: see IdleOwners.
     """
     plain = SubscriptionSettings(**{"initial_position": "earliest", **settings})
 
     async def main(world: World) -> None:
-        broker = Broker(world, partitions, plain, topic)
+        broker = Broker(world, partitions, plain, topic, close_idle_after_ms)
         await broker.open()
         await scenario(broker)
         for partition in range(partitions):

@@ -10,6 +10,7 @@ from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
 from tests.sim.mutants.giving_back import GIVING_BACK
 from tests.sim.mutants.holding import HOLDING
+from tests.sim.mutants.idling import IDLING
 from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
@@ -41,5 +42,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "sharing clients": SHARING_CLIENTS,
     "permitting": PERMITTING,
     "checking input": CHECKING_INPUT,
+    "idling": IDLING,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -11,6 +11,7 @@ from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
 from tests.sim.worlds.grace import GraceWorld
 from tests.sim.worlds.history import HistoryWorld
+from tests.sim.worlds.idle import IdleWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
@@ -35,6 +36,7 @@ WORLDS: dict[str, Scenario] = {
         DelaysWorld(),
         GatewayWorld(),
         GraceWorld(),
+        IdleWorld(),
         OwnersWorld(),
         ParkingWorld(),
         PlacementWorld(),

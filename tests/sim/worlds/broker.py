@@ -150,6 +150,7 @@ class Course:
         self.producers: list[SimProducer] = []
         self.consumers: list[SimConsumer] = []
         self.counters: dict[str, int] = {}
+        self._close_idle_after_ms = 0
         self._shared = SharedIndexes()
         """A partition's topic and dispatchers are always on one machine: here they share what a process would."""
         self._resources = [ProcessResources() for _ in range(BROKERS)]
@@ -170,7 +171,7 @@ class Course:
         await self.nemesis.heal()
         for consumer in self.consumers:
             consumer.calm = True
-        self._join().calm = True
+        self.join().calm = True
         await world.within(HEALED_MS, self._published(), "L1: a publish is not confirmed")
         await world.within(HEALED_MS, self._rest(), lambda: f"L3: no rest; {self._told}")
         if self.linger_ms:
@@ -183,7 +184,7 @@ class Course:
         for number in range(self.size.producers):
             self.producers.append(self._produce(number))
         for _ in range(self.size.consumers):
-            self._join()
+            self.join()
 
     # -- building --
 
@@ -195,6 +196,7 @@ class Course:
         world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
         often = random.Random(f"leftovers/{world.seed}").random() < 0.3
         pause = 300 if often else LEFTOVERS_MS
+        self._close_idle_after_ms = random.Random(f"idle/{world.seed}").choice((0, 0, 100, 1_000))
         address = await world.start("controller", lambda ports: self._controller(ports, names, pause), fixed=True)
         assert address == CONTROLLER
         await self._create(world.client("admin"))
@@ -206,7 +208,9 @@ class Course:
         self.nemesis.special.update(two_owners=self._elect, churn=self._churn, lost_object=self._lose)
 
     def _controller(self, ports: Ports, bookies: list[str], leftovers_ms: int) -> Controller:
-        return Controller(ports, bookies=bookies, leftovers_ms=leftovers_ms)
+        return Controller(
+            ports, bookies=bookies, leftovers_ms=leftovers_ms, close_idle_after_ms=self._close_idle_after_ms
+        )
 
     async def _create(self, admin: Ports) -> None:
         """Make topic and subscription, as often as it takes.
@@ -243,7 +247,8 @@ class Course:
         """One more producer."""
         return SimProducer(self.world, self.past, self.size.traffic, number)
 
-    def _join(self) -> SimConsumer:
+    def join(self) -> SimConsumer:
+        """One more consumer."""
         consumer = SimConsumer(self.world, self.past, self.size.traffic, len(self.consumers))
         self.consumers.append(consumer)
         return consumer
@@ -252,7 +257,7 @@ class Course:
         """A consumer joins, leaves, crashes or freezes for a while."""
         present = [each for each in self.consumers if not each.gone and self.world.is_up(each.name)]
         if len(self.consumers) < 60 and (not present or (rng.random() < 0.5 and len(present) < 6)):
-            self._join()
+            self.join()
         elif present:
             consumer = present[rng.randrange(len(present))]
             if rng.random() < 0.6:

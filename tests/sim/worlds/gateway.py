@@ -227,7 +227,13 @@ class GatewayCourse(Course):
 
     def _controller(self, ports: Ports, bookies: list[str], leftovers_ms: int) -> Controller:
         """See Course."""
-        return Controller(ports, bookies=bookies, leftovers_ms=leftovers_ms, gateways=True)
+        return Controller(
+            ports,
+            bookies=bookies,
+            leftovers_ms=leftovers_ms,
+            close_idle_after_ms=self._close_idle_after_ms,
+            gateways=True,
+        )
 
     def _gateway(self, ports: Ports, settings: dict[str, Any]) -> SimGateway:
         return self._doorway(ports)
@@ -324,10 +330,10 @@ class GatewayCourse(Course):
             return super()._produce(number)
         return WireProducerModel(self.world, self.pipes, self.past, self.size.traffic, number, self.manner)
 
-    def _join(self) -> Any:
+    def join(self) -> Any:
         """See Course."""
         if self._rng.random() < self.doors.own:
-            return super()._join()
+            return super().join()
         number = len(self.consumers)
         consumer: Any = WireConsumerModel(self.world, self.pipes, self.past, self.size.traffic, number, self.manner)
         self.consumers.append(consumer)

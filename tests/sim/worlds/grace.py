@@ -106,7 +106,7 @@ class SteadyCourse(GraceCourse):
         self.consumers.append(consumer)
         return consumer
 
-    def _join(self) -> SimConsumer:
+    def join(self) -> SimConsumer:
         """At the end everybody comes back, also who goes only now; there is nobody new."""
         self._ending = True
         self.world.background(self._fill_all(), "everybody comes back")

@@ -103,7 +103,7 @@ class RestlessCourse(SkipsCourse):
                 self._check_settings(address, changed)
             await self._put_back(ports, partition)
             if all(consumer.gone for consumer in self.consumers):
-                self._join().calm = self.world.loop.now >= end
+                self.join().calm = self.world.loop.now >= end
 
     def _check_settings(self, address: Address, changed: dict[str, Any]) -> None:
         """Who was told that its settings are in force finds them so, unless somebody changed them since."""

@@ -42,7 +42,7 @@ class SharingCourse(Course):
     def _produce(self, number: int) -> SimProducer:
         return SimProducer(self.world, self.past, self.size.traffic, number, self._machine())
 
-    def _join(self) -> SimConsumer:
+    def join(self) -> SimConsumer:
         number = len(self.consumers)
         consumer = SimConsumer(self.world, self.past, self.size.traffic, number, machine=self._machine())
         self.consumers.append(consumer)
