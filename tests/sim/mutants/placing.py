@@ -74,8 +74,8 @@ PLACING: list[Mutant] = [
     Mutant(
         name="who asks for an owner waits as long as its start takes",
         module="actors.supervisor",
-        old="            await self.ensure(wanted, CALLER_PATIENCE)\n",
-        new="            await self.ensure(wanted)\n",
+        old="            await self.ensure(wanted[0], CALLER_PATIENCE)\n",
+        new="            await self.ensure(wanted[0])\n",
         world="owners",
         test="tests/actors/test_locating.py::test_who_asks_for_an_owner_that_takes_long_is_answered",
     ),
