@@ -25,6 +25,7 @@ from storage.errors import (
 
 if TYPE_CHECKING:
     from cluster.keyed_queue import KeyedQueue
+    from cluster.ray_data import SluiceSink, read_dataset
     from cluster.workers.failed_rows import FailedRows
     from cluster.workers.pool import Workers
 
@@ -40,9 +41,11 @@ __all__ = [
     "Overloaded",
     "ProducerFenced",
     "SluiceError",
+    "SluiceSink",
     "Unavailable",
     "Workers",
     "connect",
+    "read_dataset",
 ]
 
 
@@ -63,4 +66,8 @@ def __getattr__(name: str) -> Any:
         from cluster.workers.pool import Workers
 
         return Workers
+    if name in ("SluiceSink", "read_dataset"):
+        from cluster import ray_data
+
+        return getattr(ray_data, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

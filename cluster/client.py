@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Coroutine, Iterator
-from datetime import timedelta
-from typing import Any, TypeVar
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from actors.messages import (
     CreateTopic,
     DescribeCluster,
     Explain,
+    FindTime,
     ListSubscriptions,
     ListTopics,
     Offload,
@@ -55,11 +56,15 @@ from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.settings_input import wanted_settings, wanted_subscription
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
-from storage.position import entry_of, ledger_of, parse, show
+from storage.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, parse, position, show
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
 
 T = TypeVar("T")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 MOST_PRIORITY = (1 << 31) - 1
+MAX_POSITION = position(MAX_LEDGER, MAX_ENTRY)
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
 
@@ -336,10 +341,22 @@ class Client:
 
     # -- the log itself -------------------------------------------------------------------------------------------
 
-    def stored(self, topic: str) -> list[StoredRange]:
-        """The confirmed messages that the topic stores now, as ranges that never change; by partition, in order."""
-        ends = enumerate(self._ask_owners(topic, None, ReadEnds()))
-        return [part for partition, reply in ends for part in ranges_of(partition, reply)]
+    def stored(self, topic: str, start: int | None = None, end: int | None = None) -> list[StoredRange]:
+        """The confirmed messages that the topic stores now, as ranges that never change; by partition, in order.
+
+        start, end: only what was published at or after the one and before the other, ms since 1970, as far as the
+        clocks of the producers agree.
+        """
+        ends = self._ask_owners(topic, None, ReadEnds())
+        starts, stops = self._at_time(topic, start, ends, EARLIEST), self._at_time(topic, end, ends, MAX_POSITION)
+        found = [part.within(starts[p], stops[p]) for p, reply in enumerate(ends) for part in ranges_of(p, reply)]
+        return [part for part in found if part is not None]
+
+    def _at_time(self, topic: str, time: int | None, ends: list[Any], otherwise: int) -> list[int]:
+        """The first position of each partition that was published at or after a time; otherwise: without a time."""
+        if time is None:
+            return [otherwise] * len(ends)
+        return [int(reply.position) for reply in self._ask_owners(topic, None, FindTime(time=time))]
 
     def read(self, topic: str, wanted: StoredRange) -> Iterator[Received]:
         """The messages of a range in order, delayed ones included, whatever subscriptions did with them; without
@@ -347,6 +364,14 @@ class Client:
         """
         topic = check_name("topic", topic)
         return read_range(self._loop, Payloads(self._ports, self._directory, topic, wanted.partition), wanted)
+
+    def read_dataset(
+        self, topic: str, start: datetime | int | None = None, end: datetime | int | None = None, **options: Any
+    ) -> Dataset:
+        """What a topic stores now as a Ray Data dataset; see cluster.ray_data.read_dataset."""
+        from cluster.ray_data import read_dataset
+
+        return read_dataset(topic, start, end, client=self, **options)
 
     def accept_loss(self, topic: str, run: str, dry_run: bool = False) -> dict[str, Any]:
         """Give up the run that holds an entry (LEDGER:ENTRY), because no copy of it can be read: its messages count as

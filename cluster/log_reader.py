@@ -46,6 +46,12 @@ class StoredRange:
         starts = range(self.first, self.last + 1, most)
         return [StoredRange(self.partition, self.ledger, start, min(start + most - 1, self.last)) for start in starts]
 
+    def within(self, start: int, stop: int) -> StoredRange | None:
+        """What of it lies at or behind position `start` and before `stop`; None if nothing does."""
+        first = max(position(self.ledger, self.first), start)
+        last = min(position(self.ledger, self.last), stop - 1)
+        return StoredRange(self.partition, self.ledger, entry_of(first), entry_of(last)) if first <= last else None
+
 
 def ranges_of(partition: int, ends: Ends) -> list[StoredRange]:
     """The ranges that a partition stores, in order, by the ends that its owner reports. Empty ledgers are left out."""

@@ -46,13 +46,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from cluster.bulk import ROWS, publish_all, rows_in, rows_of
 from loadgen.broker import ClusterConnect, Connect
-from loadgen.spool import ROWS, Spool, rows_of
-from storage.errors import Invalid, NotFound, SluiceError, Unavailable
+from loadgen.spool import Spool
+from storage.errors import Invalid, SluiceError, Unavailable
 
 SCHEMA = "key binary, payload binary, publish_time long, deliver_at long, partition int, position long, redelivery int"
 _WRITABLE = ("key", "payload", "ordering_key", "publish_time", "event_time", "deliver_at", "properties")
-_RESULT_S = 120.0
 _QUIET_MS = 200
 
 
@@ -109,16 +109,8 @@ class _Target:
 
     def publish(self, batches: Iterator[pa.RecordBatch], producer_name: str) -> int:
         """Send all batches as one producer and wait until they are durable; the number of rows."""
-        count = 0
         with self.client() as client:
-            producer = client.create_producer(self.topic, producer_name, initial_sequence_id=0)
-            try:
-                receipts = [producer.send_batch(batch) for batch in batches if batch.num_rows]
-                for receipt in receipts:
-                    count += len(receipt.result(_RESULT_S).positions)
-            finally:
-                producer.close()
-        return count
+            return publish_all(client, self.topic, batches, producer_name)
 
 
 @dataclass
@@ -192,14 +184,7 @@ class SluiceReader(DataSourceReader):  # type: ignore[misc]
         if partition.value is None:  # Spark's word for a topic without messages
             return
         with self._target.client() as client:
-            try:
-                for part in client.read(self._target.topic, partition.value):
-                    yield rows_of(part)
-            except NotFound as error:
-                raise NotFound(
-                    f"messages of {self._target.topic!r} were trimmed while they were read ({error}); "
-                    "a subscription or a retention keeps them"
-                ) from None
+            yield from rows_in(client, self._target.topic, partition.value)
 
 
 class SluiceStreamReader(DataSourceStreamReader):  # type: ignore[misc]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,35 +15,8 @@ import pyarrow as pa
 
 from storage.errors import Invalid
 
-ROWS = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("payload", pa.binary()),
-        pa.field("publish_time", pa.int64()),
-        pa.field("deliver_at", pa.int64()),
-        pa.field("partition", pa.int32()),
-        pa.field("position", pa.int64()),
-        pa.field("redelivery", pa.int32()),
-    ]
-)
-"""What a read gives; times in milliseconds, position packed (storage.position)."""
 _FLOOR = "floor"
 Int64s = npt.NDArray[np.int64]
-
-
-def rows_of(batch: Any) -> pa.RecordBatch:
-    """A received batch as rows of ROWS."""
-    rows, count = batch.rows, batch.rows.num_rows
-    columns = [
-        rows.column("key"),
-        rows.column("payload"),
-        rows.column("publish_time"),
-        pa.array(np.asarray(batch.deliver_at, np.int64)),
-        pa.array(np.full(count, batch.partition, np.int32)),
-        pa.array(np.asarray(batch.positions, np.int64)),
-        pa.array(np.asarray(batch.redeliveries, np.int32)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
 
 class Spool:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from loadgen.spool import ROWS, Spool
+from cluster.bulk import ROWS
+from loadgen.spool import Spool
 from storage.errors import Invalid
 
 
