@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cluster.keyed_queue import KeyedQueue
     from cluster.ray_data import SluiceSink, read_dataset
     from cluster.workers.failed_rows import FailedRows
+    from cluster.workers.outputs import Result
     from cluster.workers.pool import Workers
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "NotFound",
     "Overloaded",
     "ProducerFenced",
+    "Result",
     "SluiceError",
     "SluiceSink",
     "Unavailable",
@@ -66,6 +68,10 @@ def __getattr__(name: str) -> Any:
         from cluster.workers.pool import Workers
 
         return Workers
+    if name == "Result":
+        from cluster.workers.outputs import Result
+
+        return Result
     if name in ("SluiceSink", "read_dataset"):
         from cluster import ray_data
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -14,21 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
-from actors.consumer.payload import Payloads
 from actors.directory import Directory
 from actors.messages import (
-    AcceptLoss,
     AddPartitions,
     CreateTopic,
     DescribeCluster,
     Explain,
-    FindTime,
     ListSubscriptions,
     ListTopics,
     Offload,
-    ReadEnds,
     RemoveSubscription,
     RemoveTopic,
     Stats,
@@ -47,19 +42,19 @@ from cluster.bootstrap.process_watch import this_process
 from cluster.build import CONTROLLER
 from cluster.consumer import Consumer, ConsumerOptions, RangesCallback
 from cluster.delayed import DelayedChanges, due_time
-from cluster.log_reader import StoredRange, ranges_of, read_range
 from cluster.loop import LoopThread, NoReplyInTime
 from cluster.message import MessageId
 from cluster.net import DirectNet
 from cluster.producer import Batching, Producer, ProducerOptions
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.settings_input import wanted_settings, wanted_subscription
+from cluster.stored_messages import StoredMessages
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import masked_hash
-from storage.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, parse, position, show
+from storage.position import MAX_ENTRY, MAX_LEDGER, position, show
 
 if TYPE_CHECKING:
-    from ray.data import Dataset
+    from cluster.workers.result_sender import ResultSender
 
 T = TypeVar("T")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
@@ -69,7 +64,7 @@ OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
 
 
-class Client:
+class Client(StoredMessages):
     """A connection to a cluster. Safe for threads; close it, or use it as a context manager."""
 
     def __init__(
@@ -339,53 +334,16 @@ class Client:
             await asyncio.gather(*(part.close() for part in consumer.parts if part.session))
             raise failed
 
-    # -- the log itself -------------------------------------------------------------------------------------------
+    def open_results(self, topic: str, subscription: str, outputs: Sequence[str]) -> ResultSender:
+        """Publishes what a worker makes of messages of a subscription, once for each message.
 
-    def stored(self, topic: str, start: int | None = None, end: int | None = None) -> list[StoredRange]:
-        """The confirmed messages that the topic stores now, as ranges that never change; by partition, in order.
-
-        start, end: only what was published at or after the one and before the other, ms since 1970, as far as the
-        clocks of the producers agree.
+        Raises Invalid if an output does not deduplicate, NotFound if there is none of that name.
         """
-        ends = self._ask_owners(topic, None, ReadEnds())
-        starts, stops = self._at_time(topic, start, ends, EARLIEST), self._at_time(topic, end, ends, MAX_POSITION)
-        found = [part.within(starts[p], stops[p]) for p, reply in enumerate(ends) for part in ranges_of(p, reply)]
-        return [part for part in found if part is not None]
+        from cluster.workers.result_sender import ResultSender
 
-    def _at_time(self, topic: str, time: int | None, ends: list[Any], otherwise: int) -> list[int]:
-        """The first position of each partition that was published at or after a time; otherwise: without a time."""
-        if time is None:
-            return [otherwise] * len(ends)
-        return [int(reply.position) for reply in self._ask_owners(topic, None, FindTime(time=time))]
+        return ResultSender(self._loop, self._ports, self._directory, (topic, subscription), outputs)
 
-    def read(self, topic: str, wanted: StoredRange) -> Iterator[Received]:
-        """The messages of a range in order, delayed ones included, whatever subscriptions did with them; without
-        acknowledgements. Raises NotFound if they were trimmed meanwhile.
-        """
-        topic = check_name("topic", topic)
-        return read_range(self._loop, Payloads(self._ports, self._directory, topic, wanted.partition), wanted)
-
-    def read_dataset(
-        self, topic: str, start: datetime | int | None = None, end: datetime | int | None = None, **options: Any
-    ) -> Dataset:
-        """What a topic stores now as a Ray Data dataset; see cluster.ray_data.read_dataset."""
-        from cluster.ray_data import read_dataset
-
-        return read_dataset(topic, start, end, client=self, **options)
-
-    def accept_loss(self, topic: str, run: str, dry_run: bool = False) -> dict[str, Any]:
-        """Give up the run that holds an entry (LEDGER:ENTRY), because no copy of it can be read: its messages count as
-        done for every subscription, and readers are told that they were given up. The other messages keep their order.
-        dry_run: only say which messages these are. Raises Invalid if the run can be read.
-        """
-        at = parse(run)
-        if at < 0:
-            raise Invalid("accept_loss needs LEDGER:ENTRY")
-        request = AcceptLoss(ledger=ledger_of(at), entry=entry_of(at), dry_run=dry_run)
-        for partition in range(self._partitions(topic)):
-            with contextlib.suppress(NotFound):
-                return dict(self._ask_owner(topic, partition, None, request))
-        raise NotFound(f"no partition of {topic} has entry {run}")
+    # -- the log itself: see StoredMessages -------------------------------------------------------------------------
 
     # -- delayed messages -----------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from cluster.log_reader import StoredRange
 from storage.errors import Invalid
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from cluster.stored_messages import StoredMessages
 
 __all__ = ["SluiceSink", "read_dataset"]
 
@@ -54,7 +54,7 @@ def read_dataset(
     start: Time = None,
     end: Time = None,
     *,
-    client: Client | None = None,
+    client: StoredMessages | None = None,
     connect: dict[str, Any] | None = None,
     messages_per_task: int = MESSAGES_PER_TASK,
     **options: Any,

@@ -38,7 +38,7 @@ def main(folder: str) -> None:
                     midnight = int(time.time() * 1000)
 
         connect = {"data_dir": folder}
-        orders = client.read_dataset("orders", start=midnight, connect=connect, messages_per_task=400)
+        orders = cluster.read_dataset("orders", midnight, client=client, connect=connect, messages_per_task=400)
         totals = orders.map_batches(numbers).groupby("customer", num_partitions=2).sum("amount")
         rows = totals.map(lambda row: {"customer": row["customer"], "payload": str(row["sum(amount)"])})
         rows.write_datasink(cluster.SluiceSink("totals", key_column="customer", name="nightly", connect=connect))

@@ -63,9 +63,24 @@ def test_alarms_are_what_spark_lets_through(tmp_path: Path) -> None:
     assert [line for line in lines if "press" in line] == ["alarm: press has 83 degrees"]
 
 
+def test_a_pipeline_that_is_killed_has_each_result_once(tmp_path: Path) -> None:
+    assert run("pipeline.py", tmp_path) == [
+        "killed in the middle: yes, before all 200 orders were handled",
+        "bookings: 395 of 395",
+        "there twice: 0, missing: 0",
+    ]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_nightly_batch_adds_up_the_orders_of_a_day(tmp_path: Path) -> None:
+    lines = run("nightly.py", tmp_path)
+    assert lines[-2:] == ["orders of the day: 1000", "totals: 20, right: 20"]
+
+
 def test_every_example_is_run_here_and_named_in_a_page() -> None:
     page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("python-client.md", "workers.md"))
     mine = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert len(names) == 4
+    assert len(names) == 6
     assert [name for name in names if f"examples/{name}" not in page or f'run("{name}"' not in mine] == []

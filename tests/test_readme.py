@@ -74,3 +74,8 @@ def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
         assert [line for line in lines if f"customer-{customer}" in line] == [
             f"customer-{customer} {number}" for number in range(customer, 6, 2)
         ]
+
+
+def test_the_outputs_of_the_workers_page_are_there_once(tmp_path: Path) -> None:
+    (example,) = [one for one in examples("docs/workers.md") if "output=" in one]
+    assert run(example, tmp_path) == "7 invoices\n"

@@ -151,6 +151,8 @@ class ResultPublisher:
                         groups += [group[middle:], group[:middle]]
                     else:
                         self._settle(group, error)
+                except Exception as error:  # rows that Arrow does not join: their messages fail, and others go on
+                    self._settle(group, Invalid(f"the results cannot be published: {error!r}"))
                 else:
                     self._settle(group, None)
         lane.working = False

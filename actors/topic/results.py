@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.ledger.record import ResultsRecord
-from actors.messages import Published
+from actors.messages import Published, PublishResults
 from actors.shared_future import SharedFuture
 from storage.cursor import Cursor
 from storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError
@@ -45,6 +46,14 @@ FORGET_MS = 30 * 24 * 3600 * 1000
 def is_source(producer: str) -> bool:
     """Whether a run of this producer holds results."""
     return producer.startswith(MARK)
+
+
+def check_results(request: PublishResults, topic: str, *, deduplicates: bool) -> None:
+    """Refuse what can never be stored. Raises Invalid."""
+    if not deduplicates:
+        raise Invalid(f"topic {topic!r} does not deduplicate; make it with deduplication_enabled=True")
+    if not 0 < len(request.positions) == request.count or int(request.positions.min()) < 0:
+        raise Invalid(f"{request.count} results need as many positions")
 
 
 def packed(positions: Positions) -> bytes:
@@ -98,6 +107,8 @@ class Results:
 
     def __init__(self) -> None:
         self._sources: dict[str, ResultSource] = {}
+        self._size = 0
+        """Of all cursors, as they were written down last."""
 
     def find(self, name: str, finished: int, now: int) -> ResultSource:
         """The source of this name, which has finished so much. Raises Invalid, and Overloaded beyond the bounds."""
@@ -110,9 +121,9 @@ class Results:
             source = self._sources[name] = ResultSource()
         source.seen = now
         source.finish(finished)
-        if sum(other.size for other in self._sources.values()) > MAX_CURSOR_BYTES:
-            source.size = len(source.cursor.encode())
-            if sum(other.size for other in self._sources.values()) > MAX_CURSOR_BYTES:
+        if self._size > MAX_CURSOR_BYTES:
+            self._measure(source, source.cursor.encode())
+            if self._size > MAX_CURSOR_BYTES:
                 worst = max(self._sources, key=lambda other: self._sources[other].size)
                 raise Overloaded(
                     f"too many results are remembered, most of them of {worst}: a message that it does not finish, "
@@ -168,16 +179,17 @@ class Results:
         """Take over what the record says. Raises Corrupt."""
         for name, record in saved.items():
             cursor = Cursor.decode(record.cursor)
-            self._sources[name] = ResultSource(cursor, record.finished, record.seen, len(record.cursor))
+            source = self._sources[name] = ResultSource(cursor, record.finished, record.seen)
+            self._measure(source, record.cursor)
 
     def snapshot(self, now: int) -> dict[str, ResultsRecord]:
         """The confirmed results, for the record; sources that were silent for long are forgotten."""
         for name in [name for name, one in self._sources.items() if not one.pending and now - one.seen > FORGET_MS]:
-            del self._sources[name]
+            self._measure(self._sources.pop(name), b"")
         saved = {}
         for name, source in sorted(self._sources.items()):
             cursor = source.cursor.encode()
-            source.size = len(cursor)
+            self._measure(source, cursor)
             saved[name] = ResultsRecord(source.finished, cursor, source.seen)
         return saved
 
@@ -187,5 +199,18 @@ class Results:
             for pending in source.pending.values():
                 pending.outcome.set_exception(error)
 
-    def __len__(self) -> int:
-        return len(self._sources)
+    def rows(self) -> list[dict[str, Any]]:
+        """Each source, up to where it has finished, and how many messages behind that have results here."""
+        return [
+            {
+                "source": name,
+                "finished": show(source.finished),
+                "remembered": source.cursor.acknowledged_count,
+                "bytes": source.size,
+            }
+            for name, source in sorted(self._sources.items())
+        ]
+
+    def _measure(self, source: ResultSource, cursor: bytes) -> None:
+        self._size += len(cursor) - source.size
+        source.size = len(cursor)

@@ -40,6 +40,7 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable
         "bytesInFlight": log.held,
         "tailCacheBytes": log.tail.bytes,
         "producers": len(producers),
+        "resultSources": producers.results.rows(),
         "subscriptions": {name: show(mark) for name, mark in sorted(upkeep.marks.items())},
         "ledgers": [_ledger(log, ledger) for ledger in record.ledgers],
     }

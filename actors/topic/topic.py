@@ -70,7 +70,7 @@ from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from actors.topic.reads import LogReads
 from actors.topic.resources import ProcessResources
-from actors.topic.results import MARK, packed
+from actors.topic.results import MARK, check_results, packed
 from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -361,17 +361,11 @@ class Topic(Actor):
         )
 
     async def on_publish_results(self, request: PublishResults) -> Published:
-        """Append results of those messages that have none here yet.
-
-        Raises Conflict for a message that was finished before, and what `on_publish` raises.
-        """
+        """Append results of those messages that have none here yet. Raises Conflict, and what `on_publish` raises."""
         await self._ready()
-        if not self.settings.deduplication_enabled:
-            raise Invalid(f"topic {self.topic!r} does not deduplicate; make it with deduplication_enabled=True")
+        check_results(request, self.topic, deduplicates=self.settings.deduplication_enabled)
         self._check_size(request)
         run, batch = await self._check(request)
-        if len(request.positions) != request.count or int(request.positions.min()) < 0:
-            raise Invalid(f"{request.count} results need as many positions")
         results, positions = self._producers.results, request.positions
         blob: Blob | None = None
         while True:

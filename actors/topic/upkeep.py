@@ -245,7 +245,7 @@ class Upkeep:
         def change(record: PartitionRecord) -> PartitionRecord:
             gone[:] = record.ledgers
             emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
-            return msgspec.structs.replace(emptied, deleted=True, subscriptions={}, producers={})
+            return msgspec.structs.replace(emptied, deleted=True, subscriptions={}, producers={}, results={})
 
         await self._log.metadata.update(change)
         self._log.halt()

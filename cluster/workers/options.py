@@ -29,6 +29,7 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
     handler_timeout_ms: a handler that takes longer is named, and its worker is replaced if it is an actor; 0 is for
     ever. retry_delay_ms, max_retry_delay_ms: how long a message that failed waits before it comes again: twice as long
     each time, up to the second.
+    output: the topic, or topics, to which the handler's results go.
     batch_size: so many messages at the most are handed over at once, as an Arrow record batch; 0: each as a Message.
     batch_wait_ms: how long the first of a batch waits for others. prefetch: messages that wait at a worker.
     dead_letter_policy: what becomes of a message that fails after max_redeliver_count redeliveries. park: its key waits
@@ -58,6 +59,7 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
     initial_position: str = "earliest"
     ray_actor_options: dict[str, Any] | None = None
     connect: dict[str, Any] = {}
+    output: str | list[str] = ""
 
     @property
     def spares(self) -> int:
@@ -65,6 +67,11 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
         wanted = self.ray_actor_options or {}
         scarce = any(wanted.get(name) for name in ("num_gpus", "resources", "memory"))
         return self.spare_workers if self.spare_workers is not None else int(not scarce)
+
+    @property
+    def outputs(self) -> list[str]:
+        """The topics to which results go."""
+        return [one for one in ([self.output] if isinstance(self.output, str) else self.output) if one]
 
     @property
     def limits(self) -> ScalingLimits:
@@ -99,10 +106,14 @@ def wanted_options(values: dict[str, Any], subscription: str) -> WorkersOptions:
         values = {**values, "connect": {**values["connect"], "data_dir": str(Path(folder).absolute())}}
     options: WorkersOptions = wanted_settings({"name": f"{subscription}-workers", **values}, WorkersOptions)
     check_name("consumer", options.name)
+    for topic in options.outputs:
+        check_name("topic", topic)
     if options.min_workers > options.max_workers:
         raise Invalid(f"min_workers = {options.min_workers} is more than max_workers = {options.max_workers}")
     if options.detached and options.ray_actor_options is None:
         raise Invalid("a detached pool has its workers on Ray: give ray_actor_options, {} for one CPU each")
+    if options.batch_size and options.outputs:
+        raise Invalid("a handler of columns gives no results: leave output, or batch_size")
     if options.batch_size and options.concurrency > 1:
         raise Invalid("a handler of columns is called once at a time in each worker: leave concurrency, or batch_size")
     return options

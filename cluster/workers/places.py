@@ -13,6 +13,7 @@ from cluster.workers.column_worker import ColumnWorker
 from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
 from cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
 from cluster.workers.options import WorkersOptions
+from cluster.workers.output_worker import OutputWorker
 from cluster.workers.serial_worker import SerialWorker
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class WorkerPlaces(Protocol):
 def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> HandlerWorker:
     """A worker with its consumer, which has attached. place: topic, subscription, and name of the worker."""
     topic, subscription, name = place
+    sender = client.open_results(topic, subscription, options.outputs) if options.outputs else None
     consumer = client.subscribe(
         topic,
         subscription,
@@ -87,6 +89,8 @@ def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, op
         on_ranges=getattr(handler, "on_ranges", None),
         **options.subscription_settings,
     )
+    if sender is not None:
+        return OutputWorker(consumer, handler, options, sender)
     kind: type[HandlerWorker] = SerialWorker
     if options.batch_size:
         kind = ColumnWorker

@@ -76,6 +76,8 @@ class Workers:
         if self.options.ray_actor_options is not None:
             _attach(self.options.connect)
         client = self._connected()
+        if self.options.outputs:  # what is wrong with these does not mend when a worker tries again
+            client.open_results(*self._place, self.options.outputs).close()
         version = version_of(self._handler, self.options)
         if self.options.detached:
             from cluster.workers.detached import start_keeper

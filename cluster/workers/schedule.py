@@ -2,6 +2,9 @@
 
 A key that is being handled keeps its later messages waiting until `done`. What was taken back meanwhile, because an
 earlier message of the key failed, is left out when its turn comes: it comes again behind that message.
+
+A key whose handler has `returned` may still wait for something else, such as its results to be stored. It takes no
+place from others then, but stays the one of its kind until `done`.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+MOST_RETURNED = 1_000
+"""Keys that may wait for their end at a time, beyond which nothing more is begun."""
 
 
 class KeySchedule(Generic[T]):
@@ -23,7 +29,8 @@ class KeySchedule(Generic[T]):
         self._ready: deque[bytes] = deque()
         """Keys that wait for their turn and are not being handled, the longest first."""
         self.running: dict[bytes, T] = {}
-        """What is being handled."""
+        """What is being handled, or has returned and is not done."""
+        self._returned: dict[bytes, None] = {}
         self.waiting = 0
 
     def add(self, key: bytes, item: T) -> None:
@@ -39,7 +46,7 @@ class KeySchedule(Generic[T]):
     def start(self, most: int | None = None) -> list[tuple[bytes, T]]:
         """What is to be handled from now on: as much as there is room for, or so many."""
         started: list[tuple[bytes, T]] = []
-        while self._ready and len(self.running) < self._concurrency and (most is None or len(started) < most):
+        while self._ready and self._has_place() and (most is None or len(started) < most):
             key = self._ready.popleft()
             item = self._next(key)
             if item is not None:
@@ -47,9 +54,14 @@ class KeySchedule(Generic[T]):
                 started.append((key, item))
         return started
 
+    def returned(self, key: bytes) -> None:
+        """The handler of the key has returned, and what it was called for is not done yet."""
+        self._returned[key] = None
+
     def done(self, key: bytes) -> None:
         """What was handled of the key has ended, well or not; if not, it was given back before."""
         del self.running[key]
+        self._returned.pop(key, None)
         if key in self._waiting:
             self._ready.append(key)
 
@@ -62,6 +74,10 @@ class KeySchedule(Generic[T]):
         self._waiting.clear()
         self._ready.clear()
         self.waiting = 0
+
+    def _has_place(self) -> bool:
+        handled = len(self.running) - len(self._returned)
+        return handled < self._concurrency and len(self._returned) < MOST_RETURNED
 
     def _next(self, key: bytes) -> T | None:
         items = self._waiting[key]

@@ -70,7 +70,7 @@ def test_each_range_is_a_task_and_long_ones_are_cut(client: Client) -> None:
     publish(client, "ranges", 5)
     whole = read(cluster.read_dataset("ranges"))
     assert len(whole) == 2
-    pieces = read(client.read_dataset("ranges", messages_per_task=7))
+    pieces = read(cluster.read_dataset("ranges", client=client, messages_per_task=7))
     assert max(map(len, pieces)) == 7
     for tables in (whole, pieces):
         rows = pa.concat_tables(tables).to_pylist()
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_told(client: Client) -> None:
 
 
 def stored(client: Client, topic: str) -> list[tuple[bytes | None, bytes]]:
-    tables = pa.concat_tables(read(client.read_dataset(topic)))
+    tables = pa.concat_tables(read(cluster.read_dataset(topic, client=client)))
     return sorted((row["key"], row["payload"]) for row in tables.to_pylist())
 
 

@@ -37,6 +37,7 @@ SEEDS = {
     "skips": 30,
     "restored": 30,
     "types": 40,
+    "workers": 40,
 }
 """How many seeds each run of the tests plays, beside those of the broker; the command plays as many as one likes."""
 

@@ -182,4 +182,4 @@ def test_a_source_that_was_silent_for_long_is_forgotten() -> None:
     assert list(saved) == ["b/s/0"]
     again = Results()
     again.restore(saved)
-    assert len(again) == 1
+    assert [row["source"] for row in again.rows()] == ["b/s/0"]

@@ -16,6 +16,7 @@ from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
 from tests.sim.mutants.permitting import PERMITTING
 from tests.sim.mutants.placing import PLACING
+from tests.sim.mutants.publishing_results import PUBLISHING_RESULTS
 from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.setting_aside import SETTING_ASIDE
 from tests.sim.mutants.sharing_clients import SHARING_CLIENTS
@@ -43,5 +44,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "permitting": PERMITTING,
     "checking input": CHECKING_INPUT,
     "idling": IDLING,
+    "publishing results": PUBLISHING_RESULTS,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -23,6 +23,7 @@ from tests.sim.worlds.restored import RestoredWorld
 from tests.sim.worlds.seeks import SeeksWorld, SkipsWorld
 from tests.sim.worlds.sharing import SharingWorld
 from tests.sim.worlds.types import TypesWorld
+from tests.sim.worlds.workers import WorkersWorld
 
 WORLDS: dict[str, Scenario] = {
     world.name: world
@@ -49,5 +50,6 @@ WORLDS: dict[str, Scenario] = {
         SharingWorld(),
         SkipsWorld(),
         TypesWorld(),
+        WorkersWorld(),
     )
 }

@@ -1,0 +1,120 @@
+"""What a handler gives back to be published, as rows of the topics that it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from actors.producer.results import source_name
+from cluster.message import Message
+from storage.batch import StoredBatch, make_batch
+from storage.errors import Invalid
+
+MOST_RESULTS = 10_000
+"""Of one message. A handler that yields for ever is stopped there."""
+
+Key = bytes | str | None
+_PROPERTIES = pa.map_(pa.string(), pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A message to be published. key: None is that of the message that it was made of, with its ordering key.
+
+    topic: which output; may be left out where there is one. event_timestamp, deliver_at: ms since 1970; 0: none.
+    """
+
+    payload: bytes | str
+    key: Key = None
+    properties: dict[str, str] | None = None
+    topic: str = ""
+    event_timestamp: int = 0
+    deliver_at: int = 0
+
+
+def results_of(returned: Any) -> list[Result]:
+    """What a handler returned or yielded: nothing, a payload, (key, payload), a Result, or several of them.
+
+    Raises Invalid.
+    """
+    if returned is None:
+        return []
+    if isinstance(returned, bytes | str | Result | tuple):
+        return [_result(returned)]
+    if isinstance(returned, dict) or not isinstance(returned, Iterable):
+        raise Invalid(f"a handler with output gives payloads, (key, payload) or cluster.Result, not {_kind(returned)}")
+    found: list[Result] = []
+    for one in returned:
+        if len(found) == MOST_RESULTS:
+            raise Invalid(f"a handler gives at most {MOST_RESULTS} results of one message")
+        found.append(_result(one))
+    return found
+
+
+def _result(one: Any) -> Result:
+    if isinstance(one, Result):
+        return one
+    if isinstance(one, bytes | str):
+        return Result(one)
+    if isinstance(one, tuple) and len(one) == 2:
+        key, payload = one
+        return Result(payload, key)
+    raise Invalid(f"a result is a payload, (key, payload) or a cluster.Result, not {_kind(one)}")
+
+
+def _kind(value: Any) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
+
+
+def rows_of_results(
+    message: Message, subscription: str, results: Sequence[Result], outputs: Sequence[str], now: int
+) -> list[tuple[str, StoredBatch]]:
+    """The results of a message as rows, by output. now: ms since 1970. Raises Invalid.
+
+    The same results of the same message hash alike: without any key it is by the place of the message.
+    """
+    by_topic: dict[str, list[Result]] = {}
+    for result in results:
+        if not result.topic and len(outputs) > 1:
+            raise Invalid(f"there are {len(outputs)} outputs: say which in cluster.Result(..., topic=...)")
+        topic = result.topic or outputs[0]
+        if topic not in outputs:
+            raise Invalid(f"{topic!r} is none of the outputs {', '.join(outputs)}")
+        by_topic.setdefault(topic, []).append(result)
+    at = message.message_id()
+    source = f"{source_name(message.topic_name(), subscription, at.partition_index)}/{at.position}"
+    return [(topic, make_batch(_table(message, rows), now=now, producer=source)) for topic, rows in by_topic.items()]
+
+
+def _table(message: Message, results: Sequence[Result]) -> pa.Table:
+    ordering = message.batch.cell("ordering_key", message.row)
+    inherited = message.key()
+    keys = [inherited if result.key is None else _bytes("key", result.key) for result in results]
+    columns: dict[str, pa.Array] = {
+        "key": pa.array(keys, pa.binary()),
+        "payload": pa.array([_bytes("payload", result.payload) for result in results], pa.binary()),
+    }
+    if ordering is not None:
+        columns["ordering_key"] = pa.array([ordering if one.key is None else None for one in results], pa.binary())
+    try:
+        if any(result.properties for result in results):
+            pairs = [list(one.properties.items()) if one.properties else None for one in results]
+            columns["properties"] = pa.array(pairs, _PROPERTIES)
+        if any(result.event_timestamp for result in results):
+            columns["event_time"] = pa.array([one.event_timestamp or None for one in results], pa.int64())
+        if any(result.deliver_at for result in results):
+            columns["deliver_at"] = pa.array([one.deliver_at for one in results], pa.int64())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, AttributeError, TypeError) as error:
+        raise Invalid(f"a result has properties that are text, and times in milliseconds: {error}") from None
+    return pa.table(columns)
+
+
+def _bytes(what: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise Invalid(f"the {what} of a result is bytes or text, not {type(value).__name__}")

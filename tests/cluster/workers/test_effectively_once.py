@@ -1,0 +1,200 @@
+"""Results of a pool are there once, each key's in order: when handlers fail, workers die, and the pool changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import cluster
+from cluster.client import Client
+from cluster.message import Message
+from cluster.workers.output_worker import OutputWorker
+from cluster.workers.pool import Workers
+from storage.errors import Invalid, NotFound
+from tests.cluster.helpers import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with cluster.connect(embedded=True, data_dir=tmp_path_factory.mktemp("data") / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def topics(running: Client, request: pytest.FixtureRequest) -> tuple[Client, str, str]:
+    """A client, a topic with 200 messages of 8 keys, and an output."""
+    name = request.node.name.replace("_", "-")[5:50]
+    source, output = f"in-{name}", f"out-{name}"
+    running.create_topic(source, 2)
+    running.create_topic(output, 2, deduplication_enabled=True)
+    keys = [b"key-%d" % (number % 8) for number in range(200)]
+    payloads = [b"%d" % number for number in range(200)]
+    with running.create_producer(source) as producer:
+        producer.send_batch(pa.record_batch({"key": keys, "payload": payloads})).result(60)
+    return running, source, output
+
+
+def stored(client: Client, topic: str) -> dict[bytes, list[bytes]]:
+    """Payloads by key, in order."""
+    found: dict[bytes, list[bytes]] = {}
+    for piece in client.stored(topic):
+        for part in client.read(topic, piece):
+            for row in part.rows.to_pylist():
+                found.setdefault(row["key"], []).append(row["payload"])
+    return found
+
+
+def wanted(*suffixes: str) -> dict[bytes, list[bytes]]:
+    return {
+        b"key-%d" % key: [f"{number}{suffix}".encode() for number in range(key, 200, 8) for suffix in suffixes]
+        for key in range(8)
+    }
+
+
+def finish(client: Client, topic: str, pool: Workers) -> None:
+    def drained() -> bool:
+        return sum(int(row["msgBacklog"]) for row in client.stats(topic, "s")) == 0
+
+    eventually(drained, lambda: str(pool.status()))
+
+
+def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -> None:
+    client, source, output = topics
+
+    def handle(message: Message) -> str:
+        return message.data().decode() + "!"
+
+    with Workers(source, "s", handle, client=client, min_workers=2, concurrency=3, output=output) as pool:
+        finish(client, source, pool)
+        eventually(lambda: pool.status().handled == 200, lambda: str(pool.status()))
+    assert stored(client, output) == wanted("!")
+
+
+def test_what_generators_yield_is_published_in_order(topics: tuple[Client, str, str]) -> None:
+    client, source, output = topics
+
+    async def handle(message: Message) -> AsyncIterator[bytes]:
+        for letter in (b"a", b"b"):
+            await asyncio.sleep(0)
+            yield message.data() + letter
+
+    with Workers(source, "s", handle, client=client, concurrency=4, output=[output]) as pool:
+        finish(client, source, pool)
+    assert stored(client, output) == wanted("a", "b")
+
+
+def test_results_are_there_once_when_workers_die(
+    topics: tuple[Client, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they publish, and after it and before they acknowledge; the pool grows and shrinks meanwhile."""
+    client, source, output = topics
+    deaths = {"publish": {20, 90}, "acknowledge": {10, 50, 130}}
+    calls: list[int] = []
+    publish, acknowledge = OutputWorker.publish, OutputWorker.acknowledge
+
+    def dies(step: str, message: Message) -> bool:
+        number = int(message.data())
+        if number in deaths[step]:
+            deaths[step].discard(number)
+            return True
+        return False
+
+    async def publish_or_die(self: OutputWorker, item: Message, results: Any) -> None:
+        if dies("publish", item):
+            raise SystemExit("before it published")
+        await publish(self, item, results)
+
+    def acknowledge_or_die(self: OutputWorker, item: Message) -> None:
+        if dies("acknowledge", item):
+            raise SystemExit("before it acknowledged")
+        acknowledge(self, item)
+
+    def handle(message: Message) -> bytes:
+        calls.append(int(message.data()))
+        return message.data()
+
+    monkeypatch.setattr(OutputWorker, "publish", publish_or_die)
+    monkeypatch.setattr(OutputWorker, "acknowledge", acknowledge_or_die)
+    options: dict[str, Any] = {"target_age_ms": 20, "upscale_delay_ms": 20, "downscale_delay_ms": 20, "output": output}
+    with Workers(source, "s", handle, client=client, max_workers=3, concurrency=2, prefetch=20, **options) as pool:
+        finish(client, source, pool)
+    assert stored(client, output) == wanted("")
+    assert deaths == {"publish": set(), "acknowledge": set()}
+    assert len(calls) > 200, "nothing came again, so nothing was shown"
+
+
+def test_a_message_that_fails_has_no_results_until_it_succeeds(topics: tuple[Client, str, str]) -> None:
+    client, source, output = topics
+    failed = threading.Event()
+
+    def handle(message: Message) -> Iterator[bytes]:
+        yield message.data() + b"a"
+        if int(message.data()) == 17 and not failed.is_set():
+            failed.set()
+            raise ValueError("in the middle")
+        yield message.data() + b"b"
+
+    with Workers(source, "s", handle, client=client, concurrency=2, retry_delay_ms=10, output=output) as pool:
+        finish(client, source, pool)
+        eventually(lambda: pool.status().failed == 1, lambda: str(pool.status()))
+    assert stored(client, output) == wanted("a", "b")
+
+
+def test_several_outputs_each_have_their_results(topics: tuple[Client, str, str]) -> None:
+    client, source, output = topics
+    client.create_topic(f"{output}-audit", 1, deduplication_enabled=True)
+
+    def handle(message: Message) -> list[cluster.Result]:
+        audit = cluster.Result(message.data(), key="all", topic=f"{output}-audit")
+        return [cluster.Result(message.data(), topic=output), audit]
+
+    with Workers(source, "s", handle, client=client, min_workers=2, output=[output, f"{output}-audit"]) as pool:
+        finish(client, source, pool)
+    assert stored(client, output) == wanted("")
+    assert sorted(map(int, stored(client, f"{output}-audit")[b"all"])) == list(range(200))
+
+
+def test_a_result_that_cannot_be_published_fails_its_message(topics: tuple[Client, str, str]) -> None:
+    client, source, output = topics
+
+    def handle(message: Message) -> Any:
+        return 7 if int(message.data()) == 3 else message.data()
+
+    def parked() -> bool:
+        return sum(int(row["keysParkedTotal"]) for row in client.stats(source, "s")) == 1
+
+    options: dict[str, Any] = {"retry_delay_ms": 1, "max_redeliver_count": 1, "output": output}
+    with Workers(source, "s", handle, client=client, **options) as pool:
+        eventually(lambda: parked() and pool.status().handled == 175, lambda: str(pool.status()))
+        assert "gives payloads" in pool.status().failures["key-3"]
+    assert stored(client, output) == {key: numbers for key, numbers in wanted("").items() if key != b"key-3"}
+
+
+def test_a_seek_back_repeats_no_result(topics: tuple[Client, str, str]) -> None:
+    """What the output still remembers is passed over, and what it has forgotten is refused."""
+    client, source, output = topics
+    with Workers(source, "s", lambda message: message.data(), client=client, output=output) as pool:
+        finish(client, source, pool)
+    with client.create_producer(source) as producer:
+        producer.send(b"200", partition_key="key-0")
+    client.admin(source, "s", "seek", message_id="earliest")
+    options: dict[str, Any] = {"retry_delay_ms": 1, "max_redeliver_count": 1, "output": output}
+    with Workers(source, "s", lambda message: message.data(), client=client, **options) as pool:
+        eventually(lambda: pool.status().failed > 0 or pool.status().handled == 201, lambda: str(pool.status()))
+    found = stored(client, output)
+    assert [payload for payload in found[b"key-0"] if payload != b"200"] == wanted("")[b"key-0"]
+
+
+def test_an_output_that_does_not_deduplicate_is_refused(running: Client) -> None:
+    running.create_topic("plain")
+    with pytest.raises(Invalid, match=r"output 'plain' does not deduplicate.*deduplication_enabled=True"):
+        Workers("plain", "s", print, client=running, output="plain").start()
+    with pytest.raises(NotFound):
+        Workers("plain", "s", print, client=running, output="nowhere").start()

@@ -1,0 +1,66 @@
+"""Mutants of workers that publish results, and of the topics that store each once."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+WORKERS = "workers"
+
+PUBLISHING_RESULTS: list[Mutant] = [
+    Mutant(
+        name="scaled in before it finished",
+        module="cluster.workers.result_loop",
+        old="        while self._plan.running and self.error is None:\n",
+        new="        while False:\n",
+        world=WORKERS,
+        seed=26,
+    ),
+    Mutant(
+        name="acknowledged before the output was confirmed",
+        module="cluster.workers.result_loop",
+        old="            await self._steps.publish(item, results)\n",
+        new="            self._steps.acknowledge(item)\n            await self._steps.publish(item, results)\n",
+        world=WORKERS,
+        seed=2,
+    ),
+    Mutant(
+        name="a key twice at once in one worker",
+        module="cluster.workers.schedule",
+        old="            if key not in self.running:\n",
+        new="            if True:\n",
+        world=WORKERS,
+        seed=0,
+    ),
+    Mutant(
+        name="results of what is under way are stored beside it",
+        module="actors.topic.topic",
+        old="            if outcome is not None:\n                await outcome\n            elif stored.any():\n",
+        new="            if stored.any():\n",
+        world=WORKERS,
+        seed=31,
+    ),
+    Mutant(
+        name="a new owner does not look for results in the log",
+        module="actors.topic.log",
+        old="            self._producers.results.replay(header.producer, header.positions, self._ports.clock.now())\n",
+        new="            pass\n",
+        world=WORKERS,
+        seed=15,
+    ),
+    Mutant(
+        name="the record forgets which results are stored",
+        module="actors.topic.log",
+        old="        self._producers.results.restore(self.record.results)\n",
+        new="",
+        world=WORKERS,
+        seed=15,
+    ),
+    Mutant(
+        name="more is forgotten than the subscription has finished",
+        module="actors.topic.results",
+        old="            self.cursor.skip_to(finished + 1)\n",
+        new="            self.cursor.skip_to(finished + 3)\n",
+        world=WORKERS,
+        seed=2,
+    ),
+]
