@@ -11,6 +11,7 @@ MOST_LINES = 500
 MOST_FUNCTION_LINES = 50
 MOST_CONSTRUCTOR_PARAMETERS = 7
 ONE_SUBJECT: dict[str, str] = {
+    "actors/controller.py": "one actor's requests, a few lines each; what they decide and keep lies in other files",
     "actors/topic/topic.py": "the conversation of a partition's owner: a method for each request, and what they share",
     "cluster/client.py": "the public client: a method for each thing that users do, and what they share",
     "actors/dispatcher/takeover.py:take_over": "its order says what must be durable before what, and is seen whole",
