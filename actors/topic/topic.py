@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 
-import numpy as np
 import pyarrow as pa
 
 from actors.actor import Actor
@@ -70,7 +69,8 @@ from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from actors.topic.reads import LogReads
 from actors.topic.resources import ProcessResources
-from actors.topic.results import MARK, check_results, packed
+from actors.topic.result_intake import ResultIntake
+from actors.topic.results import check_results
 from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
@@ -115,6 +115,7 @@ class Topic(Actor):
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log, resources.room)
         self._termination = Termination(ports, self._log)
+        self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
         self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
@@ -366,35 +367,7 @@ class Topic(Actor):
         check_results(request, self.topic, deduplicates=self.settings.deduplication_enabled)
         self._check_size(request)
         run, batch = await self._check(request)
-        results, positions = self._producers.results, request.positions
-        blob: Blob | None = None
-        while True:
-            # No await from here on until the run has its place, unless something must be waited for.
-            messages = np.unique(positions)
-            source = results.find(request.source, request.finished, self.ports.clock.now())
-            stored = results.are_stored(source, messages)
-            outcome = results.under_way(source, messages)
-            if stored.all():
-                return Published(ledger=0, first_entry=0, count=request.count, duplicate=True)
-            if outcome is not None:
-                await outcome
-            elif stored.any():
-                rows = np.flatnonzero(np.isin(positions, messages[~stored]))
-                batch, positions = batch.take(rows), positions[rows]
-                run, blob = make_run(batch), None
-                continue
-            elif blob is not None and self._log.ready:
-                self._termination.check()
-                header = packed(messages)
-                pushed: SharedFuture[Published] = SharedFuture()
-                results.push(source, messages, pushed)
-                self._log.append(run, MARK + request.source, int(messages[0]), blob, header)
-                return await pushed
-            else:
-                self._termination.check()
-                blob = blob or await self._shared(run)
-                await self._log.make_room()
-            await self._ready()
+        return await self._intake.store(request, run, batch)
 
     # -- readers -----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ PUBLISHING_RESULTS: list[Mutant] = [
     ),
     Mutant(
         name="results of what is under way are stored beside it",
-        module="actors.topic.topic",
+        module="actors.topic.result_intake",
         old="            if outcome is not None:\n                await outcome\n            elif stored.any():\n",
         new="            if stored.any():\n",
         world=WORKERS,
