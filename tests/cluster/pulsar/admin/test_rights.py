@@ -97,6 +97,7 @@ chief: DELETE N/permissions/{subscription}/{role}
 chief: PUT T
 chief: PUT T/partitions
 chief: PUT T/unload
+chief: PUT T/offload
 chief: DELETE T
 chief: DELETE T/partitions
 chief: DELETE T/{policy}
