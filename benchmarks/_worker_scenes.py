@@ -153,12 +153,13 @@ def roll(client: Client, folder: Path, keys: int, workers: int) -> dict[str, Any
     took = (time.time_ns() - began) / 1e9
     publisher.stop()
     wait_for(lambda: not sum(int(part["msgBacklog"]) for part in client.stats("roll", "s")), 0.2)
+    moved = hashes_moved(client, "roll") - moved  # before the workers leave for good, which moves all of them
     waits = [(at - sent) / 1e6 for _, sent, at in recorded(calls) if sent > began]
     registry.drain(client, "s-workers")
     wait_for(lambda: not registry.pools(client), 0.2)
     return {
         "workers": workers,
-        "hashes_moved": hashes_moved(client, "roll") - moved,
+        "hashes_moved": moved,
         "wait_ms": quantiles(waits),
         "took_s": round(took, 1),
     }
