@@ -121,7 +121,12 @@ def test_a_death_is_noted_and_the_pool_mends_it(pool: FakePool) -> None:
     fleet = begun(pool)
     before = {member.name: member.incarnation for member in fleet.working}
     fleet.inject(Fault(KILL, target="consumer-1"))
-    eventually(lambda: (fleet.poll(), len(fleet.working) == 2)[1], lambda: str(fleet.working))
+
+    def mended() -> bool:
+        fleet.poll()
+        return len(fleet.working) == 2
+
+    eventually(mended, lambda: str(fleet.working))
     assert names(fleet) == ["consumer-0", "consumer-1"]
     after = {member.name: member.incarnation for member in fleet.working}
     assert after["consumer-0"] == before["consumer-0"]
