@@ -211,7 +211,9 @@ class SimWorker(SimConsumer):
         if part.open[row]:
             position, moment = int(part.positions[row]), self.past.stamp()
             self.past.acks.append([self.name, part.session, part.partition, position, moment, 0, True])
-            await self._give_back(self.parts[part.partition], part, np.array([row]))
+            # Unlike other users, a worker does not give up waiting: its key goes on only when this is confirmed.
+            delay = self.rng.choice(self.traffic.negative_delays)
+            await self.parts[part.partition].negative_acknowledge(part, np.array([row]), delay)
 
     async def settle(self) -> None:
         """What was acknowledged is durable."""
@@ -291,7 +293,7 @@ class WorkersCourse(RedeliveriesCourse):
 
     _healed = False
 
-    def _join(self) -> SimConsumer:
+    def join(self) -> SimConsumer:
         """At the end: whoever is there stays, and the pool sees to the rest."""
         self._healed = True
         slot = next(number for number in range(len(self.pool) + 1) if number not in self.pool)
