@@ -18,6 +18,7 @@ PROMISED = (
     "subscriptions cancel-delayed", "subscriptions reschedule-delayed", "subscriptions hot-keys",
     "subscriptions parked", "subscriptions redrive", "subscriptions discard",
     "workers list", "workers status", "workers scale", "workers drain", "workers logs",
+    "audit", "tokens create", "tokens create-key",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 

@@ -44,7 +44,7 @@ def test_the_script_is_clean_and_goes_everywhere() -> None:
         "answer to CreateTopic", "answer to OpenProducer", "answer to Publish", "answer to AddRun",
         "answer to FenceLedger", "answer to Attach", "answer to Poll", "answer to Acknowledge", "answer to Progress",
         "answer to DeleteLedgers", "disk append journal", "disk append marks", "disk replace checkpoint",
-        "meta topic/", "meta partition/", "meta subscription/", "meta delayed/", "meta ids/ledger 2",
+        "meta topic/", "meta partition/", "meta subscription/", "meta delayed/", "meta ids/ledger 1",
         "object delayed/", ".bucket deleted", "object assignments/",
     ):  # fmt: skip
         assert effect in told, effect

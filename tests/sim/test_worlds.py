@@ -66,6 +66,19 @@ ONCE_FAILED = [
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
 
+OPEN = [
+    ("grace", 28),  # 20 messages are not acknowledged at the end, and nobody knows yet who has them
+    ("workers", 58),  # negative_acknowledge returns when the owner changes, before the new one takes back what follows
+]
+"""Seeds that show a defect which is not mended yet. Whoever mends it is told by these tests, and moves the seed above."""
+
+
+@pytest.mark.xfail(reason="a known defect", strict=True)
+@pytest.mark.parametrize(("name", "seed"), OPEN)
+def test_seeds_of_known_defects_fail(name: str, seed: int) -> None:
+    assert run_seed(WORLDS[name], seed).clean
+
+
 @pytest.mark.parametrize(("name", "seed"), ONCE_FAILED)
 def test_seeds_that_once_failed_are_clean(name: str, seed: int) -> None:
     outcome = run_seed(WORLDS[name], seed)
@@ -78,6 +91,8 @@ def test_seeds_that_once_failed_are_clean(name: str, seed: int) -> None:
 def test_seeds_are_clean(name: str) -> None:
     checked = 0
     for seed in range(SEEDS[name]):
+        if (name, seed) in OPEN:
+            continue
         outcome = run_seed(WORLDS[name], seed)
         assert outcome.clean, outcome.story
         checked += sum(count for what, count in outcome.counters.items() if not what.startswith("fault"))

@@ -7,6 +7,7 @@ import re
 import pulsar
 import pytest
 
+from tests.cluster.helpers import eventually
 from tests.cluster.pulsar.admin.asking import BASE, Tool
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
 from tests.cluster.pulsar.raw import Raw
@@ -81,6 +82,7 @@ def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
         producer.send(b"0123456789", partition_key=str(number % 3))
     for _ in range(4):
         consumer.acknowledge(consumer.receive(PATIENCE))
+    eventually(lambda: tool.get(f"{BASE}/figures/stats")["subscriptions"]["s"]["msgBacklog"] == 6, "not acknowledged")
     stats = tool.get(f"{BASE}/figures/stats")
     assert (stats["msgInCounter"], stats["deduplicationStatus"]) == (10, "Disabled")
     assert stats["storageSize"] >= 100
