@@ -70,7 +70,7 @@ OPEN = [
     ("grace", 28),  # 20 messages are not acknowledged at the end, and nobody knows yet who has them
     ("workers", 58),  # negative_acknowledge returns when the owner changes, before the new one takes back what follows
 ]
-"""Seeds that show a defect which is not mended yet. Whoever mends it is told by these tests, and moves the seed above."""
+"""Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 
 
 @pytest.mark.xfail(reason="a known defect", strict=True)
