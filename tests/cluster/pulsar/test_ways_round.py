@@ -24,6 +24,7 @@ from cluster.audit import audited_lines
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import WEB, port_of, service_url
+from tests.cluster.helpers import eventually
 from tests.cluster.pulsar.admin.asking import Answer, Tool
 from tests.cluster.pulsar.raw import Raw
 
@@ -300,6 +301,8 @@ def test_everything_is_written_down_and_no_secret(teams: Teams) -> None:
     raw, answer = teams.enter(secret)
     with raw:
         assert answer.error.error == ServerError.AUTHENTICATION
+    # A line is written beside the answer, and lines are in the order of what they tell.
+    eventually(lambda: [*audited_lines(teams.folder)][-1]["what"] == "connect", "the audit has not all of it")
     lines = list(audited_lines(teams.folder))
     told = [
         (line["role"], line["what"], line["subscription"], line["outcome"])
