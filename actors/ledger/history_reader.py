@@ -36,7 +36,6 @@ class HistoryReader:
         self._footers: OrderedDict[str, PartFooter] = OrderedDict()
         self._groups: OrderedDict[tuple[str, int], GroupRows] = OrderedDict()
         self._coming: dict[tuple[str, int], Signal] = {}
-        self.bytes_read = 0
 
     async def run(self, ledger: LedgerRecord, run: int) -> Frame:
         """One run that is known to exist. Raises Unavailable if the store is away, Corrupt if it is damaged there."""
@@ -99,9 +98,7 @@ class HistoryReader:
 
     async def _read(self, part: HistoryPart, start: int, length: int) -> bytes:
         with _naming(part):
-            data = await attempt(self._ports, lambda: self._ports.objects.get(part.name, start, length))
-        self.bytes_read += len(data)
-        return data
+            return await attempt(self._ports, lambda: self._ports.objects.get(part.name, start, length))
 
     def forget(self) -> None:
         """Keep nothing in memory."""
