@@ -79,11 +79,12 @@ class SimCluster:
         self.world.record("cluster", "node joins", node=number, machine=machine)
         self.nodes[number] = Node(number, machine)
 
-    def lose_node(self, number: str) -> None:
-        """A node dies with its processes; that is known a little later."""
+    def lose_node(self, number: str, *, known: bool = False) -> None:
+        """A node dies with its processes; that is known a little later, or at once: its port refuses."""
         self.world.record("cluster", "node dies", node=number)
         self.world.count("node lost")
-        self._stale[number] = self.nodes.pop(number), self.world.loop.now + self.rng.randrange(STALE_MS)
+        stale = 0 if known else self.rng.randrange(STALE_MS)
+        self._stale[number] = self.nodes.pop(number), self.world.loop.now + stale
         for process in self.alive():
             if process.node == number:
                 self.die(process, "its node died")

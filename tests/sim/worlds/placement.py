@@ -50,7 +50,7 @@ class PlacementWorld:
         return course.counters
 
 
-class _PingNet:
+class PingNet:
     """Asks simulated processes whether an actor runs; nothing else is asked for here."""
 
     def __init__(self, cluster: SimCluster) -> None:
@@ -74,7 +74,7 @@ class _Controller:
     def __init__(self, course: _Course, number: int) -> None:
         self.name = f"controller-{number}"
         self.course = course
-        net: Any = _PingNet(course.cluster)
+        net: Any = PingNet(course.cluster)
         self.ports: Ports = replace(course.world.client(self.name), net=net)
         self.placement = Placement(course.brokers, self.ports.clock.monotonic())
         processes = SimProcesses(course.cluster, self.name, self.makes)
