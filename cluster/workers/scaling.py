@@ -2,14 +2,20 @@
 
 The target is the age of the oldest message, as Ray Serve has a target for its replicas. It grows at once, by what the
 late keys need and at most to the double, and shrinks one by one after a long calm. Between half of the target and the
-target nothing changes, so a load that swings there moves no keys. A worker handles several keys at once, but each key
-alone: late keys that have a place each would not become quicker with more workers, and are named instead.
+target nothing changes, so a load that swings there moves no keys. How many workers a steady load needs is found out by
+having one too few: then that one comes back, alone, and the pool keeps its size for long, or until there is no load.
+
+A worker handles several keys at once, but each key alone: late keys that have a place each would not become quicker
+with more workers, and are named instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+REGRET_DELAYS = 20
+"""So many downscale delays a pool stays as large as it was before it shrank too far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +59,22 @@ class Scaling:
         self.limits = limits
         self._grown_at: int | None = None
         self._calm_since: int | None = None
+        self._shrunk: tuple[int, int] | None = None
+        """When it shrank last, and from how many workers; not after it has grown since."""
+        self._enough: tuple[int, int] | None = None
+        """Until when it has at least so many workers, because fewer were too few."""
+        self._busy_at = 0
+        """When something waited last."""
 
     def decide(self, now: int, loads: Sequence[WorkerLoad], workers: int) -> ScalingDecision:
         """loads: of the workers that have told theirs. workers: how many there are, those that start included."""
         limits = self.limits
         within = min(max(workers, limits.min_workers), limits.max_workers)
         oldest = max((load.oldest for load in loads), default=0)
+        if any(load.ages for load in loads):
+            self._busy_at = now
+        elif now - self._busy_at >= limits.downscale_delay_ms:
+            self._enough = None
         if within != workers:
             return ScalingDecision(within, f"there are {limits.min_workers} to {limits.max_workers} workers")
         if oldest > limits.target_age_ms:
@@ -71,7 +87,9 @@ class Scaling:
             self._calm_since = now
         if now - self._calm_since < limits.downscale_delay_ms:
             return ScalingDecision(workers)
-        self._calm_since = now
+        if self._enough is not None and now < self._enough[0] and workers <= self._enough[1]:
+            return ScalingDecision(workers)
+        self._calm_since, self._shrunk = now, (now, workers)
         return ScalingDecision(workers - 1, f"the oldest message has waited {oldest} ms, which fewer workers can keep")
 
     def _grow(self, now: int, loads: Sequence[WorkerLoad], workers: int, oldest: int) -> ScalingDecision:
@@ -88,6 +106,12 @@ class Scaling:
         if self._grown_at is not None and now - self._grown_at < limits.upscale_delay_ms:
             return ScalingDecision(workers, "the workers that were added take their keys")
         self._grown_at = now
+        shrunk, self._shrunk = self._shrunk, None
+        if shrunk is not None and now - shrunk[0] <= limits.downscale_delay_ms and workers < shrunk[1]:
+            self._enough = (now + REGRET_DELAYS * limits.downscale_delay_ms, shrunk[1])
+            return ScalingDecision(
+                min(shrunk[1], limits.max_workers), f"the oldest message has waited {oldest} ms: {workers} were too few"
+            )
         more = min(-(-without_place // limits.concurrency), workers)
         wanted = min(workers + max(more, 1), limits.max_workers)
         return ScalingDecision(wanted, f"the oldest message has waited {oldest} ms, of {without_place} keys too many")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from cluster.workers.scaling import Scaling, ScalingDecision, ScalingLimits, WorkerLoad
 
 LIMITS = ScalingLimits(
@@ -74,6 +76,47 @@ def test_a_step_of_load_is_met_and_left_again() -> None:
     assert counts[top:] == sorted(counts[top:], reverse=True)
     assert max(counts) >= 5
     assert workers == 2
+
+
+def steady(rate: int, until: int) -> list[tuple[int, int]]:
+    """When the number of workers changed, and to what. Each handles 100 messages of 100 ms keys a second."""
+    scaling, workers, backlog = Scaling(LIMITS), 2, 0.0
+    changes = []
+    for now in range(0, until, 250):
+        backlog = max(backlog + (rate - 100 * workers) / 4, 0)
+        age = round(backlog / rate * 1_000)
+        decided = scaling.decide(now, [load(*[age] * 20)] * workers, workers).workers
+        if decided != workers:
+            changes.append((now, decided))
+        workers = decided
+    return changes
+
+
+def test_a_steady_load_finds_its_size_and_keeps_it() -> None:
+    """450 a second need five workers: four are tried once, for seconds, and then not again for ten minutes."""
+    changes = steady(450, 700_000)
+    sizes = [size for _, size in changes]
+    assert sizes == [4, 8, 7, 6, 5, 4, 5]
+    assert changes[-1][0] - changes[-2][0] < LIMITS.downscale_delay_ms
+    again = [at for at, size in steady(450, 3_000_000) if size == 4][1:]
+    assert all(later - before > 20 * LIMITS.downscale_delay_ms for before, later in itertools.pairwise(again))
+
+
+def test_without_a_load_a_pool_shrinks_whatever_it_needed() -> None:
+    scaling = Scaling(LIMITS)
+    assert [scaling.decide(now, [load(10)] * 4, 4).workers for now in (0, 30_000)] == [4, 3]
+    assert scaling.decide(40_000, [load(*[1_500] * 9)] * 3, 3).workers == 4
+    assert {scaling.decide(now, [load(10)] * 4, 4).workers for now in range(41_000, 201_000, 1_000)} == {4}
+    assert [scaling.decide(now, [load()] * 4, 4).workers for now in (201_000, 229_000, 230_000)] == [4, 4, 3]
+
+
+def test_a_load_that_rises_after_the_pool_shrank_is_met() -> None:
+    """The one that went comes back first, and more come if that is not enough."""
+    scaling = Scaling(LIMITS)
+    assert [scaling.decide(now, [load(10)] * 4, 4).workers for now in (0, 30_000)] == [4, 3]
+    late = [load(*[1_500] * 9)] * 3
+    assert scaling.decide(40_000, late, 3).workers == 4
+    assert scaling.decide(43_000, late, 4).workers == 8
 
 
 def test_the_limits_hold() -> None:
