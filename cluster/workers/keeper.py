@@ -40,8 +40,8 @@ class PoolStatus:
 
     oldest_age_ms: of the messages that wait at workers. failures: last tracebacks by key. overdue: keys by worker whose
     handler takes longer than it may. reason: why there are no more or fewer workers, or why one cannot start.
-    versions: of the handler, by worker. where: the process of each. spares: processes that wait for a name. events:
-    when (ms since 1970) and what, the newest last.
+    versions: of the handler, by worker. where: the process of each. spares: processes that are ready for a name.
+    events: when (ms since 1970) and what, the newest last.
     """
 
     workers: dict[str, str]

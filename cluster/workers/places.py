@@ -56,7 +56,7 @@ class WorkerPlaces(Protocol):
     """Makes workers."""
 
     def spares(self) -> int:
-        """How many processes wait for a name."""
+        """How many processes are ready for a name."""
 
     def begin(self, name: str) -> PlacedWorker:
         """A worker under this name. Raises SluiceError, TypeError, ValueError."""

@@ -27,6 +27,7 @@ from cluster.bootstrap.environment import POOLS_NAMESPACE
 from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
 from cluster.workers.options import WorkersOptions
 from cluster.workers.places import PlacedWorker, Superseded, WorkerGone, new_worker
+from cluster.workers.scaling import WorkerLoad
 from storage.errors import SluiceError
 
 CALL_S = 10.0
@@ -40,7 +41,10 @@ LOOK_S = 0.05
 TAIL_BYTES = 4 * 1024
 RAY_LINES = (":job_id:", ":actor_name:")
 PREFIX = "workers/"
+SPARE_AGAIN_S = 5.0
+"""A spare one that dies is replaced no sooner than so long after it was made: it may be the handler that kills it."""
 Place = tuple[str, str, str]
+NEVER_BEGUN = WorkerReport(load=WorkerLoad(ages={}), handled=0, failed=0, failures={}, overdue=[], ended=True, error="")
 
 
 class StaleKeeper(Exception):
@@ -58,15 +62,27 @@ class WorkerActor:
         self._worker: HandlerWorker | None = None
         self._name = ""
         self._epoch = 0
+        self._begun, self._stop_asked = threading.Event(), threading.Event()
+
+    def wait_begun(self) -> None:
+        """Returns when it has a name: whoever calls hears at once if it dies before."""
+        self._begun.wait()
 
     def run(self, place: Place, epoch: int) -> WorkerReport:
-        """Begin as the worker of this name, if it has not begun; returns when it has ended. Raises SluiceError."""
+        """Begin as the worker of this name, if it has not begun, and return when it has ended. One that was to stop
+        before does not begin. Raises SluiceError.
+        """
         self._check(epoch)
         with self._lock:
             if self._worker is None:
+                if self._stop_asked.is_set():
+                    return NEVER_BEGUN
                 self._name = place[2]
                 self._worker = new_worker(self._client, place, self._handler, self._options)
                 self._worker.begin()
+                self._begun.set()
+                if self._stop_asked.is_set():
+                    self._worker.stop()
         self._worker.join()
         return self._worker.report()
 
@@ -82,8 +98,9 @@ class WorkerActor:
             self._worker.hand_over()
 
     def stop(self, epoch: int) -> None:
-        """Let it finish what is under way."""
+        """Let it finish what is under way; one that has not begun yet is never to begin."""
         self._check(epoch)
+        self._stop_asked.set()
         if self._worker is not None:
             self._worker.stop()
 
@@ -122,7 +139,9 @@ class RayWorker:
         self._ray, self._actor, self._epoch = ray, actor, epoch
         self._patience_s = SILENT_S + options.handler_timeout_ms / 1000
         self.version, self.where = version, ""
+        self._name: str | None = None
         self._introduced: Any = actor.introduce.remote(epoch)
+        self._waiting: Any = actor.wait_begun.remote()
         self._asked: Any = None
         self._asked_at = self._heard_at = 0.0
         self._last: WorkerReport | None = None
@@ -130,12 +149,19 @@ class RayWorker:
         """The call that lasts as long as the worker."""
 
     def introduce(self, timeout_s: float = 0.0) -> str | None:
-        """Its name, empty if it waits for one; None while Ray places and starts it. Raises WorkerGone."""
-        done, _ = self._ray.wait([self._introduced], timeout=timeout_s)
-        if not done:
-            return None
-        name, self.version, self.where = self._got(self._introduced)
-        return str(name)
+        """The name that it had when it was first asked, empty if it had none; None while Ray places and starts it.
+
+        Raises WorkerGone.
+        """
+        if self._name is None and self._ray.wait([self._introduced], timeout=timeout_s)[0]:
+            self._name, self.version, self.where = self._got(self._introduced)
+        return self._name
+
+    def is_ready(self) -> bool:
+        """Whether it waits for a name. Raises WorkerGone, also if it has died since."""
+        if self._ray.wait([self._waiting], timeout=0)[0]:
+            self._got(self._waiting)
+        return self.introduce() is not None
 
     def begin(self, place: Place) -> None:
         """Let it be the worker of this name, now or as soon as Ray has placed it."""
@@ -215,23 +241,29 @@ class RayPlaces:
         self.epoch, self._detached = epoch, detached
         self._wanted = {"num_cpus": 1, **(options.ray_actor_options or {})}
         self._spare: RayWorker | None = None
+        self._spare_made_at = float("-inf")
 
     def spares(self) -> int:
-        return int(self._spare is not None)
+        spare = self._spare
+        try:
+            return int(spare is not None and spare.is_ready())
+        except (WorkerGone, Superseded):
+            return 0
 
     def begin(self, name: str) -> PlacedWorker:
         """The spare one, if there is one, else a new one; and another spare."""
-        worker = self._ready() or self._made()
+        worker = self._living_spare() or self._made()
         worker.begin((*self._place, name))
         self._spare = self._made() if self._options.spares else None
+        self._spare_made_at = time.monotonic()
         return worker
 
     def is_ready(self) -> bool:
         """Whether there is one that waits for a name; it is made if there is none."""
-        if self._ready() is None:
+        if self._spare is None:
             self._spare = self._made()
         try:
-            return self._spare is not None and self._spare.introduce() is not None
+            return self._spare.is_ready()
         except WorkerGone:
             self._spare = None
             raise
@@ -265,6 +297,8 @@ class RayPlaces:
         if stopping.is_set() or not ends:
             stopping.wait(min(seconds, LOOK_S))
             return
+        if self._options.spares:
+            self._renew_spare()
         self._ray.wait(ends, num_returns=1, timeout=seconds)
 
     def why_not_placed(self) -> str:
@@ -276,14 +310,18 @@ class RayPlaces:
             self._spare.kill()
             self._spare = None
 
-    def _ready(self) -> RayWorker | None:
+    def _living_spare(self) -> RayWorker | None:
         """The spare one, if it has not died; Ray may still be about to place it."""
         if self._spare is not None:
             try:
-                self._spare.introduce()
+                self._spare.is_ready()
             except WorkerGone:
                 self._spare = None
         return self._spare
+
+    def _renew_spare(self) -> None:
+        if self._living_spare() is None and time.monotonic() > self._spare_made_at + SPARE_AGAIN_S:
+            self._spare, self._spare_made_at = self._made(), time.monotonic()
 
     def _made(self) -> RayWorker:
         chosen = {**self._wanted, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS_AT_ONCE}
@@ -302,9 +340,9 @@ def _told(error: Exception) -> Exception:
 
 
 def _line(error: Exception) -> str:
-    """The last line of what Ray says, which names the error."""
+    """The last line of what Ray says, which names the error, without the causes that Ray can think of."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    return lines[-1].strip().split(" Some common causes include")[0] if lines else type(error).__name__
 
 
 def lacking(wanted: dict[str, Any], free: dict[str, float]) -> str:

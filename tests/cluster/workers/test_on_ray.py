@@ -15,7 +15,7 @@ from cluster.bootstrap.nodes import SLOW_START, START_TRIES
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 import cluster, ray
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2])
@@ -50,6 +50,19 @@ with cluster.Workers("orders", "billing", handle, min_workers=2, max_workers=2, 
         assert time.monotonic() < end, workers.status()
         time.sleep(0.1)
     status = workers.status()
+    spares = []
+    for _ in range(2):  # a spare process that dies is replaced as well, though nobody needs it
+        while not workers.status().spares:
+            assert time.monotonic() < end, workers.status()
+            time.sleep(0.1)
+        places = workers._keeper._places
+        spares.append(int(places._spare.where.split()[0]))
+        if len(spares) == 1:
+            os.kill(spares[0], signal.SIGKILL)
+            while workers.status().spares:
+                time.sleep(0.01)
+    assert spares[0] != spares[1], spares
+    assert workers.status().replaced == status.replaced, workers.status()
 print("replaced", status.replaced, *status.workers)
 client.close()
 ray.shutdown()

@@ -1,0 +1,56 @@
+"""What the process of a worker on Ray does with calls that come in an order that nobody planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cluster
+from cluster.client import Client
+from cluster.workers import ray_places
+from cluster.workers.options import wanted_options
+from cluster.workers.places import new_worker
+from cluster.workers.ray_places import StaleKeeper, WorkerActor
+from tests.cluster.workers.test_pool import send
+
+PLACE = ("orders", "billing", "billing-workers-0")
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with cluster.connect(embedded=True, data_dir=tmp_path) as one:
+        one.create_topic("orders", 1)
+        yield one
+
+
+@pytest.fixture
+def actor(client: Client, monkeypatch: pytest.MonkeyPatch) -> WorkerActor:
+    """In this process, as no actor of Ray."""
+    send(client, 1, 3)
+    monkeypatch.setattr(ray_places, "connect", lambda: client)
+    return WorkerActor(lambda message: None, wanted_options({}, "billing"), "1")
+
+
+def test_one_that_is_to_stop_before_it_begins_never_does(client: Client, actor: WorkerActor) -> None:
+    actor.stop(1)
+    assert actor.run(PLACE, 1).ended
+    assert "billing" not in client.subscriptions("orders")
+
+
+def test_one_that_is_to_stop_while_it_begins_ends(actor: WorkerActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*given: Any) -> Any:
+        actor.stop(1)
+        return new_worker(*given)
+
+    monkeypatch.setattr(ray_places, "new_worker", begin)
+    report = actor.run(PLACE, 1)
+    assert (report.ended, report.error) == (True, "")
+
+
+def test_an_earlier_keeper_is_refused(actor: WorkerActor) -> None:
+    actor.stop(3)
+    with pytest.raises(StaleKeeper):
+        actor.run(PLACE, 2)
