@@ -11,7 +11,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 20, 58, 62
 INK, MUTED, GRID = "#1b2733", "#66788a", "#e6ebf0"
 KINDS = (("confirmed_ms", "confirmed", "#2f6fde"), ("delivered_ms", "delivered", "#0f9d76"))
 QUANTILES = ("p50", "p99", "p99.9")
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -38,11 +38,11 @@ def picture(result: dict[str, Any]) -> str:
         for place, (kind, _, colour) in enumerate(KINDS):
             at = [_height(load[kind][quantile], low, high) for quantile in QUANTILES]
             drawn += _bar(middle + (place - 0.5) * min(step * 0.36, 70), at, load[kind], colour)
-        drawn.append(_text(middle, HEIGHT - BOTTOM + 24, _named(load, result), "middle", INK))
-    drawn.append(_text(WIDTH / 2, HEIGHT - 12, "load", "middle", MUTED))
+        drawn.append(text_at(middle, HEIGHT - BOTTOM + 24, _named(load, result), "middle", INK))
+    drawn.append(text_at(WIDTH / 2, HEIGHT - 12, "load", "middle", MUTED))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="{escape(_FONT)}" font-size="13"><rect width="100%" height="100%" fill="#ffffff"/>'
+        f'font-family="{escape(FONT)}" font-size="13"><rect width="100%" height="100%" fill="#ffffff"/>'
         + "".join(drawn)
         + "</svg>\n"
     )
@@ -56,30 +56,31 @@ def _bar(x: float, at: list[float], shown: dict[str, float], colour: str) -> lis
         f'<line x1="{x - 12:.1f}" x2="{x + 12:.1f}" y1="{most:.1f}" y2="{most:.1f}" stroke="{colour}" '
         f'stroke-width="3"/>',
         f'<circle cx="{x:.1f}" cy="{median:.1f}" r="5" fill="{colour}"/>',
-        _text(x + 15, median + 4, _short(shown["p50"]), "start", colour),
-        _text(x + 15, most + 4, _short(shown["p99"]), "start", colour),
+        text_at(x + 15, median + 4, _short(shown["p50"]), "start", colour),
+        text_at(x + 15, most + 4, _short(shown["p99"]), "start", colour),
     ]
 
 
 def _axis(low: int, high: int) -> list[str]:
-    drawn = [_text(14, TOP - 14, "ms", "start", MUTED)]
+    drawn = [text_at(14, TOP - 14, "ms", "start", MUTED)]
     for power in range(low, high + 1):
         y = _height(10.0**power, low, high)
         drawn.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
-        drawn.append(_text(LEFT - 8, y + 4, f"{10.0**power:,g}", "end", MUTED))
+        drawn.append(text_at(LEFT - 8, y + 4, f"{10.0**power:,g}", "end", MUTED))
     return drawn
 
 
 def _legend() -> str:
     drawn, x = [], float(LEFT)
     for _, name, colour in KINDS:
-        drawn.append(f'<circle cx="{x + 6}" cy="22" r="5" fill="{colour}"/>' + _text(x + 18, 26, name, "start", INK))
+        drawn.append(f'<circle cx="{x + 6}" cy="22" r="5" fill="{colour}"/>' + text_at(x + 18, 26, name, "start", INK))
         x += 110
-    drawn.append(_text(x, 26, "dot: median, line: p99, end of the bar: p99.9", "start", MUTED))
+    drawn.append(text_at(x, 26, "dot: median, line: p99, end of the bar: p99.9", "start", MUTED))
     return "".join(drawn)
 
 
-def _text(x: float, y: float, text: str, anchor: str, colour: str) -> str:
+def text_at(x: float, y: float, text: str, anchor: str, colour: str) -> str:
+    """Of SVG. anchor: start, middle or end, which is the side of the text that stands at x."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -12,12 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from benchmarks._worker_picture import Look
 from cluster import Workers
 from cluster.client import Client
 from cluster.workers import registry
 
 PATIENCE_S = 200.0
+TICK_S = 0.005
+TARGET_MS = 1_000
+LOOK_S = 0.25
+OWN_S = 2
+"""A key that a worker had within these seconds, and nobody after it, is its own."""
 
 
 def wait_for(condition: Callable[[], bool], every_s: float = 0.02) -> None:
@@ -27,6 +35,11 @@ def wait_for(condition: Callable[[], bool], every_s: float = 0.02) -> None:
         if time.monotonic() > until:
             raise TimeoutError("it did not come true")
         time.sleep(every_s)
+
+
+def settled(workers: Workers, count: int) -> None:
+    """Wait until so many workers run, and a spare one is ready."""
+    wait_for(lambda: list(workers.status().workers.values()) == ["running"] * count and workers.status().spares == 1)
 
 
 class Recorder:
@@ -55,26 +68,38 @@ def recording(folder: Path, work_ms: float = 0.0) -> Any:
 
 def recorded(folder: Path) -> list[tuple[str, int, int]]:
     """(key, ns when it was sent, ns when it was handled) of every call so far."""
-    lines = [line.split() for file in folder.iterdir() for line in file.read_text().splitlines()]
+    return [call for file in folder.iterdir() for call in recorded_in(file)]
+
+
+def recorded_in(file: Path) -> list[tuple[str, int, int]]:
+    """The same of one worker."""
+    lines = [line.split() for line in file.read_text().splitlines()]
     return [(key, int(sent), int(at)) for key, sent, at in (line for line in lines if len(line) == 3)]
 
 
 class Publisher:
-    """Publishes in a thread: messages that say when they were sent. rate: messages a second, may be changed."""
+    """Publishes in a thread, every TICK_S: messages that say when they were sent. rate: messages a second, may be
+    changed.
+    """
 
     def __init__(self, client: Client, topic: str, keys: int, rate: float) -> None:
-        self.rate, self._over = rate, threading.Event()
+        self.rate, self.sent, self._over = rate, 0, threading.Event()
+        self._names = pa.array([b"key-%d" % key for key in range(keys)], pa.binary())
         self._thread = threading.Thread(target=self._run, args=(client, topic, keys), daemon=True)
         self._thread.start()
 
     def _run(self, client: Client, topic: str, keys: int) -> None:
-        number, due = 0, time.monotonic()
+        before, due = time.monotonic(), 0.0
         with client.create_producer(topic, batching_max_publish_delay_ms=2) as producer:
-            while not self._over.is_set():
-                producer.send_async(b"%d" % time.time_ns(), partition_key=f"key-{number % keys}")
-                number += 1
-                due = max(due + 1 / self.rate, time.monotonic() - 0.5)
-                time.sleep(max(due - time.monotonic(), 0))
+            while not self._over.wait(TICK_S):
+                now = time.monotonic()
+                due += self.rate * (now - before)
+                before, count = now, int(due)
+                due -= count
+                if count:
+                    names = self._names.take(pa.array(np.arange(self.sent, self.sent + count) % keys))
+                    producer.send_batch(pa.record_batch({"key": names, "payload": [b"%d" % time.time_ns()] * count}))
+                    self.sent += count
             producer.flush()
 
     def stop(self) -> None:
@@ -91,25 +116,26 @@ def kill(client: Client, folder: Path, keys: int, rounds: int) -> dict[str, Any]
     options: dict[str, Any] = {"min_workers": 3, "ray_actor_options": {"num_cpus": 1}}
     with Workers("kill", "s", recording(calls), client=client, connect={"data_dir": str(folder)}, **options) as workers:
         publisher = Publisher(client, "kill", keys, 500)
-        wait_for(lambda: list(workers.status().workers.values()) == ["running"] * 3 and workers.status().spares == 1)
+        settled(workers, 3)
+        time.sleep(OWN_S)  # the keys have moved to those that joined, and each has been handled since
         first, last = [], []
         for turn in range(rounds):
             replaced = workers.status().replaced
             name = f"s-workers-{turn % 3}"
             pid = int(workers.status().where[name].split()[0])
-            mine = {key for file in calls.glob(f"{pid}-*") for key, _, _ in _lines(file)}
+            mine = own_keys(calls, pid)
             os.kill(pid, signal.SIGKILL)
             at = time.time_ns()
             wait_for(partial(_is_replaced, workers, replaced))
             wait_for(partial(_came_again, calls, mine, at), 0.2)
-            wait_for(lambda: list(workers.status().workers.values()) == ["running"] * 3)
             again: dict[str, int] = {}
             for key, _, when in recorded(calls):
                 if when > at and key in mine:
                     again[key] = min(again.get(key, when), when)
             first.append((min(again.values()) - at) / 1e6)
             last += [(when - at) / 1e6 for when in again.values()]
-            time.sleep(2)  # the next spare process starts, as it would between two deaths
+            settled(workers, 3)
+            time.sleep(OWN_S)
         publisher.stop()
     return {"first_key_ms": quantiles(first), "every_key_ms": quantiles(last), "rounds": rounds}
 
@@ -122,8 +148,14 @@ def _came_again(calls: Path, keys: set[str], since: int) -> bool:
     return keys <= {key for key, _, when in recorded(calls) if when > since}
 
 
-def _lines(file: Path) -> list[list[str]]:
-    return [line.split() for line in file.read_text().splitlines() if len(line.split()) == 3]
+def own_keys(calls: Path, pid: int) -> set[str]:
+    """Keys that were handled last by this process, and lately."""
+    since = time.time_ns() - OWN_S * 10**9
+    last: dict[str, tuple[int, int]] = {}
+    for file in calls.iterdir():
+        for key, _, when in recorded_in(file):
+            last[key] = max(last.get(key, (0, 0)), (when, int(file.name.split("-")[0])))
+    return {key for key, (when, whose) in last.items() if whose == pid and when > since}
 
 
 def roll(client: Client, folder: Path, keys: int, workers: int) -> dict[str, Any]:
@@ -170,50 +202,71 @@ def hashes_moved(client: Client, topic: str) -> int:
     return sum(int(part["hashesMovedTotal"]) for part in client.stats(topic, "s"))
 
 
+def _nap(_: Any) -> None:
+    """A handler of 1 ms."""
+    time.sleep(0.001)
+
+
 def step(client: Client, folder: Path, keys: int, rates: tuple[int, int], seconds: float) -> dict[str, Any]:
-    """The age of the oldest message, and workers, over time."""
-    client.create_topic("step", 4)
-
-    def handle(_: Any) -> None:
-        time.sleep(0.001)
-
-    target = 1_000
-    options: dict[str, Any] = {
-        "min_workers": 1, "max_workers": 12, "target_age_ms": target, "downscale_delay_ms": 5_000,
-        "ray_actor_options": {"num_cpus": 1}, "connect": {"data_dir": str(folder)},
-    }  # fmt: skip
-    course: list[tuple[float, int, int]] = []
-    with Workers("step", "s", handle, client=client, **options) as workers:
-        wait_for(lambda: list(workers.status().workers.values()) == ["running"])
-        publisher = Publisher(client, "step", keys, rates[0])
-        time.sleep(3)
-        publisher.rate = rates[1]
-        began, below = time.monotonic(), 0.0
-        while (now := time.monotonic() - began) < seconds:
-            status = workers.status()
-            course.append((round(now, 1), len(status.workers), status.oldest_age_ms))
-            below = now if status.oldest_age_ms > target else below
-            time.sleep(0.5)
-        publisher.rate = rates[0]
-        time.sleep(seconds / 2)
-        course.append(
-            (round(time.monotonic() - began, 1), len(workers.status().workers), workers.status().oldest_age_ms)
-        )
-        publisher.stop()
-        events = [text for _, text in workers.status().events]
-    sizes = [size for _, size, _ in course]
+    """The age of the oldest message, and workers, over time: at the first rate, at the second, and at the first."""
+    course, heaviest, events = _watched(
+        client, folder, "step", keys, [(5, rates[0]), (seconds, rates[1]), (30, rates[0])]
+    )
+    up = [(at - 5, size, age) for at, size, age in course if 5 <= at < 5 + seconds]
+    late = [at for at, _, age in up if age > TARGET_MS]
     return {
-        "seconds_until_below_target": round(below, 1),
-        "course": [row for number, row in enumerate(course) if not number or row[1] != course[number - 1][1]],
-        "most_workers": max(sizes),
-        "picture": picture(sizes),
-        "events": events[-20:],
+        "seconds_until_below_target": round(max(late, default=0.0), 1),
+        "oldest_ms_in_the_last_5_s": max(age for at, _, age in up if at > seconds - 5),
+        "most_workers": max(size for _, size, _ in course),
+        "workers_at_the_end": course[-1][1],
+        "changes": changes(course),
+        "published_per_s": heaviest,
+        "course": course,
+        "events": events,
     }
 
 
-def picture(sizes: list[int]) -> str:
-    """Workers over time, one letter a look."""
-    return "".join("0123456789abcdefghijklmnopqrstuvwxyz"[min(size, 35)] for size in sizes)
+def swing(client: Client, folder: Path, keys: int, rates: tuple[int, int], rounds: int) -> dict[str, Any]:
+    """The load goes up and down every 4 seconds: how often the number of workers changed."""
+    phases = [(4.0, rates[number % 2]) for number in range(2 * rounds)]
+    course, _, events = _watched(client, folder, "swing", keys, phases)
+    return {"rates": rates, "swings": rounds, "changes": changes(course), "course": course, "events": events}
+
+
+def changes(course: list[Look]) -> list[tuple[float, int]]:
+    """When the number of workers changed, and to what."""
+    return [(now[0], now[1]) for before, now in itertools.pairwise(course) if now[1] != before[1]]
+
+
+def _watched(
+    client: Client, folder: Path, topic: str, keys: int, phases: list[tuple[float, int]]
+) -> tuple[list[Look], int, list[str]]:
+    """Play phases of (seconds, messages a second); returns the course, what was published a second in the heaviest
+    phase, and the events of the pool.
+    """
+    client.create_topic(topic, 4)
+    options: dict[str, Any] = {
+        "min_workers": 1, "max_workers": 12, "target_age_ms": TARGET_MS, "downscale_delay_ms": 5_000,
+        "ray_actor_options": {"num_cpus": 1}, "connect": {"data_dir": str(folder)},
+    }  # fmt: skip
+    course: list[Look] = []
+    heaviest = 0
+    with Workers(topic, "s", _nap, client=client, **options) as workers:
+        settled(workers, 1)
+        publisher = Publisher(client, topic, keys, 0)
+        began = time.monotonic()
+        until = 0.0
+        for seconds, rate in phases:
+            publisher.rate, until = rate, until + seconds
+            at, before = time.monotonic(), publisher.sent
+            while (now := time.monotonic() - began) < until:
+                status = workers.status()
+                course.append((round(now, 2), len(status.workers), status.oldest_age_ms))
+                time.sleep(LOOK_S)
+            heaviest = max(heaviest, round((publisher.sent - before) / (time.monotonic() - at)))
+        publisher.stop()
+        events = [text for _, text in workers.status().events]
+    return course, heaviest, events[-20:]
 
 
 def quantiles(took: list[float]) -> dict[str, float]:

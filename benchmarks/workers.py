@@ -1,7 +1,7 @@
 """What a pool of workers costs beside a loop written by hand, Ray's ActorPool, and Celery, with a handler that does
 nothing; and what becomes of keys when a worker is killed, when a pool rolls to another version, and when load steps up.
 
-    .venv/bin/python benchmarks/workers.py [--messages N] [--keys N] [--rounds N] [--scenes NAME ...] [--small]
+    .venv/bin/python benchmarks/workers.py [--messages N] [--keys N] [--rounds N] [--scenes NAME ...] [--picture FILE]
 
 Scenes:
 
@@ -13,9 +13,11 @@ Scenes:
 * `kill`: a worker of a pool on Ray gets SIGKILL, again and again; milliseconds until one of its keys is handled again.
 * `roll`: a detached pool of 12 gets another version under load: hashes that moved, and the longest wait of a message.
 * `step`: the load steps from 100 to 5,000 messages a second with a handler of 1 ms: seconds until the oldest message is
-  younger than the target again, and workers over time.
+  younger than the target again, and workers over time. `swing`: it goes up and down, and the pool is to keep its size.
+* `deaths`: three nodes, a handler of 1 ms, a pool of 2 to 8 and back, and a worker killed every 5 s; what the handlers
+  wrote down is judged. `results`: the same with an output.
 
-Prints one JSON object.
+Prints one JSON object. --picture draws workers over time, of the last scene that has that.
 """
 
 from __future__ import annotations
@@ -29,22 +31,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
-from benchmarks._arguments import count
-from benchmarks._worker_scenes import PATIENCE_S, kill, roll, step, wait_for
+from benchmarks._arguments import amount, count
+from benchmarks._worker_deaths import deaths
+from benchmarks._worker_picture import picture
+from benchmarks._worker_scenes import PATIENCE_S, TARGET_MS, kill, roll, step, swing, wait_for
 from cluster import Workers, connect
 from cluster.bootstrap import launch
 from cluster.client import Client
 
-SCENES = ("empty", "ray", "kill", "roll", "step")
+ON_RAY = ("ray", "kill", "roll", "step", "swing")
+ON_NODES = ("deaths", "results")
+SCENES = ("empty", *ON_RAY, *ON_NODES)
 AT_ONCE = 10_000
 CPUS = 32
 """What Ray is told it has, so that it places all workers."""
@@ -142,9 +149,12 @@ def hand_written() -> Any:
     import ray
 
     class Loop:
-        def __init__(self, folder: str, topic: str) -> None:
+        def __init__(self, folder: str, topic: str, subscription: str) -> None:
             self._client = connect(data_dir=folder)
-            self._consumer = self._client.subscribe(topic, "hand", initial_position="earliest", nack_order="key")
+            self._consumer = self._client.subscribe(topic, subscription, initial_position="earliest", nack_order="key")
+
+        def ready(self) -> None:
+            """Returns when it can begin."""
 
         def work(self, messages: int, columns: bool) -> float:
             """Returns when the first message was there."""
@@ -169,31 +179,48 @@ def hand_written() -> Any:
     return ray.remote(num_cpus=1)(Loop)
 
 
-def ray_scene(client: Client, folder: Path, messages: int, keys: int) -> dict[str, Any]:
-    """One worker each."""
+def ray_scene(client: Client, folder: Path, messages: int, keys: int, rounds: int) -> dict[str, Any]:
+    """One worker each, an actor by hand and a pool in turn."""
     import ray
 
     told: dict[str, Any] = {}
     for name, columns in (("messages", False), ("columns", True)):
         topic = f"ray-{name}"
         send(client, topic, messages, keys)
-        loop = hand_written().remote(str(folder), topic)
-        told[f"actor by hand, {name}"] = timed(partial(_work, loop, messages, columns), messages)
-        ray.kill(loop)
-        options: dict[str, Any] = {"batch_size": 1_000} if columns else {}
-        pool = Workers(
-            topic, "pool", nothing, client=client, ray_actor_options={"num_cpus": 1}, spare_workers=0,
-            connect={"data_dir": str(folder)}, **options,
-        )  # fmt: skip
-        told[f"pool, {name}"] = timed(partial(_until_handled, pool, messages), messages)
-        pool.stop()
-        told[f"pool by actor, {name}"] = round(
-            told[f"pool, {name}"]["messages_per_s"] / told[f"actor by hand, {name}"]["messages_per_s"], 3
-        )
+        pairs = []
+        for turn in range(rounds):
+            loop = hand_written().remote(str(folder), topic, f"hand-{turn}")
+            ray.get(loop.ready.remote())
+            by_hand_now = metered(partial(_work, loop, messages, columns), messages)
+            ray.kill(loop)
+            pairs.append((by_hand_now, _by_pool_on_ray(client, folder, topic, f"pool-{turn}", messages, columns)))
+        for who, each in zip(("actor by hand", "pool"), zip(*pairs, strict=True), strict=True):
+            told[f"{who}, {name}"] = {what: statistics.median(one[what] for one in each) for what in each[0]}
+        for what in ("messages_per_s", "cpu_us"):
+            ratios = [pool[what] / by_hand_now[what] for by_hand_now, pool in pairs]
+            told[f"pool by actor, {name}, {what}"] = round(statistics.median(ratios), 3)
     few = max(messages // 20, 100)
-    told["ray.util.ActorPool over ray.util.queue"] = {"messages": few, **timed(lambda: _actor_pool(few), few)}
+    told["ray.util.ActorPool over ray.util.queue"] = {"messages": few, **_actor_pool(few)}
     told["celery with redis"] = celery(few)
     return told
+
+
+def spent_s() -> float:
+    """Processor time so far of this process and of all that it has started, directly or not."""
+    spent = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            spent += times.user + times.system
+    return spent
+
+
+def metered(work: Callable[[], float], messages: int) -> dict[str, float]:
+    """Processor time of everything, the cluster as well. work: returns when it really began."""
+    cpu, began = spent_s(), work()
+    wall = time.perf_counter() - began
+    return {"messages_per_s": round(messages / wall), "cpu_us": round((spent_s() - cpu) * 1e6 / messages, 1)}
 
 
 def _work(actor: Any, messages: int, columns: bool) -> float:
@@ -203,17 +230,32 @@ def _work(actor: Any, messages: int, columns: bool) -> float:
     return float(ray.get(actor.work.remote(messages, columns)))
 
 
-def _until_handled(pool: Workers, messages: int) -> float:
-    """From the first report of a message, less what was handled by then."""
-    pool.start()
-    wait_for(lambda: pool.status().handled > 0, 0.005)
-    began, first = time.perf_counter(), pool.status().handled
-    wait_for(lambda: pool.status().handled >= messages, 0.005)
-    took = (time.perf_counter() - began) * messages / max(messages - first, 1)
-    return time.perf_counter() - took
+def _by_pool_on_ray(
+    client: Client, folder: Path, topic: str, subscription: str, messages: int, columns: bool
+) -> dict[str, float]:
+    """Between the first report of the worker and the last one that is not the end: it tells how far it is twice a
+    second.
+    """
+    options: dict[str, Any] = {"batch_size": 1_000} if columns else {}
+    seen: list[tuple[float, float, int]] = []
+    with Workers(
+        topic, subscription, nothing, client=client, ray_actor_options={"num_cpus": 1}, spare_workers=0,
+        connect={"data_dir": str(folder)}, **options,
+    ) as pool:  # fmt: skip
+        handled = 0
+        while handled < messages:
+            before = handled
+            wait_for(lambda before=before: pool.status().handled > before, 0.002)  # type: ignore[misc]
+            handled = pool.status().handled
+            seen.append((time.perf_counter(), spent_s(), handled))
+    first, last = seen[0], seen[-2] if len(seen) > 2 else seen[-1]
+    done = last[2] - first[2]
+    if not done:
+        raise SystemExit(f"{messages} messages are too few to be measured: give --messages more")
+    return {"messages_per_s": round(done / (last[0] - first[0])), "cpu_us": round((last[1] - first[1]) * 1e6 / done, 1)}
 
 
-def _actor_pool(messages: int) -> float:
+def _actor_pool(messages: int) -> dict[str, float]:
     """What Ray has by itself: a queue, and actors that are given its items; no order of keys, and nothing durable."""
     import ray
     from ray.util import ActorPool
@@ -225,13 +267,19 @@ def _actor_pool(messages: int) -> float:
 
     queue = Queue()
     queue.put_nowait_batch([b"x" * 100] * messages)
-    pool = ActorPool([ray.remote(num_cpus=1)(Handler).remote()])
-    began = time.perf_counter()
-    items = (queue.get() for _ in range(messages))
-    for _ in pool.map(lambda actor, item: actor.handle.remote(item), items):
-        pass
+    actor = ray.remote(num_cpus=1)(Handler).remote()
+    ray.get(actor.handle.remote(b""))
+    pool = ActorPool([actor])
+
+    def work() -> float:
+        began = time.perf_counter()
+        for _ in pool.map(lambda actor, item: actor.handle.remote(item), (queue.get() for _ in range(messages))):
+            pass
+        return began
+
+    told = metered(work, messages)
     queue.shutdown()
-    return began
+    return told
 
 
 CELERY = """
@@ -277,10 +325,11 @@ def celery(messages: int) -> dict[str, Any] | str:
                 return int(queue.llen("celery")) + int(queue.hlen("unacked"))
 
             wait_for(lambda: left() < messages, 0.005)
-            began, first = time.perf_counter(), messages - left()
+            began, cpu, first = time.perf_counter(), spent_s(), messages - left()
             wait_for(lambda: not left(), 0.005)
-            took = time.perf_counter() - began
-            return {"messages": messages, "messages_per_s": round((messages - first) / max(took, 1e-3))}
+            done, took = messages - first, time.perf_counter() - began
+            cpu_us = round((spent_s() - cpu) * 1e6 / max(done, 1), 1)
+            return {"messages": messages, "messages_per_s": round(done / max(took, 1e-3)), "cpu_us": cpu_us}
         finally:
             for process in (*workers, redis_process):
                 process.terminate()
@@ -293,7 +342,12 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if "empty" in given.scenes:
         with connect(embedded=True, data_dir=folder / "embedded") as client:
             told["empty"] = empty(client, given.messages, given.keys, given.rounds)
-    wanted = [scene for scene in SCENES[1:] if scene in given.scenes]
+    for scene in ON_NODES:
+        if scene in given.scenes:
+            rate, every_s = given.rate, given.kill_every
+            (data := folder / scene).mkdir()
+            told[scene] = deaths(data, given.messages, given.keys, rate, every_s, results=scene == "results")
+    wanted = [scene for scene in ON_RAY if scene in given.scenes]
     if not wanted:
         return told
     with ExitStack() as cleanup:
@@ -301,13 +355,15 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         client = cleanup.enter_context(on_ray(data))
         for scene in wanted:
             if scene == "ray":
-                told[scene] = ray_scene(client, data, given.messages, given.keys)
+                told[scene] = ray_scene(client, data, given.messages, given.keys, given.rounds)
             elif scene == "kill":
                 told[scene] = kill(client, data, 60, given.rounds)
             elif scene == "roll":
                 told[scene] = roll(client, data, 200, given.workers)
-            else:
+            elif scene == "step":
                 told[scene] = step(client, data, 2_000, (100, given.rate), given.seconds)
+            else:
+                told[scene] = swing(client, data, 2_000, (given.rate // 10, given.rate // 3), given.rounds)
     return told
 
 
@@ -320,13 +376,19 @@ def main() -> None:
     parser.add_argument("--workers", type=count, default=12, help="of the pool that rolls")
     parser.add_argument("--rate", type=count, default=5_000, help="messages a second after the step")
     parser.add_argument("--seconds", type=count, default=40, help="after the step")
+    parser.add_argument("--kill-every", type=amount, default=5.0, help="seconds between two deaths of `deaths`")
+    parser.add_argument("--picture", type=Path, help="SVG file of workers over time")
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     given = parser.parse_args()
     if given.small:
         given.messages, given.keys, given.rounds, given.scenes = 2_000, 50, 1, ["empty"]
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        print(json.dumps(measure(given, Path(folder))))
+        told = measure(given, Path(folder))
+    courses = [scene.pop("course") for scene in told.values() if isinstance(scene, dict) and "course" in scene]
+    if given.picture is not None and courses:
+        given.picture.write_text(picture(courses[-1], target_ms=TARGET_MS), encoding="utf-8")
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
