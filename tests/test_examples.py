@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,17 @@ def test_a_nightly_batch_adds_up_the_orders_of_a_day(tmp_path: Path) -> None:
     assert lines[-2:] == ["orders of the day: 1000", "totals: 20, right: 20"]
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("starlette") is None, reason='Ray Serve is not installed: pip install "ray[serve]"')
+def test_replicas_of_serve_keep_each_customers_order(tmp_path: Path) -> None:
+    lines = run("serving.py", tmp_path)
+    assert lines[-2:] == ["scores: 600 of 600, there twice: 0", "customers out of order: 0, replicas that scored: 2"]
+
+
 def test_every_example_is_run_here_and_named_in_a_page() -> None:
     page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("python-client.md", "workers.md"))
     mine = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert len(names) == 6
+    assert len(names) == 7
     assert [name for name in names if f"examples/{name}" not in page or f'run("{name}"' not in mine] == []
