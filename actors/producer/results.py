@@ -4,6 +4,7 @@ It is the other half of `actors.topic.results`. Each row goes to the owner of it
 message that it was made of, and a request is repeated until it is answered. Between a partition of the source and a
 partition of an output one request is in flight, and what comes meanwhile goes with the next one. That is for the size
 of runs alone, since nothing here relies on an order: a key waits until the results of its last message are confirmed.
+How much waits here is bounded by whoever calls, who has it in memory before.
 
 The owner need not remember what the subscription has finished for good. The owner of the source's partition knows that
 of every durable subscription, so it is asked now and then.
@@ -33,7 +34,6 @@ from actors.producer.producer import (
     split,
 )
 from actors.shared_future import SharedFuture
-from actors.signal import Signal
 from actors.wire import Blob
 from storage.batch import StoredBatch, has_keyed_delay
 from storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
@@ -42,8 +42,6 @@ from storage.position import EARLIEST, parse
 
 MARKS_MS = 2_000
 """How old what is known of finished messages may become."""
-MOST_BYTES = 64 * 1024 * 1024
-"""Results that may wait for their confirmation at a time; whoever has more waits."""
 
 
 @dataclass(slots=True)
@@ -78,8 +76,6 @@ class ResultPublisher:
         self._lanes: dict[tuple[int, str, int], _Lane] = {}
         self._marks: dict[int, int] = {}
         self._asked: dict[int, int] = {}
-        self._bytes = 0
-        self._room = Signal()
         self._closed = False
 
     async def publish(self, partition: int, position: int, results: Sequence[tuple[str, StoredBatch]]) -> None:
@@ -105,7 +101,6 @@ class ResultPublisher:
     def close(self) -> None:
         """Close; results that are not confirmed yet fail."""
         self._closed = True
-        self._room.set()
         for lane in self._lanes.values():
             while lane.waiting:
                 self._settle([lane.waiting.popleft()], Fenced("the worker has ended"))
@@ -114,12 +109,8 @@ class ResultPublisher:
         size = int(batch.rows.nbytes)
         if len(batch) > RUN_MESSAGES or size > BODY_BYTES:
             raise Invalid(f"results of one message are at most {RUN_MESSAGES} rows and {BODY_BYTES} bytes a partition")
-        while self._bytes and self._bytes + size > MOST_BYTES and not self._closed:
-            self._room.clear()
-            await self._room.wait(self._ports)
         if self._closed:
             raise Fenced("the worker has ended")
-        self._bytes += size
         lane = self._lanes.setdefault(way, _Lane())
         share = _Share(position, batch, size, SharedFuture())
         lane.waiting.append(share)
@@ -130,12 +121,10 @@ class ResultPublisher:
 
     def _settle(self, shares: list[_Share], error: SluiceError | None) -> None:
         for share in shares:
-            self._bytes -= share.size
             if error is None:
                 share.done.set_result(None)
             else:
                 share.done.set_exception(error)
-        self._room.set()
 
     async def _work(self, way: tuple[int, str, int], lane: _Lane) -> None:
         while lane.waiting:

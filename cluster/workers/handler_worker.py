@@ -206,7 +206,7 @@ class HandlerWorker(ABC):
         """A coroutine function in a wrapper does not say that it is one; what it returned is awaited."""
         if inspect.isawaitable(returned):
             self._loop = self._loop or asyncio.new_event_loop()
-            self._loop.run_until_complete(_awaited(returned))
+            self._loop.run_until_complete(awaited(returned))
 
     def _is_ours(self, message: Message) -> bool:
         """Whether it may be handled now. It may not if it comes again, here or elsewhere; a process that stood still
@@ -239,7 +239,8 @@ class HandlerWorker(ABC):
         self._consumer.negative_acknowledge(message, delay_ms=delay)
 
 
-async def _awaited(returned: Any) -> Any:
+async def awaited(returned: Any) -> Any:
+    """Of anything that can be awaited, a coroutine, which event loops run."""
     return await returned
 
 

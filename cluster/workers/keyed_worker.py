@@ -11,43 +11,22 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Iterable
-from typing import Any
 
 from cluster.consumer import Consumer
 from cluster.message import Message
 from cluster.receiver_queue import NothingArrived
-from cluster.workers.ages import Rows
-from cluster.workers.handler_worker import Handler, HandlerWorker, key_of, row_of
+from cluster.workers.handler_worker import Handler, awaited, key_of
 from cluster.workers.options import WorkersOptions
-from cluster.workers.schedule import KeySchedule
+from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
 
 
-def is_stale(message: Message) -> bool:
-    """Whether the message is no longer this consumer's: it comes again, here or elsewhere."""
-    return message.batch.received.revoked or message.taken_back()
-
-
-class KeyedWorker(HandlerWorker):
-    """The plan, and what both kinds do with it."""
+class KeyedWorker(PlannedWorker):
+    """What both kinds do with the plan."""
 
     def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions) -> None:
         super().__init__(consumer, handler, options)
-        self._plan: KeySchedule[Message] = KeySchedule(options.concurrency, is_stale)
-        self._planning = threading.Condition()
-        """Guards the plan and what is counted. Told when there is something to run, or room for more."""
-        self._started_at: dict[bytes, float] = {}
         self._ended: BaseException | None = None
         """What ends the worker, in whichever thread or task it happened."""
-
-    def _under_way(self) -> Iterable[tuple[bytes, float]]:
-        with self._planning:
-            return list(self._started_at.items())
-
-    def _taken(self) -> Iterable[Rows]:
-        with self._planning:
-            firsts = {**dict(self._plan.first_waiting()), **self._plan.running}
-        return [row_of(message) for message in firsts.values()]
 
     def _add(self, message: Message | None) -> None:
         """The message that came, and those that are here already."""
@@ -57,9 +36,6 @@ class KeyedWorker(HandlerWorker):
                 self._plan.add(key_of(messages[0]), messages[0])
                 messages = self._consumer.receive_nowait(1) if self._has_room() else None
             self._planning.notify_all()
-
-    def _has_room(self) -> bool:
-        return self._plan.waiting < self._options.prefetch
 
     def _begun(self, most: int | None = None) -> list[tuple[bytes, Message]]:
         """What begins now. most: so many at the most."""
@@ -135,7 +111,7 @@ class ThreadedWorker(KeyedWorker):
         try:
             returned = call(message)
             if inspect.isawaitable(returned):
-                asyncio.run(_awaited(returned))
+                asyncio.run(awaited(returned))
         except Exception:  # the handler is the user's: whatever it raises gives the message back
             self._give_back(key, message, traceback.format_exc())
             self._done(key, handled=False)
@@ -144,33 +120,15 @@ class ThreadedWorker(KeyedWorker):
             self._done(key, handled=True)
 
 
-class LoopWorker(KeyedWorker):
+class LoopWorker(KeyedWorker, EventLoopWorker):
     """Coroutine functions as tasks of one event loop."""
-
-    def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions) -> None:
-        super().__init__(consumer, handler, options)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._running: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event = asyncio.Event()
 
     def _serve(self, call: Handler) -> None:
         asyncio.run(self._receive(call))
 
-    def stop(self) -> None:
-        super().stop()
-        self._tell()
-
     def _fail(self, error: BaseException) -> None:
         super()._fail(error)
         self._tell()
-
-    def _tell(self) -> None:
-        loop = self._running
-        if loop is not None:
-            try:
-                loop.call_soon_threadsafe(self._changed.set)
-            except RuntimeError:  # it has ended by itself
-                return
 
     async def _receive(self, call: Handler) -> None:
         self._running = asyncio.get_running_loop()
@@ -188,22 +146,11 @@ class LoopWorker(KeyedWorker):
         if self._ended is not None:
             raise self._ended
 
-    async def _next(self) -> Message | None:
-        """The next message, or nothing if it was woken."""
-        try:
-            if here := self._consumer.receive_nowait(1):
-                return here[0]
-            return await self._consumer.receive_async()
-        except NothingArrived:
-            return None
-
     def _start(self, call: Handler) -> None:
         with self._planning:
             started = self._begun()
         for key, message in started:
-            task = asyncio.ensure_future(self._handle(key, message, call))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._handle(key, message, call))
 
     async def _handle(self, key: bytes, message: Message, call: Handler) -> None:
         handled = False
@@ -228,7 +175,3 @@ class LoopWorker(KeyedWorker):
             return False
         self._consumer.acknowledge(message)
         return True
-
-
-async def _awaited(returned: Any) -> Any:
-    return await returned

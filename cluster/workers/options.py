@@ -113,7 +113,7 @@ def wanted_options(values: dict[str, Any], subscription: str) -> WorkersOptions:
     if options.detached and options.ray_actor_options is None:
         raise Invalid("a detached pool has its workers on Ray: give ray_actor_options, {} for one CPU each")
     if options.batch_size and options.outputs:
-        raise Invalid("a handler of columns gives no results: leave output, or batch_size")
+        raise Invalid("results are given message by message: leave batch_size, and use concurrency; or leave output")
     if options.batch_size and options.concurrency > 1:
         raise Invalid("a handler of columns is called once at a time in each worker: leave concurrency, or batch_size")
     return options

@@ -34,6 +34,13 @@ class Result:
     event_timestamp: int = 0
     deliver_at: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes of what a user put into it, more or less: text counts by its letters, and what is wrong by none."""
+        pairs = self.properties.items() if isinstance(self.properties, dict) else ()
+        parts = [self.payload, self.key, *(text for pair in pairs for text in pair)]
+        return sum(len(part) for part in parts if isinstance(part, str | bytes | bytearray | memoryview))
+
 
 def results_of(returned: Any) -> list[Result]:
     """What a handler returned or yielded: nothing, a payload, (key, payload), a Result, or several of them.

@@ -20,6 +20,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cluster.workers.schedule import KeySchedule
 
+MOST_BYTES = 64 * 1024 * 1024
+"""Results that may wait for their confirmation at a time. A handler that has more to give keeps its place meanwhile, so
+beside these there are at most those of as many calls as the plan has places.
+"""
+
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -33,6 +38,9 @@ class ResultSteps(Protocol[T_contra]):
 
     async def call(self, item: T_contra) -> Any:
         """Call the handler; what comes of it is for `publish`. Raises NotOurs, and whatever the handler raises."""
+
+    def size(self, results: Any) -> int:
+        """Bytes of what `call` gave."""
 
     async def publish(self, item: T_contra, results: Any) -> None:
         """Publish the results, and wait until they are confirmed. Raises whatever keeps them from that."""
@@ -65,6 +73,10 @@ class ResultLoop(Generic[T]):
         self._guard = guard or nullcontext()
         self._stopping = False
         self._idle: asyncio.Future[None] | None = None
+        self._bytes = 0
+        self._entry = asyncio.Lock()
+        """One at a time waits for room, so that nobody passes one that has much."""
+        self._room: asyncio.Future[None] | None = None
         self.handled = 0
         self.error: BaseException | None = None
         """What ended a task that must not end so: the worker cannot go on."""
@@ -105,8 +117,10 @@ class ResultLoop(Generic[T]):
         self._wake()
 
     async def _step(self, key: bytes, item: T) -> None:
+        size = 0
         try:
             results = await self._steps.call(item)
+            size = await self._hold(self._steps.size(results))
             with self._guard:
                 self._plan.returned(key)
             self.start()
@@ -118,6 +132,22 @@ class ResultLoop(Generic[T]):
         else:
             self._steps.acknowledge(item)
             self.handled += 1
+        finally:
+            self._let_go(size)
+
+    async def _hold(self, size: int) -> int:
+        """Wait until there is room for so much; returns it."""
+        async with self._entry:
+            while self._bytes and self._bytes + size > MOST_BYTES:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+            self._bytes += size
+        return size
+
+    def _let_go(self, size: int) -> None:
+        self._bytes -= size
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():

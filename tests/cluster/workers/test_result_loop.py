@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.workers.result_loop import NotOurs, ResultLoop
+from cluster.workers.result_loop import MOST_BYTES, NotOurs, ResultLoop
 from cluster.workers.schedule import KeySchedule
 
 Item = tuple[bytes, int]
@@ -21,6 +21,7 @@ class Steps:
     def __init__(self) -> None:
         self.began: list[str] = []
         self.waits: dict[str, asyncio.Future[None]] = {}
+        self.results_size = 0
 
     async def _step(self, name: str, item: Item) -> None:
         text = f"{name} {item[0].decode()}{item[1]}"
@@ -30,6 +31,9 @@ class Steps:
 
     async def call(self, item: Item) -> Any:
         await self._step("call", item)
+
+    def size(self, results: Any) -> int:
+        return self.results_size
 
     async def publish(self, item: Item, results: Any) -> None:
         await self._step("publish", item)
@@ -148,5 +152,34 @@ def test_keys_that_wait_for_their_results_are_bounded(monkeypatch: pytest.Monkey
             await steps.go(f"call {key}0")
         assert [text for text in steps.began if text.startswith("call")] == [f"call {key}0" for key in range(most)]
         assert await steps.go("publish 00") == ["acknowledge 00", f"call {most}0"]
+
+    played(scenario)
+
+
+def test_results_that_wait_are_bounded_in_bytes() -> None:
+    """Two fit; the handlers whose results do not keep their places, so nothing more is called."""
+
+    async def scenario(loop: ResultLoop[Item], steps: Steps) -> None:
+        steps.results_size = MOST_BYTES // 2
+        take(loop, *[(b"%d" % key, 0) for key in range(9)])
+        await breathe()
+        for key in range(4):
+            await steps.go(f"call {key}0")
+        assert steps.began == ["call 00", "call 10", "publish 00", "call 20", "publish 10", "call 30"]
+        assert await steps.go("publish 10") == ["acknowledge 10", "publish 20", "call 40"]
+        assert await steps.go("publish 00", ValueError("no")) == ["failed: no", "give back 00"]
+        assert await steps.go("give back 00") == ["publish 30", "call 50"]
+
+    played(scenario, concurrency=2)
+
+
+def test_a_message_with_more_results_than_may_wait_goes_alone() -> None:
+    async def scenario(loop: ResultLoop[Item], steps: Steps) -> None:
+        steps.results_size = MOST_BYTES + 1
+        take(loop, (b"a", 0), (b"b", 0))
+        await breathe()
+        assert await steps.go("call a0") == ["publish a0", "call b0"]
+        assert await steps.go("call b0") == []
+        assert await steps.go("publish a0") == ["acknowledge a0", "publish b0"]
 
     played(scenario)

@@ -183,6 +183,10 @@ class SimWorker(SimConsumer):
             ]
         )  # fmt: skip
 
+    def size(self, results: Any) -> int:
+        """Bytes of what is to be published."""
+        return sum(result.size for result in results)
+
     async def publish(self, item: Item, results: Any) -> None:
         """As a worker does."""
         part, row = item
