@@ -121,7 +121,7 @@ RAY_METHODS = {"ready", "wake", "serve", "node", "start", "stop", "endpoint", "i
 """All that is asked of a host through Ray: starting, placing, naming. What actors say to each other is not among it."""
 
 WORKERS_FOLDER = "cluster/workers/"
-WORKER_METHODS = {"ready", "run", "introduce", "report", "hand_over", "stop", "tail"}
+WORKER_METHODS = {"ready", "wait_begun", "run", "introduce", "report", "hand_over", "stop", "tail"}
 """The same of a user's worker and of its pool's keeper, which are no hosts. Its messages come as a consumer's do."""
 
 
