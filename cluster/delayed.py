@@ -72,7 +72,7 @@ def requests(verb: str, chosen: Mapping[str, Any], partitions: int) -> dict[int,
             at = MessageId.parse(one) if isinstance(one, str) else one
             if not 0 <= at.partition_index < partitions:
                 raise NotFound(f"the topic has no partition {at.partition_index}")
-            asked.setdefault(at.partition_index, {"message_ids": []})["message_ids"].append(_place(at))
+            asked.setdefault(at.partition_index, {"message_ids": []})["message_ids"].append(_id_text(at))
     elif names:
         for name in names:
             home = masked_hash(str(plain.get("key", name)).encode()) % partitions
@@ -100,10 +100,10 @@ def due_time(deliver_at: int | None, deliver_after: timedelta | None, now: int) 
 def _before(limit: MessageId, asked: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """A message id limits its own partition alone, and nothing is asked of the others."""
     own = asked.get(limit.partition_index)
-    return {} if own is None else {limit.partition_index: {**own, "before": _place(limit)}}
+    return {} if own is None else {limit.partition_index: {**own, "before": _id_text(limit)}}
 
 
-def _place(at: MessageId) -> str:
+def _id_text(at: MessageId) -> str:
     return f"{at.ledger_id()}:{at.entry_id()}"
 
 

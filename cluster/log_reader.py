@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from actors.consumer.held import Received
-from actors.consumer.payload import DecodedRun, Payloads
+from actors.consumer.payload import Payloads
 from actors.messages import Ends
 from cluster.loop import LoopThread
 from storage.errors import Invalid
@@ -56,10 +54,7 @@ class StoredRange:
 def ranges_of(partition: int, ends: Ends) -> list[StoredRange]:
     """The ranges that a partition stores, in order, by the ends that its owner reports. Empty ledgers are left out."""
     found = []
-    for ledger, closed_at in ends.ledgers:
-        # An open ledger reaches as far as what is confirmed, which may still lie in the one before it.
-        open_at = entry_of(ends.last) if ends.last >= 0 and ledger_of(ends.last) == ledger else -1
-        last = open_at if closed_at is None else closed_at
+    for ledger, last in ends.last_entries().items():
         first = entry_of(ends.first) if ledger_of(ends.first) == ledger else 0
         if last >= first:
             found.append(StoredRange(partition, ledger, first, last))
@@ -74,21 +69,7 @@ def read_range(loop: LoopThread, payloads: Payloads, wanted: StoredRange) -> Ite
     entry = wanted.first
     while entry <= wanted.last:
         run = loop.run(payloads.run(wanted.ledger, entry), READ_S)
-        part = _cut(wanted, run, entry)
+        count = min(wanted.last + 1, run.end) - entry
+        part = run.received(wanted.partition, entry - run.first_entry, count)
         entry += len(part)
         yield part
-
-
-def _cut(wanted: StoredRange, run: DecodedRun, entry: int) -> Received:
-    start = entry - run.first_entry
-    count = min(wanted.last + 1, run.end) - entry
-    return Received(
-        rows=run.rows.slice(start, count),
-        partition=wanted.partition,
-        positions=position(wanted.ledger, entry) + np.arange(count, dtype=np.int64),
-        dispatch=np.zeros(count, np.int64),
-        redeliveries=np.zeros(count, np.uint8),
-        deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[start : start + count],
-        epoch=0,
-        session=0,
-    )

@@ -55,10 +55,10 @@ class MessageId:
     @staticmethod
     def parse(text: str) -> MessageId:
         """Read `ledger:entry` or `ledger:entry:partition`. Raises Invalid with the expected form."""
-        place, _, partition = text.rpartition(":") if text.count(":") == 2 else (text, "", "0")
+        position, _, partition = text.rpartition(":") if text.count(":") == 2 else (text, "", "0")
         if not partition.isdigit():
             raise Invalid(f"a message id is LEDGER:ENTRY:PARTITION, not {text!r}")
-        return MessageId(int(partition), parse(place))
+        return MessageId(int(partition), parse(position))
 
     def __str__(self) -> str:
         return f"{show(self.position)}:{self.partition_index}"

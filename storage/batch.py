@@ -60,7 +60,7 @@ _GIVEN = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_a
 _ACCEPTED = [name for name in _GIVEN if name not in OF_CLIENTS]
 GIVEN_BY_CLIENTS = tuple(_GIVEN)
 """The columns that `make_batch` accepts of a gateway."""
-_WITHOUT_NULLS = [place for place, field in enumerate(_REQUIRED) if not field.nullable]
+_WITHOUT_NULLS = [index for index, field in enumerate(_REQUIRED) if not field.nullable]
 """All others, among them the optional ones, may hold nulls."""
 _CODECS = (None, "lz4", "zstd")
 
@@ -236,9 +236,9 @@ def decode_body(body: bytes | memoryview, shape: int, count: int) -> pa.RecordBa
         raise Corrupt(f"the body is not an Arrow record batch: {error}") from error
     if rows.num_rows != count:
         raise Corrupt(f"the body holds {rows.num_rows} messages, its header says {count}")
-    for place in _WITHOUT_NULLS:
-        if rows.column(place).null_count:
-            raise Corrupt(f"column {schema.field(place).name!r} of the body has nulls")
+    for index in _WITHOUT_NULLS:
+        if rows.column(index).null_count:
+            raise Corrupt(f"column {schema.field(index).name!r} of the body has nulls")
     return rows
 
 

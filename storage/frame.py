@@ -251,7 +251,7 @@ def decode_frame(data: Buffer, *, verify: bool = True) -> Frame:
 def _check_header(header: Header, columns_bytes: int) -> None:
     values = _VALUES(header)
     if tuple(map(type, values)) != _TYPES:
-        wrong = next(place for place, value in enumerate(values) if type(value) is not _TYPES[place])
+        wrong = next(index for index, value in enumerate(values) if type(value) is not _TYPES[index])
         raise Corrupt(f"the header's {fields(Header)[wrong].name} is {values[wrong]!r}")
     if not 0 < header.count <= MAX_RUN_MESSAGES or header.columns_bytes != columns_bytes:
         raise Corrupt("the header's count does not fit its columns")

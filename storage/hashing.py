@@ -134,9 +134,9 @@ def java_hash_column(keys: pa.Array) -> Hashes:
         return np.empty(0, np.uint32)
     data, starts, lengths = _bytes_of(keys)
     state = np.zeros(count, np.uint32)
-    for place in range(int(lengths.max())):
-        rows = np.flatnonzero(lengths > place)
-        state[rows] = state[rows] * np.uint32(31) + data[starts[rows] + place]
+    for index in range(int(lengths.max())):
+        rows = np.flatnonzero(lengths > index)
+        state[rows] = state[rows] * np.uint32(31) + data[starts[rows] + index]
     above = np.concatenate([np.zeros(1, np.int64), np.cumsum(data > 0x7F)])
     for row in np.flatnonzero(above[starts + lengths] > above[starts]).tolist():
         state[row] = _java_hash(keys[row].as_py())

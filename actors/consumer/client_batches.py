@@ -49,9 +49,9 @@ class BatchAcks:
     async def _ask(self, question: Callable[[int], Request[R]]) -> R | None:
         """Ask the present owner until it answers; None once the consumer closes."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while (place := self._where()) is not None:
+        while (owner := self._where()) is not None:
             try:
-                reply: Any = await self._ports.net.call(place[0], question(place[1]), CALL_TIMEOUT)
+                reply: Any = await self._ports.net.call(owner[0], question(owner[1]), CALL_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     answered: R = reply
                     return answered

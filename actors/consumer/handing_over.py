@@ -31,9 +31,9 @@ class HandingOver:
         """
         before, self.to = self.to, to
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while (place := self._where()) is not None:
+        while (owner := self._where()) is not None:
             try:
-                reply = await self._ports.net.call(place[0], HandOver(session=place[1], to=to), CALL_TIMEOUT)
+                reply = await self._ports.net.call(owner[0], HandOver(session=owner[1], to=to), CALL_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     return
             except (Unavailable, Fenced):

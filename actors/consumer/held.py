@@ -72,6 +72,20 @@ class Received:
         """These of the rows, one or more, ascending."""
         return self.rows.take(pa.array(chosen))
 
+    def take(self, chosen: npt.NDArray[np.int64]) -> Received:
+        """These of the rows (ascending) as a part of their own, all of them open."""
+        return Received(
+            rows=self.rows.take(pa.array(chosen)),
+            partition=self.partition,
+            positions=self.positions[chosen],
+            dispatch=self.dispatch[chosen],
+            redeliveries=self.redeliveries[chosen],
+            deliver_at=self.deliver_at[chosen],
+            epoch=self.epoch,
+            session=self.session,
+            overtook=self.overtook[chosen],
+        )
+
     def release(self) -> None:
         """Nobody looks at the rows any more; where they are, and that they are held, stays."""
         self.rows = self.rows.slice(0, 0)
@@ -157,8 +171,8 @@ class Unread(Received):
         taken = []
         for row, number in zip(chosen.tolist(), ends.searchsorted(chosen, side="right").tolist(), strict=True):
             rows, which = self._pieces[number]
-            place = row - (int(ends[number - 1]) if number else 0)
-            taken.append(rows.slice(place if which is None else int(which[place]), 1))
+            offset = row - (int(ends[number - 1]) if number else 0)
+            taken.append(rows.slice(offset if which is None else int(which[offset]), 1))
         return pa.concat_batches(taken)
 
     def release(self) -> None:

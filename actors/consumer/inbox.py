@@ -95,8 +95,8 @@ class Inbox:
 
 def _without(part: Part, positions: Positions) -> list[Part]:
     """A part without these messages: the stretches between them, each with the number of its first dispatch."""
-    places = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
-    kept = np.flatnonzero(~np.isin(places, positions))
+    at = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
+    kept = np.flatnonzero(~np.isin(at, positions))
     stretches = np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1) if len(kept) else []
     return [
         msgspec.structs.replace(

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.backoff import Backoff
-from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Unread
+from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
 from actors.directory import Directory
 from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
 from actors.ports import Ports
@@ -35,7 +35,7 @@ from actors.wire import Blob, owned
 from storage.batch import decode_body, rows_of_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import Run, index_columns, payload_crc
-from storage.position import MAX_ENTRY, positions_of
+from storage.position import MAX_ENTRY, positions_of, run_positions
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
@@ -83,15 +83,28 @@ class DecodedRun:
         """The rows of these entries in the columns; all of them must be here."""
         return entries - self.first_entry if self.held is None else self.held.searchsorted(entries)
 
+    def received(self, partition: int, row: int, count: int) -> Received:
+        """Rows as they were published, for a reader past every subscription: nobody has to acknowledge them."""
+        return Received(
+            rows=self.rows.slice(row, count),
+            partition=partition,
+            positions=run_positions(self.ledger, self.first_entry + row, count),
+            dispatch=np.zeros(count, np.int64),
+            redeliveries=np.zeros(count, np.uint8),
+            deliver_at=np.zeros(count, np.int64) if self.due is None else self.due[row : row + count],
+            epoch=0,
+            session=0,
+        )
+
     def follows(self, row: int) -> int:
         """How many messages of a row's batch, as a client sent it, follow it; UNKNOWN if they may not be here."""
         if (row == self.rows.num_rows - 1 and self.held is None) or "batch_index" not in self.rows.schema.names:
             return 0
         index = self.rows.column("batch_index")
-        place, following = (*index.slice(row, 2).to_pylist(), None)[:2]
-        if place is None or self.held is not None:
-            return 0 if place is None else UNKNOWN
-        if following != place + 1:
+        here, following = (*index.slice(row, 2).to_pylist(), None)[:2]
+        if here is None or self.held is not None:
+            return 0 if here is None else UNKNOWN
+        if following != here + 1:
             return 0
         behind = index.slice(row).fill_null(-1).to_numpy(zero_copy_only=False)
         return int(np.argmin(np.append(np.diff(behind) == 1, False)))

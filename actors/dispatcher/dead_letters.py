@@ -99,10 +99,10 @@ class DeadLetters:
         topic = self._topic
         if not any(opened == topic for opened, _ in self._producers):
             await self._create(topic)
-        for partition, share, places in split(batch, (await self._directory.settings(topic)).partitions):
+        for partition, share, rows in split(batch, (await self._directory.settings(topic)).partitions):
             producer = await self._open(topic, partition)
             outcome: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
-            producer.send(Outgoing(share, producer.last_sequence + 1, places, _settle(outcome)))
+            producer.send(Outgoing(share, producer.last_sequence + 1, rows, _settle(outcome)))
             error = await outcome
             if error is not None:
                 raise error
@@ -141,8 +141,8 @@ def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
     tagged = homes[pc.equal(names, ORIGIN[0]).to_numpy(zero_copy_only=False)]
     new = np.setdiff1d(np.arange(rows.num_rows), tagged)
     at = received.positions[new]
-    place = [pa.array(numbers).cast(pa.string()) for numbers in (ledgers_of(at), entries_of(at))]
-    ids = pc.binary_join_element_wise(*place, str(received.partition), ":")
+    id_parts = [pa.array(numbers).cast(pa.string()) for numbers in (ledgers_of(at), entries_of(at))]
+    ids = pc.binary_join_element_wise(*id_parts, str(received.partition), ":")
     names = pa.concat_arrays([names, *(pa.repeat(name, len(new)) for name in ORIGIN)])
     values = pa.concat_arrays([values, pa.repeat(topic, len(new)), ids])
     homes = np.concatenate([homes, new, new])

@@ -287,11 +287,7 @@ class Dispatcher(Actor):
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_stats(self, request: Stats) -> Text:
-        parts = self.parts
-        figures = await parts.statistics.collect()
-        for part in (parts.delayed, parts.hot_keys, parts.hot_key_watch, parts.parked, parts.grace):
-            figures |= part.stats()
-        return document(figures)
+        return document(await self.parts.statistics.collect())
 
     async def on_explain(self, request: Explain) -> Text:
         return document(self.parts.inspection.explain(request))
@@ -346,7 +342,8 @@ class Components:
         self.configuration = SubscriptionConfiguration(context)
         self.unused_watch = UnusedWatch(context)
         self.deletion = Deletion(context, self.consumers, self.leases, self.unused_watch)
-        self.statistics = Statistics(context, self.reader, backlog, self.deliverer)
+        counting = (self.delayed, self.hot_keys, self.hot_key_watch, self.parked, self.grace, self.seeker)
+        self.statistics = Statistics(context, self.reader, backlog, self.deliverer, counting)
         self.inspection = Inspection(context, self.reader, self.leases, self.parked)
 
     def begin(self) -> None:

@@ -83,7 +83,8 @@ class Inspection:
         key_hash = None if request.key is None else masked_hash(request.key)
         now = self._ports.clock.now()
         answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
-        reasons = [*self._outer_gates(), *answer.get("reasons", [])]
+        self._add_leases(answer["reasons"])
+        reasons = [*self._outer_gates(), *answer["reasons"]]
         if request.position is not None:
             reasons = self._gates_of(request.position, reasons)
         if parked := self._parked.gate(request.key, request.position):
@@ -91,6 +92,20 @@ class Inspection:
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
         findings = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
         return {**answer, **findings}
+
+    def _add_leases(self, reasons: list[dict[str, Any]]) -> None:
+        """Of each consumer that holds something: when its lease ends. One that is frozen keeps its keys until then."""
+        now = self._ports.clock.monotonic()
+        for reason in reasons:
+            self._add_leases(reason.get("because", []))
+            ends: dict[str, int] = {}
+            for held in reason.get("held", []):
+                holder = self._state.membership.holder(held["session"])
+                if holder is not None:
+                    held["lease_ends_in_ms"] = ends[held["consumer"]] = max(holder.until - now, 0)
+            if ends:
+                each = ", ".join(f"that of {consumer} in {millis} ms" for consumer, millis in ends.items())
+                reason["unblocks"] += f". A consumer leaves at the latest when its lease ends unrenewed: {each}"
 
     def _outer_gates(self) -> list[dict[str, Any]]:
         """The gates that hold the whole subscription back."""

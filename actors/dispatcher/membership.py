@@ -115,6 +115,10 @@ class Membership:
         """Whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""
         return any(base_of(member.incarnation) == base for member in self.all(LeaseState.AWAITED))
 
+    def holder(self, session: int) -> LeaseHolder | None:
+        """Who has, or had, the session of that number."""
+        return next((member for member in self._members.values() if member.session == session), None)
+
     def get(self, incarnation: str) -> LeaseHolder | None:
         """The member of that incarnation."""
         return self._members.get(incarnation)

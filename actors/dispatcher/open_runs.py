@@ -240,5 +240,5 @@ def parts_to_ask_for(
 def mark_overtook(parts: list[Part], positions: Positions) -> None:
     """Mark in each part the rows that the application had before an earlier message of their key came again."""
     for part in parts:
-        places = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
-        part.overtook = part.rows[np.isin(places, positions)]
+        at = positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry)
+        part.overtook = part.rows[np.isin(at, positions)]

@@ -229,9 +229,9 @@ class ParkedKeys:
             for start in range(0, len(positions), AT_ONCE):
                 async for received in self._messages(positions[start : start + AT_ONCE]):
                     if isinstance(received, Received):
-                        place = pc.index_in(_keys(received.rows), names, skip_nulls=True).fill_null(len(named))
-                        place = place.to_numpy(zero_copy_only=False).astype(np.intp)
-                        yield received.positions[(place < len(named)) & (received.positions >= failed[place])]
+                        which = pc.index_in(_keys(received.rows), names, skip_nulls=True).fill_null(len(named))
+                        which = which.to_numpy(zero_copy_only=False).astype(np.intp)
+                        yield received.positions[(which < len(named)) & (received.positions >= failed[which])]
 
     async def _index(self, at: int, end: int, hashes: Hashes) -> tuple[Positions, int | None]:
         """Open messages of some runs with these hashes, and where to read on; None: there is nothing more."""

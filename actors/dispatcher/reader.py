@@ -17,6 +17,7 @@ from actors.backoff import Backoff
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.hot_keys import HotKeys
+from actors.dispatcher.log_index import READ_MOST, read_index
 from actors.ledger.fan_out import FanOut
 from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
 from actors.signal import Signal
@@ -27,7 +28,6 @@ from storage.position import ledger_of, position, run_positions
 LOOK_TIMEOUT = 1_000
 READ_WAIT = 2_000
 READ_TIMEOUT = 10_000
-READ_MOST = 65_536
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
 SOON_MS = 10_000
@@ -144,19 +144,16 @@ class Reader:
             self._rescans.pop(0)
             return True
         generation = self.generation
-        request = ReadIndex(start=self._cursor.next_unacknowledged(first), limit=min(room, READ_MOST))
-        reply = await self._topic.ask(request, READ_TIMEOUT)
-        for run in reply.runs:
-            columns = await self._ports.net.fetch(run.columns)
-            if columns is None:
-                return False
-            if generation != self.generation:
-                return True
+        start = self._cursor.next_unacknowledged(first)
+        found, resume = await read_index(self._ports, self._topic, start, min(room, READ_MOST))
+        if generation != self.generation:
+            return True
+        for run, columns in found:
             self._restore(run, columns, first, last)
-        if generation == self.generation and self._rescans:
-            self._rescans[0] = (max(reply.resume, first), self._rescans[0][1])
-            if not reply.runs and not reply.lost:
-                self._rescans.pop(0)
+        if resume is None:
+            self._rescans.pop(0)
+        else:
+            self._rescans[0] = (resume, self._rescans[0][1])
         self._wakeups.route.set()
         return True
 

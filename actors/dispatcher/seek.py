@@ -11,6 +11,8 @@ it is void: what that one was answered holds.
 
 from __future__ import annotations
 
+from typing import Any
+
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
@@ -38,6 +40,7 @@ class Seeker:
         self._expiry = TopicExpiry(context.ports, context.topic.topic)
         self._asked = self._sought = 0
         """How many seeks were asked for, and the number of the last one that was carried out."""
+        self._expired = 0
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
@@ -70,22 +73,28 @@ class Seeker:
 
     async def expire(self, before: int) -> tuple[int, int]:
         """Everything that was published before a time (ms) counts as done."""
-        return await self._skip_to(await self._position_of(before))
+        expired, position = await self._skip_to(await self._position_of(before))
+        self._expired += expired
+        return expired, position
+
+    def stats(self) -> dict[str, Any]:
+        """For the subscription's statistics."""
+        return {"totalMsgExpired": self._expired}
 
     async def expire_old(self) -> None:
         """Messages that are too old, or too many, count as done: see actors.policies.expiry."""
         limits = await self._expiry.now(await self._directory.settings(self._topic.topic))
         if limits.age:
             found = await self._topic.ask(FindTime(time=max(self._ports.clock.now() - limits.age, 0)))
-            await self._drop_before(found.position)
+            self._expired += await self._drop_before(found.position)
         if limits.size is not None:
             keep, mark = int(limits.size * LEFT), self._cursor.mark_delete
             excess = await self._topic.ask(FindExcess(mark_delete=mark, limit=limits.size, keep=keep))
             await self._drop_before(excess.position or 0)
 
-    async def _drop_before(self, position: int) -> None:
-        if position > self._cursor.mark_delete + 1:
-            await self._forward(position)
+    async def _drop_before(self, position: int) -> int:
+        """Returns how many messages that were not done count as done now."""
+        return (await self._skip_to(position))[0] if position > self._cursor.mark_delete + 1 else 0
 
     async def _position_of(self, time: int) -> int:
         check_time(time, self._ports.clock.now())

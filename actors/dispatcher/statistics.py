@@ -1,11 +1,13 @@
 """Statistics of one subscription on one partition, with Pulsar's names.
 
-Everything is counted where it happens; here it is only put together.
+Everything is counted where it happens, and here it is only put together: a part that counts something has a method
+`stats`, and is in the list that `Components` hands over.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
@@ -16,15 +18,29 @@ from storage.errors import Unavailable
 from storage.position import show
 
 
-class Statistics:
-    """Puts the statistics together."""
+class Counts(Protocol):
+    """A part of the dispatcher that counts something."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, deliverer: Deliverer) -> None:
+    def stats(self) -> dict[str, Any]:
+        """Its statistics, with names that no other part uses."""
+
+
+class Statistics:
+    """Puts the statistics together. parts: all that count something of their own."""
+
+    def __init__(
+        self,
+        context: SubscriptionContext,
+        reader: Reader,
+        backlog: Backlog,
+        deliverer: Deliverer,
+        parts: Sequence[Counts],
+    ) -> None:
         self._ports, self._identity = context.ports, context.identity
         self._epoch, self._state = context.epoch, context.state
         self._core, self._runs = context.core, context.runs
         self._sessions, self._tracker = context.sessions, context.tracker
-        self._reader, self._backlog, self._deliverer = reader, backlog, deliverer
+        self._reader, self._backlog, self._deliverer, self._parts = reader, backlog, deliverer, parts
 
     async def collect(self) -> dict[str, Any]:
         """All of it. Without room nothing is read, so the end of the topic is looked up first.
@@ -58,6 +74,7 @@ class Statistics:
                 }
                 for session in self._sessions.all()
             ],
+            **{name: value for part in self._parts for name, value in part.stats().items()},
         }
 
     def _subscription(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.key_shared import parking
+from actors.key_shared.claims import finish_claims
 from actors.key_shared.core import Core
 from actors.key_shared.position_table import DONE
 from actors.key_shared.window import PENDING, REMOVED
@@ -57,8 +58,8 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
     rows, done = window.locate(positions)
     core.carried.forget(positions)
     unread = NO_POSITIONS
-    if core.claiming:
-        unread = np.unique(np.concatenate([unread, *(core.unclaim(member, positions) for member in core.members)]))
+    if claiming := core.members.claiming():
+        unread = np.unique(np.concatenate([member.unclaim(positions) for member in claiming]))
     state = window.state[rows]
     held = state == PENDING
     pending = rows
@@ -90,13 +91,12 @@ def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:
     for member in core.members:
         claims = member.claims
         gone = claims if positions is None else claims[np.isin(claims, positions)]
-        core.finish_claims(member, gone if up_to is None else gone[gone <= up_to])
+        finish_claims(core, member, gone if up_to is None else gone[gone <= up_to])
     if positions is None and up_to is None:
         core.carried.clear()
-    core.recheck = True
     window.trim()
 
 
 def _credit(core: Core, consumer: int | None, count: int) -> None:
     if consumer in core.members.by_number:
-        core.members.by_number[consumer].messages_acked += count
+        core.members.by_number[consumer].count_acked(count)

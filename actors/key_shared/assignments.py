@@ -44,6 +44,32 @@ class Share(NamedTuple):
     dispatch: int
 
 
+class DispatchCounters:
+    """What is counted over all passes. passes: how many there were. dispatched: how many messages were sent.
+    held_back: how many a gate of the policy refused.
+    """
+
+    def __init__(self) -> None:
+        self.passes = self.dispatched = self.held_back = 0
+
+    def begin_pass(self) -> None:
+        """One more pass."""
+        self.passes += 1
+
+    def dispatch(self, count: int) -> int:
+        """So many messages are sent; returns the number of the first of them."""
+        self.dispatched += count
+        return self.dispatched - count
+
+    def hold_back(self, count: int) -> None:
+        """A gate of the policy refused so many."""
+        self.held_back += count
+
+    def continue_from(self, before: DispatchCounters) -> None:
+        """The numbers of messages go on."""
+        self.dispatched = before.dispatched
+
+
 class Assignments:
     """The result of one dispatch pass; iterates over the consumers' parts, in the order of dispatching."""
 

@@ -13,6 +13,7 @@ from storage.position import Positions
 from storage.redeliveries import NOTHING, Redeliveries
 
 MOST = 50_000
+"""Rows of a snapshot; half a megabyte at the worst, which is written with every group of acknowledgements."""
 
 
 class CarriedRedeliveries:
@@ -20,6 +21,8 @@ class CarriedRedeliveries:
 
     def __init__(self) -> None:
         self._rows = NOTHING
+        self.not_durable = 0
+        """How many messages found no room in the last snapshot."""
 
     def __len__(self) -> int:
         return len(self._rows.positions)
@@ -40,6 +43,13 @@ class CarriedRedeliveries:
     def bound(self) -> None:
         """Keep as many as may be kept."""
         self._rows = longest(self._rows)
+
+    def snapshot(self, others: Redeliveries | None = None) -> Redeliveries:
+        """As much as fits into a record of what is carried, and of `others`, which are in the window."""
+        rows = self._rows if others is None else redeliveries.merged(others, self._rows)
+        kept = longest(rows)
+        self.not_durable = len(rows.positions) - len(kept.positions)
+        return kept
 
     def take(self, positions: Positions) -> Redeliveries:
         """The counts of these positions (ascending), which are carried no longer."""

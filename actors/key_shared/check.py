@@ -73,8 +73,10 @@ def _check_revoked(core: Core, hashes: Reduced, positions: Positions, state: npt
     flags = window.flags[window.head : window.tail]
     revoked = (state == PENDING) & ((flags & REVOKED) != 0)
     _same("revoked", np.bincount(hashes[revoked], minlength=HASH_RANGE), core.tables.revoked)
-    if int(revoked.sum()) != core.revoked:
-        raise InvariantViolation(f"{int(revoked.sum())} rows are revoked, the count says {core.revoked}")
+    if int(revoked.sum()) != core.tables.revoked_messages:
+        raise InvariantViolation(
+            f"{int(revoked.sum())} rows are revoked, not {core.tables.revoked_messages} as counted"
+        )
     if ((state != PENDING) & ((flags & REVOKED) != 0) & (state != DONE)).any():
         raise InvariantViolation("a row is revoked that is with nobody")
     first = np.full(HASH_RANGE, NOTHING_HELD)

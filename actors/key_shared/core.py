@@ -1,8 +1,9 @@
 """The state of one subscription on one partition, and the few transitions from which operations are made.
 
-`release` takes messages away from the consumers that hold them, `queue` and `unqueue` keep count of those that wait
-with a known place in the order, `change_owners` follows a join or a leave. Each keeps window, hash tables, members
-and sentinel in step, so the operations in `dispatch` cannot forget one of them.
+Each part of the state is an object that alone writes its fields (a test); here they are joined. `release` takes
+messages away from the consumers that hold them, `queue` and `unqueue` keep count of those that wait with a known place
+in the order, `change_owners` follows a join or a leave. Each keeps window, hash tables, members and sentinel in step,
+so no operation can forget one of them.
 
 `recheck` says that something waiting might be able to go out now. As long as nothing of that kind happened, waiting
 messages are not looked at again.
@@ -10,59 +11,39 @@ messages are not looked at again.
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
-import numpy.typing as npt
 
+from actors.key_shared.assignments import DispatchCounters
 from actors.key_shared.carried_redeliveries import CarriedRedeliveries
+from actors.key_shared.delays import Delays
 from actors.key_shared.drains import Drains
 from actors.key_shared.history import History, drained
-from actors.key_shared.members import AttachedConsumer, KeptPlace, Members
+from actors.key_shared.members import AttachedConsumer, KeptPlaces, Members
 from actors.key_shared.parked_messages import ParkedMessages
-from actors.key_shared.policies import Policy, Unordered, held_elsewhere, make_policy
+from actors.key_shared.policies import Policy, Unordered, make_policy
 from actors.key_shared.position_table import DONE, Rows
 from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
 from actors.key_shared.sentinel import Sentinel
 from actors.key_shared.tables import NOTHING_HELD, HashTables
 from actors.key_shared.window import (
     DEAD,
-    DELIVERED,
     DUE,
-    EXAMINED,
     FRESH,
     HELD,
-    MAX_REDELIVERIES,
     PENDING,
     REMOVED,
     REPLAY,
     REVOKED,
-    SENT,
     UNORDERED,
     WAITING,
-    Mask,
     Reduced,
     Window,
 )
 from actors.messages import SubscriptionSettings
-from actors.messages.settings import keeps_places
-from storage.errors import Invalid
+from actors.messages.settings import check_choices, keeps_places
 from storage.hashing import HASH_RANGE, Hashes
-from storage.position import EARLIEST, Positions
 
-_WOKEN_AT_ONCE = 1_000
-"""Messages that are looked at together when the first of them may go out."""
 UNLIMITED = 2**31 - 1
-DELAY_KEY_POLICIES = ("pass", "block_key", "reject")
-TYPES = ("key_shared", "shared", "exclusive", "failover")
-
-
-def _check(settings: SubscriptionSettings) -> None:
-    """Raises Invalid if the settings name something that there is not."""
-    if settings.type not in TYPES:
-        raise Invalid(f"type is {', '.join(TYPES)}, not {settings.type!r}")
-    if settings.delay_key_policy not in DELAY_KEY_POLICIES:
-        raise Invalid(f"delay_key_policy is {', '.join(DELAY_KEY_POLICIES)}, not {settings.delay_key_policy!r}")
 
 
 def _policy(settings: SubscriptionSettings) -> Policy:
@@ -85,10 +66,10 @@ class Core:
         first_consumer: int = 1,
         history: History | None = None,
     ) -> None:
-        _check(settings)
+        check_choices(settings)
         self.settings, self.partition = settings, partition
         self.window = Window()
-        self.lot = ParkedMessages(settings)
+        self.parked = ParkedMessages(settings)
         limited = settings.type in ("key_shared", "shared")
         self.members = Members(
             settings.max_unacked_messages_per_consumer if limited else 0,
@@ -108,31 +89,38 @@ class Core:
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
-        self.revoked = self.revoked_total = 0
-        self.overtaken = False
-        """Some row was ever OVERTOOK."""
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
-        self.kept: dict[int, KeptPlace] = {}  # by slot
-        self.last_read = self.reached = self.mark_delete = EARLIEST
-        self.recheck = False
-        self.later: list[tuple[int, int, Positions]] = []
+        self.kept = KeptPlaces()
         self.carried = CarriedRedeliveries()
-        self.not_durable = self.waits = self.held_back = 0
-        self.next_dispatch = self.turn = self.now = 0
-        self.drained_total = self.places_returned = self.hand_overs = 0
+        self.delays = Delays()
         self.drains = Drains()
-        self.claiming = False
+        self.counters = DispatchCounters()
+        self.recheck = False
+        self.now = 0
 
     def successor(self) -> Core:
         """An empty state that goes on with the numbers, the history and the totals of this one."""
         new = Core(self.settings, self.partition, first_consumer=self.members.next_number, history=self.history)
-        new.next_dispatch = self.next_dispatch
-        new.members.sent_to_leavers = self.members.sent_total
-        new.revoked_total = self.revoked_total
-        new.lot.goes_on_from(self.lot)
-        new.places_returned, new.hand_overs = self.places_returned, self.hand_overs
+        new.counters.continue_from(self.counters)
+        new.members.continue_from(self.members)
+        new.tables.continue_from(self.tables)
+        new.parked.continue_from(self.parked)
+        new.kept.continue_from(self.kept)
         return new
+
+    def at(self, now: int) -> None:
+        """It is `now`, in milliseconds."""
+        self.now = now
+
+    def look_again(self) -> None:
+        """Something that waits might be able to go out now."""
+        self.recheck = True
+
+    def taken_recheck(self) -> bool:
+        """Whether to look again; who asks looks."""
+        recheck, self.recheck = self.recheck, False
+        return recheck
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes as this subscription's selector sees them."""
@@ -151,22 +139,13 @@ class Core:
         count = self.window.count
         waiting = count[FRESH] + count[REPLAY] + count[UNORDERED] + self.held_for_decision
         if self.nack_ordered and count[REPLAY]:
-            waiting -= int(np.count_nonzero(self.unreached(self.window.rows_in(REPLAY))))
+            waiting -= int(np.count_nonzero(self.window.unreached(self.window.rows_in(REPLAY))))
         return waiting
 
     @property
     def held_for_decision(self) -> int:
         """Messages that wait for an operator's decision, or to be looked at, and are not parked (`parked_messages`)."""
-        return self.lot.counted + self.window.count[DEAD] if self.lot.on else 0
-
-    def unreached(self, rows: Rows) -> Mask:
-        """Which rows wait because the log was not read up to them: consumers held them from an earlier owner and
-        gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
-        """
-        unreached: Mask = self.window.position[rows] > max(self.last_read, self.reached)
-        if unreached.any():
-            unreached &= self.window.state[rows] == REPLAY
-        return unreached
+        return self.parked.counted + self.window.count[DEAD] if self.parked.on else 0
 
     def look_ahead_limit(self) -> int:
         """How many messages may wait to be sent before reading forward stops (KS-40)."""
@@ -195,7 +174,7 @@ class Core:
         if before == REPLAY:
             self.unqueue(rows)
         elif before in self.holding:
-            self.unhold(self.window.hash[rows])
+            self._unhold(self.window.hash[rows])
         if after == REPLAY:
             self.queue(rows)
         elif after in self.holding:
@@ -209,7 +188,7 @@ class Core:
     def _hold_keys(self, rows: Rows) -> None:
         np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
 
-    def unhold(self, hashes: Reduced) -> None:
+    def _unhold(self, hashes: Reduced) -> None:
         """Rows of these hashes may be held no longer; find out which still are."""
         affected = np.zeros(HASH_RANGE, np.bool_)
         affected[hashes] = True
@@ -225,12 +204,11 @@ class Core:
         window, members = self.window, self.members
         hashes = window.hash[rows].astype(np.intp)
         self.sentinel.given_back(hashes, window.position[rows] if self.nack_ordered else None, again=into != DONE)
-        if self.revoked:
+        if self.tables.revoked_messages:
             self._no_more_revoked(rows)
         freed = self.tables.released(hashes)
         if len(freed):
-            self.drained_total += len(freed)
-            self._finish(freed)
+            self.drains.freed(self.tables, members, freed, self.now)
             drained(members, self.tables.holder, freed)
             self.recheck = True
         if self.policy.remembers():
@@ -249,8 +227,7 @@ class Core:
         rows = rows[(self.window.flags[rows] & REVOKED) != 0]
         if len(rows):
             self.window.flags[rows] &= np.uint8(0xFF ^ REVOKED)
-            np.subtract.at(self.tables.revoked, self.window.hash[rows], np.int32(1))
-            self.revoked -= len(rows)
+            self.tables.no_more_revoked(self.window.hash[rows])
             self.recheck = True
 
     def reinsert(self, rows: Rows, into: int, now: int) -> Rows:
@@ -274,7 +251,7 @@ class Core:
         self.tables.set_owners(self.selector.owners())
         self.drains.owners_changed(self.tables, now)
         if drained_before is not None:
-            self._count_returned(drained_before)
+            self.drains.returned(self.tables, self.members, drained_before)
         after = self.tables.owner
         self.history.record(self.members, before, after, now=now, cause=cause, gone=gone, handed_over=handed_over)
         self.recheck = True
@@ -286,163 +263,17 @@ class Core:
             self.reinsert(held[self.window.consumer[held] != self.tables.owner[1]], REPLAY, now)
             self.tables.recount()
 
-    def _finish(self, freed: npt.NDArray[np.intp]) -> None:
-        holders = self.tables.holder[freed]
-        for slot in np.unique(holders).tolist():
-            member, mine = self.members.by_slot[slot], holders == slot
-            name = "" if member is None else member.name
-            self.drains.finished(freed[mine], self.tables.freed_attempts[mine], name, self.now)
-
-    def _count_returned(self, before: Mask) -> None:
-        """Hashes that drained and belong to their holder again are cleared too, as in Pulsar; nobody is told."""
-        tables = self.tables
-        back = np.flatnonzero(before & ~tables.drains & (tables.pending > 0))
-        self.drained_total += len(back)
-        for slot, count in zip(*np.unique(tables.holder[back], return_counts=True), strict=True):
-            member = self.members.by_slot[int(slot)]
-            if member is not None:
-                member.drained_total += int(count)
-
     def drop(self, rows: Rows) -> None:
         """Rows that are not PENDING are done; keeps the counts."""
         window = self.window
         state = window.state[rows]
-        self.lot.stale |= self.lot.on and window.count[DEAD] > 0 and bool((state == DEAD).any())
+        if self.parked.on and window.count[DEAD] > 0 and (state == DEAD).any():
+            self.parked.look_again()
         for before in (FRESH, REPLAY, UNORDERED, WAITING, DEAD, HELD):
             if window.count[before]:
                 self.move_waiting(rows[state == before], before, DONE)
         self.recheck = True
         self.settle_limits()
-
-    def count_redelivery(self, rows: Rows, seen: npt.NDArray[np.uint8] | None) -> None:
-        """Rows that were just given back come again for one more time, or are dead letters.
-
-        seen: the count that the consumer had with each, if it told; said twice, a hand-back counts once.
-        """
-        if len(rows):
-            self.window.redelivery[rows] = raised(self.window.redelivery[rows], seen)
-            self.window.redelivered = True
-            self.send_to_dead_letters(rows)
-
-    def send_to_dead_letters(self, rows: Rows) -> None:
-        """Of rows that wait, those redelivered too often go to the dead letters instead."""
-        most = self.settings.max_redeliver_count
-        if most <= 0:
-            return
-        window = self.window
-        rows = rows[window.redelivery[rows] > most]
-        if len(rows) == 0:
-            return
-        state = window.state[rows]
-        for before in (FRESH, REPLAY, UNORDERED, WAITING):
-            self.move_waiting(rows[state == before], before, DEAD)
-        if self.lot.on:
-            self.lot.stale = True
-            if self.lot.examined:  # it may be of the key that was another one
-                alike = np.isin(window.masked_hash[window.head : window.tail], window.masked_hash[rows])
-                window.flags[window.head : window.tail][alike] &= np.uint8(0xFF ^ EXAMINED)
-        self.settle_limits()
-
-    # -- claims -----------------------------------------------------------------------------------------------------
-
-    def claim(self, member: AttachedConsumer) -> None:
-        """Give a consumer the messages that it holds from before a change of owner, as far as they were read.
-
-        A row stays unclaimed if it, or a message of its hash, is already with another consumer: claiming it would
-        put one key at two consumers. It is then sent again in its turn, which is a duplicate and allowed. What is done
-        already is never sent again; as long as the consumer holds it, it keeps its key there (KS-45).
-        """
-        window, tables = self.window, self.tables
-        rows = window.find(member.claims)
-        if len(rows) == 0:
-            return
-        found, state = window.position[rows], window.state[rows]
-        over = np.isin(found, member.finished)
-        member.claims = np.setdiff1d(member.claims, found, assume_unique=True)
-        member.finished = np.setdiff1d(member.finished, found, assume_unique=True)
-        mine = (state != PENDING) & (state != DEAD)
-        if self.policy.ordered:
-            mine &= ~held_elsewhere(window, window.hash[rows], np.full(len(rows), member.slot, np.uint16))
-        self.drop(rows[over & ~mine & (state != PENDING)])
-        rows, over = rows[mine], over[mine]
-        if len(rows) == 0:
-            return
-        state = window.state[rows]
-        for before in (FRESH, REPLAY, UNORDERED, WAITING, HELD):
-            self.move_waiting(rows[state == before], before, PENDING)
-        hashes = window.hash[rows]
-        slots = np.full(len(rows), member.slot, np.uint16)
-        self.sentinel.take(slots, hashes, window.position[rows], (window.flags[rows] & DUE) == 0)
-        window.consumer[rows] = member.slot
-        window.since[rows] = self.now
-        window.flags[rows] |= DELIVERED | SENT
-        window.flags[rows[over]] |= REMOVED
-        tables.sent(hashes, slots)
-        tables.recount()
-        self.members.count_claimed(member.slot, len(rows))
-        self.settle_limits()
-
-    def claim_all(self) -> None:
-        """After rows were added: claim them for those that hold them."""
-        if not self.claiming:
-            return
-        for member in self.members:
-            if len(member.claims):
-                self.claim(member)
-        self.claiming = any(len(member.claims) for member in self.members)
-
-    def finish_claims(self, member: AttachedConsumer, positions: Positions) -> None:
-        """Some of its claims are done; they keep their keys in an ordered subscription, and nothing elsewhere."""
-        if len(positions) == 0:
-            return
-        if self.policy.ordered:
-            member.finished = np.union1d(member.finished, positions)
-        else:
-            self.unclaim(member, positions)
-
-    def unclaim(self, member: AttachedConsumer, positions: Positions | None) -> Positions:
-        """A consumer drops these (None: all) of the unread messages that it claims; returns which."""
-        given = member.claims if positions is None else np.intersect1d(member.claims, positions)
-        if len(given):
-            member.claims = np.setdiff1d(member.claims, given, assume_unique=True)
-            member.finished = np.intersect1d(member.finished, member.claims)
-        return given
-
-    # -- time -------------------------------------------------------------------------------------------------------
-
-    def wait(self, rows: Rows, until: npt.NDArray[np.int64]) -> None:
-        """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
-        self.window.since[rows] = until
-        order = np.argsort(until, kind="stable")
-        for start in range(0, len(rows), _WOKEN_AT_ONCE):
-            some = order[start : start + _WOKEN_AT_ONCE]
-            self._call_at(int(until[some[0]]), rows[some])
-
-    def _call_at(self, when: int, rows: Rows) -> None:
-        self.waits += 1
-        heapq.heappush(self.later, (when, self.waits, np.sort(self.window.position[rows])))
-
-    def wake(self, now: int) -> None:
-        """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
-        while self.later and self.later[0][0] <= now:
-            rows = self.window.find(heapq.heappop(self.later)[2])
-            rows = rows[self.window.state[rows] == WAITING]
-            over = self.window.since[rows] <= now
-            if not over.all():
-                self._call_at(int(self.window.since[rows[~over]].min()), rows[~over])
-            self.move_waiting(rows[over], WAITING, REPLAY if self.nack_ordered else UNORDERED)
-            self.recheck = True
-            self.settle_limits()
-
-
-def raised(counts: npt.NDArray[np.uint8], seen: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8]:
-    """One more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
-    more: npt.NDArray[np.uint8]
-    if seen is None:
-        more = counts + (counts < MAX_REDELIVERIES).astype(np.uint8)
-    else:
-        more = np.maximum(counts, seen + (seen < MAX_REDELIVERIES).astype(np.uint8))
-    return more
 
 
 def look_ahead_limit(settings: SubscriptionSettings, consumers: int) -> int:

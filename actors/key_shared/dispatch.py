@@ -13,6 +13,9 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     dispatch_pass    one pass of the dispatch
     assignments      what it sends to whom, by column
     hash_assignments who comes and goes, and what becomes of its hashes
+    arrivals         messages come: read forward, due, or named by a consumer that holds them
+    claims           what consumers hold from before a change of owner
+    delays           when what was given back with a delay may go out again
     acks, nacks      what is done, and what is given back (`carried_redeliveries`: also before it is read)
     revocation       what is given back keeps its place (nack_order=key)
     parking          keys that wait for a decision
@@ -29,7 +32,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import explain, hash_assignments, heaviest, nacks, parking, revocation, stats
+from actors.key_shared import arrivals, explain, hash_assignments, heaviest, nacks, parking, revocation, stats
 from actors.key_shared.acks import acknowledge, acknowledge_all, remove
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
@@ -39,15 +42,12 @@ from actors.key_shared.hash_assignments import NEW, HashAssignments, JoinAs
 from actors.key_shared.heaviest import Heaviest
 from actors.key_shared.history import History, take_events
 from actors.key_shared.members import AttachedConsumer
-from actors.key_shared.policies import held_elsewhere
-from actors.key_shared.position_table import DONE
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import DEAD, DUE, FRESH, HELD, NO_SLOT, PENDING, REPLAY, UNORDERED, Mask, Reduced
+from actors.key_shared.window import DEAD, FRESH, NO_SLOT, PENDING, UNORDERED, Mask, Reduced
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
-from storage.errors import InvariantViolation
 from storage.hashing import Hashes
-from storage.position import Positions, show
+from storage.position import Positions
 from storage.redeliveries import Redeliveries
 
 
@@ -132,19 +132,8 @@ class Dispatch:
         """
         core = self._core
         member = core.members.by_number.get(consumer)
-        if member is None:
-            return
-        if len(member.finished):
-            core.unclaim(member, np.setdiff1d(member.finished, positions))
-        mine = np.full(len(positions), member.slot, np.uint16)
-        wanted = np.isin(positions, member.claims)
-        wanted &= ~held_elsewhere(core.window, core.reduce(hashes), mine)
-        positions, hashes = positions[wanted], hashes[wanted]
-        # What was done here while the topic was asked has left a hole in the window, which becomes its row again.
-        rows, _ = core.window.locate(positions)
-        core.window.revive(rows[core.window.state[rows] == DONE], UNORDERED)
-        if len(positions):
-            self._add(positions, hashes, FRESH, 0)
+        if member is not None:
+            arrivals.bring(core, member, positions, hashes)
 
     def knows(self, consumer: int, positions: Positions) -> Mask:
         """Which positions (int64, ascending) this owner knows, or the consumer brought from an earlier owner.
@@ -224,63 +213,19 @@ class Dispatch:
         `delayed` (bool) says which are not due. Later messages of their hashes wait until `due` brings them.
         Raises InvariantViolation if the positions do not follow.
         """
-        core = self._core
-        if len(positions) == 0:
-            return
-        if int(positions[0]) <= core.last_read:
-            raise InvariantViolation(f"{show(int(positions[0]))} was read after {show(core.last_read)}")
-        core.last_read = int(positions[-1])
-        core.recheck |= core.nack_ordered
-        self._add(positions, hashes, FRESH, 0)
-        if delayed is not None and delayed.any():
-            if not core.holds_keys:
-                raise InvariantViolation("delayed messages were read into a subscription in which they hold no keys")
-            rows = core.window.find(positions[delayed])
-            core.hold(rows[core.window.state[rows] == FRESH])
+        arrivals.append(self._core, positions, hashes, delayed)
 
     def reach(self, position: int) -> None:
         """The log was read up to here; what of it did not come to `append` is done or delayed."""
-        if position > self._core.reached:
-            self._core.reached = position
-            self._core.recheck |= self._core.nack_ordered
+        if self._core.window.reach(position) and self._core.nack_ordered:
+            self._core.look_again()
 
     def due(self, positions: Positions, hashes: Hashes) -> None:
         """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
 
         Those that held back their keys have kept their place. Positions that are here already are ignored; any order.
         """
-        core = self._core
-        if len(positions) == 0:
-            return
-        positions, first = np.unique(positions, return_index=True)
-        if core.window.count[HELD]:
-            rows = core.window.find(positions)
-            rows = rows[core.window.state[rows] == HELD]
-            # What was read and not offered yet may lie before them: then all of it waits, and goes out by position.
-            core.move_waiting(core.window.rows_in(FRESH), FRESH, REPLAY)
-            core.window.since[rows] = core.now
-            core.move_waiting(rows, HELD, REPLAY)
-        self._add(positions, hashes[first], UNORDERED, DUE)
-        core.recheck = True
-
-    def _add(self, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
-        core = self._core
-        window = core.window
-        if core.lot.live:
-            new = ~core.lot.contains(positions)
-            positions, hashes = positions[new], hashes[new]
-            if not len(positions):
-                return
-        behind = window.tail == window.head or bool(positions[0] > window.position[window.tail - 1])
-        if not behind:
-            new = np.isin(positions, window.position[window.rows_live()], invert=True)
-            positions, hashes = positions[new], hashes[new]
-        window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
-        nacks.recall(core, positions)
-        claimed = core.claiming
-        core.claim_all()
-        if claimed or not behind:
-            revocation.revoke(core)
+        arrivals.due(self._core, positions, hashes)
 
     # -- consumers --------------------------------------------------------------------------------------------------
 
@@ -296,7 +241,7 @@ class Dispatch:
             return False
         before = int(core.members.granted[member.slot])
         if core.members.grant(member, total):
-            core.recheck = True
+            core.look_again()
         return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
@@ -333,12 +278,12 @@ class Dispatch:
     def remember(self, rows: Redeliveries, now: int) -> None:
         """Take over the redelivery counts of an earlier owner; for a new object."""
         self._state.carried.begin_with(rows)
-        self._state.now = now
+        self._state.at(now)
 
     @property
     def not_durable(self) -> int:
         """How many messages found no room in the last `redeliveries`."""
-        return self._state.not_durable
+        return self._state.carried.not_durable
 
     def redeliveries(self) -> bytes:
         """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`nacks`)."""
@@ -346,7 +291,7 @@ class Dispatch:
 
     def has_dead_letters(self) -> bool:
         """Some message was redelivered more than max_redeliver_count times, and goes to the dead letters."""
-        return self._core.window.count[DEAD] > 0 and not self._core.lot.on
+        return self._core.window.count[DEAD] > 0 and not self._core.parked.on
 
     def dead_letters(self) -> Positions:
         """Positions that were redelivered more than max_redeliver_count times, ascending.
@@ -354,7 +299,7 @@ class Dispatch:
         They stay here, and are sent to nobody, until they are acknowledged.
         """
         core = self._core
-        return NO_POSITIONS if core.lot.on else core.window.position[core.window.rows_in(DEAD)]
+        return NO_POSITIONS if core.parked.on else core.window.position[core.window.rows_in(DEAD)]
 
     @property
     def parking(self) -> parking.Parking:
@@ -372,10 +317,9 @@ class Dispatch:
     def mark_deleted(self, position: int) -> None:
         """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
         core = self._state  # No policy asks the rows here, so reports may wait on.
-        core.mark_delete = max(core.mark_delete, position)
         core.carried.forget_up_to(position)
         if core.policy.marked(position):
-            core.recheck = True
+            core.look_again()
 
     # -- output -----------------------------------------------------------------------------------------------------
 
@@ -388,14 +332,14 @@ class Dispatch:
 
     def wakeup(self, now: int) -> int | None:
         """When time alone may let something out (end of a redelivery delay), ms; None: never."""
-        later = self._core.later
-        return max(later[0][0], now) if later else None
+        at = self._core.delays.next
+        return None if at is None else max(at, now)
 
     # -- observation ------------------------------------------------------------------------------------------------
 
     def idle(self) -> bool:
         """Nothing is pending, waiting or dead: all that was read is done."""
-        return self._core.window.live == 0 and self._core.lot.live == 0
+        return self._core.window.live == 0 and self._core.parked.live == 0
 
     def stalled(self) -> bool:
         """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import parking, revocation
+from actors.key_shared import nacks, parking, revocation
 from actors.key_shared.assignments import NO_REDELIVERIES, Assignments, Share
 from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
@@ -38,7 +38,7 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
     tables = core.tables
     if any(core.window.count[state] for state in core.holding):
         yield Gate.KEY_DELAYED, rows.positions > tables.held_from[rows.hashes]
-    if core.revoked:
+    if core.tables.revoked_messages:
         yield Gate.REDELIVERY, tables.revoked[rows.hashes] > 0
     if rows.fresh and core.policy.ordered and core.window.count[REPLAY]:
         yield Gate.EARLIER_WAITS, tables.replayed[rows.hashes] > 0
@@ -51,15 +51,14 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
 
 def route(core: Core, now: int) -> Assignments:
     """Everything that can go out now."""
-    core.now = now
-    core.wake(now)
+    core.at(now)
+    nacks.wake(core, now)
     out = Assignments()
     window = core.window
-    if core.lot.on:
+    if core.parked.on:
         parking.collect(core)
-    revocation.keep_places(core)
-    if core.recheck:
-        core.recheck = False
+    revocation.keep_order(core)
+    if core.taken_recheck():
         core.members.starved[:] = False
         if window.count[REPLAY] or window.count[UNORDERED]:
             _pass(core, redelivered(core), out, now, fresh=False)
@@ -71,7 +70,7 @@ def route(core: Core, now: int) -> Assignments:
 def redelivered(core: Core) -> Rows:
     """Rows that wait to be sent again, or are delayed ones that are due, as far as a dispatch may look at them."""
     rows = core.window.rows_in(REPLAY, UNORDERED)
-    return rows[~core.unreached(rows)] if core.nack_ordered else rows
+    return rows[~core.window.unreached(rows)] if core.nack_ordered else rows
 
 
 def would_send(core: Core) -> int:
@@ -108,11 +107,10 @@ def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -
     blocked: Mask | None = None
     for gate, mask in closed(core, candidates):
         if counting and gate == Gate.DRAINING:
-            refused = np.unique(candidates.hashes[np.flatnonzero(mask)])
-            core.tables.attempts[refused] += 1
-            core.drains.blocked += len(refused)
+            refused: npt.NDArray[np.intp] = np.unique(candidates.hashes[np.flatnonzero(mask)]).astype(np.intp)
+            core.drains.block(core.tables, refused)
         if counting and gate in (Gate.DRAINING, Gate.RECENTLY_JOINED):
-            core.held_back += int(np.count_nonzero(mask))
+            core.counters.hold_back(int(np.count_nonzero(mask)))
         blocked = mask if blocked is None else blocked | mask
     return blocked if blocked is not None and blocked.any() else None
 
@@ -122,14 +120,14 @@ def _pass(core: Core, rows: Rows | slice, out: Assignments, now: int, *, fresh: 
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
     blocked = closed_rows(core, candidates, counting=True)
-    core.turn += 1
+    core.counters.begin_pass()
     picked, left, counts = cut(core, candidates.owners, blocked, allowance)
     total = int(counts.sum())
     if core.shared and total < len(candidates.hashes):
         core.members.starved[:] = True
     if fresh:
         _mark_fresh(core, rows, candidates.owners, left, now)
-        core.window.fresh_from = core.window.tail
+        core.window.none_fresh()
     if total:
         _send(core, rows, candidates, picked, counts, out, now)
 
@@ -174,7 +172,7 @@ def cut(
     if not over.any():
         total = int(counts.sum())
         return order[:total], order[total:], counts
-    core.members.starved |= over
+    core.members.note_starved(over)
     rank = np.arange(len(order)) - np.repeat(np.cumsum(every) - every, every)
     most = np.append(allowance, 0) if len(every) > slots else allowance
     goes = rank < np.repeat(most, every)
@@ -243,9 +241,9 @@ def _assign(
     members.last_sent[to] = now
     if not redeliveries.any():
         redeliveries = NO_REDELIVERIES
-    share = Share(members.numbers[to], np.cumsum(counts)[to], positions, redeliveries, core.next_dispatch)
+    dispatch = core.counters.dispatch(len(positions))
+    share = Share(members.numbers[to], np.cumsum(counts)[to], positions, redeliveries, dispatch)
     out.shares.append(share)
-    core.next_dispatch += len(positions)
 
 
 def deal(core: Core, count: int, allowance: Counts) -> Reduced:
@@ -255,7 +253,7 @@ def deal(core: Core, count: int, allowance: Counts) -> Reduced:
     done = 0
     for priority in sorted({member.priority for member in core.members}):
         level = [member.slot for member in core.members if member.priority == priority]
-        shift = core.turn % len(level)
+        shift = core.counters.passes % len(level)
         level = level[shift:] + level[:shift]
         while done < count and (level := [slot for slot in level if left[slot] > 0]):
             for at, slot in enumerate(level):

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared.members import Members
 from actors.key_shared.tables import HashTables
+from actors.key_shared.window import HashIndex, Mask
 from storage.hashing import HASH_RANGE
 
 Numbers = npt.NDArray[np.int64]
@@ -55,12 +57,18 @@ class _Finished:
     millis: Spread = field(default_factory=Spread)
     attempts: Spread = field(default_factory=Spread)
 
+    def add(self, millis: Numbers, attempts: Numbers) -> None:
+        self.hashes += len(millis)
+        self.millis.add(millis)
+        self.attempts.add(attempts)
+
 
 class Drains:
     """Follows the draining hashes of one subscription."""
 
     def __init__(self) -> None:
-        self.peak = self.begun = 0
+        self.peak = self.begun = self.cleared = 0
+        """The most at once; how many ever began to drain, and how many of them came free."""
         self.blocked = 0
         """Times that a hash was refused because it drained, once a hash and pass; ever."""
         # It comes with the first hash that drains: an idle subscription has no use for half a megabyte.
@@ -79,7 +87,33 @@ class Drains:
         self.begun += len(new)
         self.peak = max(self.peak, tables.draining)
 
-    def finished(self, hashes: npt.NDArray[np.intp], attempts: npt.NDArray[np.int32], name: str, now: int) -> None:
+    def block(self, tables: HashTables, hashes: HashIndex) -> None:
+        """These drain and were refused, each once a pass."""
+        tables.attempts[hashes] += 1
+        self.blocked += len(hashes)
+
+    def freed(self, tables: HashTables, members: Members, hashes: npt.NDArray[np.intp], now: int) -> None:
+        """These stopped draining because what was out of them is done or given back."""
+        self.cleared += len(hashes)
+        holders = tables.holder[hashes]
+        for slot in np.unique(holders).tolist():
+            member, mine = members.by_slot[slot], holders == slot
+            name = "" if member is None else member.name
+            self._finished(hashes[mine], tables.freed_attempts[mine], name, now)
+
+    def returned(self, tables: HashTables, members: Members, before: Mask) -> None:
+        """Hashes that drained and belong to their holder again are cleared too, as in Pulsar; nobody is told.
+
+        before: those that drained before the change of owners, bool, one a hash.
+        """
+        back = np.flatnonzero(before & ~tables.drains & (tables.pending > 0))
+        self.cleared += len(back)
+        for slot, count in zip(*np.unique(tables.holder[back], return_counts=True), strict=True):
+            member = members.by_slot[int(slot)]
+            if member is not None:
+                member.count_drained(int(count))
+
+    def _finished(self, hashes: npt.NDArray[np.intp], attempts: npt.NDArray[np.int32], name: str, now: int) -> None:
         """These stopped draining because the consumer of this name finished. attempts: int32, one for each hash."""
         if not len(self._since):
             return
@@ -92,13 +126,12 @@ class Drains:
         self._by_consumer[name] = drained
         if len(self._by_consumer) > CONSUMERS_KEPT:
             del self._by_consumer[next(iter(self._by_consumer))]
-        drained.hashes += int(known.sum())
-        drained.millis.add(np.maximum(now - began[known], 0))
-        drained.attempts.add(attempts[known].astype(np.int64))
+        drained.add(np.maximum(now - began[known], 0), attempts[known].astype(np.int64))
 
     def stats(self) -> dict[str, Any]:
         """For the subscription's statistics."""
         return {
+            "drainingHashesClearedTotal": self.cleared,
             "drainingHashesPeak": self.peak,
             "drainingHashesBegunTotal": self.begun,
             "drainingHashesBlockedTotal": self.blocked,

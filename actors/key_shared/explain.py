@@ -105,7 +105,7 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
                 "writing it to the dead letter topic and acknowledging it",
             )
         ]
-    if core.nack_ordered and core.unreached(np.array([row])).any():
+    if core.nack_ordered and core.window.unreached(np.array([row])).any():
         text = "a consumer held it from an earlier owner and gave it back, and what lies before it was not read yet"
         return [_reason("not_read", text, "the next reads"), *read_reasons(core)]
     reasons = [_gate_reason(core, gate, row, now) for gate in _gates(core, row)]
@@ -262,7 +262,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
 
 
 def _kept(core: Core, slot: int) -> Reason:
-    member, until = core.members.at(slot), core.kept[slot].until
+    member, until = core.members.at(slot), core.kept.by_slot[slot].until
     when = f"until {until}" if until else "until its lease and then grace_ms are over"
     text = f"the hash is kept for its owner {member.name!r}, which left, {when}"
     names = f"{member.name!r}" + (f" or {member.to!r}" if member.to else "")
@@ -283,7 +283,7 @@ def _ahead(core: Core, row: int) -> int:
 
 def _elsewhere(core: Core, position: int) -> dict[str, Any]:
     """A position that is not in the window."""
-    if position <= core.last_read:
+    if position <= core.window.last_read:
         text = "it is acknowledged, removed, or delayed and not yet due"
         reasons = [_reason("nothing_to_deliver", text, "nothing here; ask the cursor and the delayed index")]
     else:
@@ -369,6 +369,7 @@ def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
         {
             "message_id": show(int(window.position[row])),
             "consumer": _owner_name(core, int(window.consumer[row])),
+            "session": core.members.at(int(window.consumer[row])).number,
             **({"removed": True} if window.flags[row] & REMOVED else {}),
             "age_ms": max(now - int(window.since[row]), 0),
         }

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from actors.key_shared import parking, revocation
+from actors.key_shared.claims import claim, finish_claims
 from actors.key_shared.core import Core
 from actors.key_shared.history import tell_inactive
 from actors.key_shared.members import AttachedConsumer, KeptPlace
 from actors.key_shared.selectors import Range, ranges_of
-from actors.key_shared.window import PENDING, REPLAY, SENT
+from actors.key_shared.window import PENDING, REPLAY
 from storage.position import Positions
 
 
@@ -61,19 +62,17 @@ def join(
 ) -> int:
     others = len(core.members)
     member, cause, fresh = _enter(core, name, now, ranges, priority, entry)
-    member.ranges = tuple((int(low), int(high)) for low, high in ranges)
-    member.base, member.keeps_place = entry.base, entry.keeps_place
+    member.enter(entry.base, entry.keeps_place, ranges)
     if len(holding):
         parking.bring_back(core, np.unique(holding))
-        core.lot.asks_back = True
-        member.claims = np.unique(holding)
-        core.finish_claims(member, finished)
-        core.claiming = True
-        core.claim(member)
+        core.parked.ask_back()
+        core.members.claim(member, np.unique(holding))
+        finish_claims(core, member, finished)
+        claim(core, member)
         revocation.revoke(core)
     core.change_owners(now=now, cause=cause, handed_over=bool(entry.after))
     if fresh:
-        core.policy.joined(member.slot, others, core.window, core.last_read)
+        core.policy.joined(member.slot, others, core.window, core.window.last_read)
     if core.settings.type == "failover" and core.tables.owner[1] != member.slot:
         tell_inactive(member, core.history.number)
     return member.number
@@ -85,18 +84,17 @@ def _enter(
     """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
     members, selector = core.members, core.selector
     if entry.into is not None:
-        kept = core.kept.pop(entry.into)
+        kept = core.kept.take(entry.into)
         member = members.add(entry.into, name, priority, now)
         member.events.append(("assigned", tuple(ranges_of(core.tables.owner, member.slot)), core.history.number))
-        core.places_returned += not kept.restored
         return member, f"{name} is back", kept.restored
     slot = members.free_slot()
     if entry.after:
         before = members.by_number[entry.after]
         selector.replace(before.slot, slot)
-        before.to = ""
+        before.offer_place("")
         before.events.append(("handed_over", (), core.history.number))
-        core.hand_overs += 1
+        core.kept.hand_over()
         return members.add(slot, name, priority, now), f"{name} took over from {before.name}", True
     if not entry.unassigned:
         selector.add(slot, name, ranges=ranges, priority=priority)
@@ -107,7 +105,7 @@ def give_place(core: Core, member: AttachedConsumer, *, now: int) -> None:
     """A consumer without a place gets a place now. Raises Conflict if there is none, and then nothing has changed."""
     core.selector.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
     core.change_owners(now=now, cause=f"{member.name} joined")
-    core.policy.joined(member.slot, len(core.members) - 1, core.window, core.last_read)
+    core.policy.joined(member.slot, len(core.members) - 1, core.window, core.window.last_read)
 
 
 def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
@@ -124,7 +122,7 @@ def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None
     core.reinsert(held[core.window.consumer[held] == member.slot], REPLAY, now)
     if keep:
         core.members.set_aside(member)
-        core.kept[member.slot] = KeptPlace()
+        core.kept.by_slot[member.slot] = KeptPlace()
     else:
         core.members.remove(member)
     core.change_owners(now=now, cause=f"{member.name} left", gone=member)
@@ -132,15 +130,14 @@ def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None
         core.policy.left(member.slot, len(core.members) + len(core.kept))
     core.settle_limits()
     if not core.members:
-        core.window.flags &= np.uint8(0xFF ^ SENT)
-        core.claiming = False
+        core.window.forget_sent()
     core.window.trim()
 
 
 def give_up(core: Core, slot: int, *, now: int) -> None:
     """Stop keeping a place: its hashes move as if its consumer had left."""
     member = core.members.at(slot)
-    del core.kept[slot]
+    del core.kept.by_slot[slot]
     core.selector.remove(slot)
     core.members.free(slot)
     core.change_owners(now=now, cause=f"{member.name} did not come back", gone=member)
@@ -167,11 +164,10 @@ def restore(core: Core, rows: Iterable[Sequence[Any]], *, now: int) -> None:
         slot = core.members.free_slot()
         core.selector.restore(slot, list(share))
         member = core.members.add(slot, str(name), 0, now)
-        member.base, member.to, member.keeps_place = str(base), str(to), bool(keeps_place)
-        if core.settings.selector == "sticky":
-            member.ranges = tuple((int(low), int(high)) for low, high in share)
+        member.enter(str(base), bool(keeps_place), share if core.settings.selector == "sticky" else ())
+        member.offer_place(str(to))
         core.members.set_aside(member)
-        core.kept[slot] = KeptPlace(restored=True)
+        core.kept.by_slot[slot] = KeptPlace(restored=True)
     if core.kept:
         core.change_owners(now=now, cause="places are kept")
 
@@ -194,14 +190,14 @@ def kept_stats(core: Core) -> dict[str, Any]:
             "until": kept.until or None,
             "handsOverTo": core.members.at(slot).to,
         }
-        for slot, kept in core.kept.items()
+        for slot, kept in core.kept.by_slot.items()
     ]
     return {
         "graceMillis": core.settings.grace_ms,
         "keptConsumers": kept,
         "keptHashes": sum(row["hashes"] for row in kept),
-        "placesReturnedTotal": core.places_returned,
-        "handOversTotal": core.hand_overs,
+        "placesReturnedTotal": core.kept.returned,
+        "handOversTotal": core.kept.handed_over,
         "hashesHandedOverTotal": core.history.hashes_handed_over,
     }
 
@@ -220,12 +216,11 @@ class HashAssignments:
     @property
     def kept(self) -> dict[int, KeptPlace]:
         """KeptPlace places by slot; for reading only."""
-        return self._core.kept
+        return self._core.kept.by_slot
 
     def keep(self, slot: int, over: int, until: int) -> None:
         """Keep a place until then (monotonic ms, and by the clock)."""
-        kept = self._core.kept[slot]
-        kept.over, kept.until = over, until
+        self._core.kept.by_slot[slot].keep_until(over, until)
 
     def place(self, slot: int) -> AttachedConsumer:
         """The place of a present or former consumer."""
@@ -242,7 +237,7 @@ class HashAssignments:
 
     def offer(self, place: AttachedConsumer, to: str) -> None:
         """The consumer that attaches under this name takes the place over."""
-        place.to = to
+        place.offer_place(to)
 
     def give_place(self, consumer: int, now: int) -> bool:
         """A consumer without a place gets a place; False if it is not here. Raises Conflict."""

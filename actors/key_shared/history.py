@@ -128,10 +128,10 @@ def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> N
         member = members.by_slot[int(slot)]
         if member is not None:
             mine = freed[holder[freed] == slot]
-            member.drained_total += len(mine)
+            member.count_drained(len(mine))
             member.drained.append(mine)
             if len(member.drained) > _EVENTS_A_CONSUMER:
-                member.drained = [np.unique(np.concatenate(member.drained))]
+                member.drained[:] = [np.unique(np.concatenate(member.drained))]
 
 
 def tell_inactive(member: AttachedConsumer, number: int) -> None:

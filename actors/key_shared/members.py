@@ -12,7 +12,7 @@ that arrive from then on are held back until half of the limit is acknowledged. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,48 @@ class AttachedConsumer:
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
     drained: list[npt.NDArray[np.intp]] = field(default_factory=list)
 
+    def claim(self, positions: Positions) -> None:
+        """It holds these (ascending) from before a change of owner."""
+        self.claims = positions
+
+    def unclaim(self, positions: Positions | None = None) -> Positions:
+        """It drops these (None: all) of its claims; returns which."""
+        given = self.claims if positions is None else np.intersect1d(self.claims, positions)
+        if len(given):
+            self.claims = np.setdiff1d(self.claims, given, assume_unique=True)
+            self.finished = np.intersect1d(self.finished, self.claims)
+        return given
+
+    def finish(self, positions: Positions) -> None:
+        """These of its claims are done."""
+        self.finished = np.union1d(self.finished, positions)
+
+    def ask_back(self, positions: Positions) -> None:
+        """It is to give these back."""
+        self.revoked = np.union1d(self.revoked, positions)
+
+    def taken_revoked(self) -> Positions:
+        """What it is to give back and was not told yet; who asks tells it."""
+        revoked, self.revoked = self.revoked, _none()
+        return revoked
+
+    def enter(self, base: str, keeps_place: bool, ranges: Sequence[tuple[int, int]]) -> None:
+        """What it brought when it joined; see the fields."""
+        self.base, self.keeps_place = base, keeps_place
+        self.ranges = tuple((int(low), int(high)) for low, high in ranges)
+
+    def offer_place(self, to: str) -> None:
+        """The consumer that attaches under this name takes its place over; empty: nobody does."""
+        self.to = to
+
+    def count_acked(self, count: int) -> None:
+        """So many of its messages are done."""
+        self.messages_acked += count
+
+    def count_drained(self, count: int) -> None:
+        """So many hashes that it held are free."""
+        self.drained_total += count
+
 
 @dataclass(slots=True, eq=False)
 class KeptPlace:
@@ -72,6 +114,38 @@ class KeptPlace:
     restored: bool = False
     over: int | None = None
     until: int = 0
+
+    def keep_until(self, over: int, until: int) -> None:
+        """See the fields."""
+        self.over, self.until = over, until
+
+
+class KeptPlaces:
+    """The places that nobody is at, by slot, and how many ever were returned to, or handed over."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, KeptPlace] = {}
+        self.returned = self.handed_over = 0
+
+    def __len__(self) -> int:
+        return len(self.by_slot)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self.by_slot
+
+    def take(self, slot: int) -> KeptPlace:
+        """A consumer is at this place again."""
+        kept = self.by_slot.pop(slot)
+        self.returned += not kept.restored
+        return kept
+
+    def hand_over(self) -> None:
+        """A place went from one consumer to another."""
+        self.handed_over += 1
+
+    def continue_from(self, before: KeptPlaces) -> None:
+        """The totals go on."""
+        self.returned, self.handed_over = before.returned, before.handed_over
 
 
 class Members:
@@ -97,6 +171,11 @@ class Members:
         self._allowance: Counts | None = None
         """As it was counted last; None once anything that it hangs on has changed."""
         self._allowed = 0
+        self._claiming = False
+
+    def continue_from(self, before: Members) -> None:
+        """The total of what was sent goes on; who sent it is no longer here."""
+        self.sent_to_leavers = before.sent_total
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -109,6 +188,19 @@ class Members:
     def slots(self) -> int:
         """Length of the arrays by slot."""
         return len(self.by_slot)
+
+    def claim(self, member: AttachedConsumer, positions: Positions) -> None:
+        """A consumer holds these (ascending) from before a change of owner."""
+        member.claim(positions)
+        self._claiming = True
+
+    def claiming(self) -> list[AttachedConsumer]:
+        """Those that claim something; almost always nobody does, and then nothing is looked at."""
+        if not self._claiming:
+            return []
+        found = [member for member in self if len(member.claims)]
+        self._claiming = bool(found)
+        return found
 
     def free_slot(self) -> int:
         """The slot that the next consumer will get."""
@@ -218,6 +310,10 @@ class Members:
         """It has no permits any more."""
         self.touch()
         self.granted[member.slot] = self.credited[member.slot] = self.sent[member.slot]
+
+    def note_starved(self, slots: npt.NDArray[np.bool_]) -> None:
+        """These got less than there was for them, bool, one a slot."""
+        self.starved |= slots
 
     def take_back(self, member: AttachedConsumer, count: int) -> None:
         """A number of messages that were sent to it never arrived: their permits are free again."""

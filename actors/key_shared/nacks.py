@@ -15,15 +15,17 @@ from typing import Required, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared.carried_redeliveries import longest
-from actors.key_shared.core import Core, raised
+from actors.key_shared.core import Core
 from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.position_table import DONE, Rows
 from actors.key_shared.revocation import revoke
 from actors.key_shared.window import (
+    DEAD,
     DELIVERED,
     DUE,
+    EXAMINED,
     FRESH,
+    MAX_REDELIVERIES,
     OVERTOOK,
     PENDING,
     REMOVED,
@@ -36,8 +38,6 @@ from actors.messages import NO_POSITIONS
 from storage import redeliveries
 from storage.position import Positions
 from storage.redeliveries import Redeliveries
-
-"""Rows of a snapshot; half a megabyte at the worst, which is written with every group of acknowledgements."""
 
 Counts = npt.NDArray[np.uint8]
 
@@ -77,7 +77,7 @@ def negative_acknowledge(
     until = now + delay if delay > 0 else 0
     done = np.union1d(done, member.finished)
     # What it held before a change of owner, and gives back before it is read again, goes out when it is read.
-    unread = core.unclaim(member, positions)
+    unread = member.unclaim(positions)
     rows = window.find(positions)
     state = window.state[rows]
     mine = rows[(state == PENDING) & (window.consumer[rows] == member.slot)]
@@ -87,8 +87,8 @@ def negative_acknowledge(
         here, _ = window.locate(positions)
         unread = np.union1d(unread, np.setdiff1d(positions, window.position[here]))
     unread = np.setdiff1d(unread, done)
-    if core.lot.live:  # what is parked has begun anew
-        unread = unread[~core.lot.contains(unread)]
+    if core.parked.live:  # what is parked has begun anew
+        unread = unread[~core.parked.contains(unread)]
     _note(core, unread, counted, until, _of(seen, positions, unread), np.isin(unread, overtook))
     window.flags[idle] |= DELIVERED  # by an owner before this one
     now_there = WAITING if until else UNORDERED if counted and not core.nack_ordered else REPLAY
@@ -99,10 +99,10 @@ def negative_acknowledge(
         for before in (FRESH, REPLAY, UNORDERED):
             core.move_waiting(longer[window.state[longer] == before], before, WAITING)
         rows = np.sort(np.concatenate([mine, longer]))
-        core.wait(rows, np.full(len(rows), until, np.int64))
+        _wait(core, rows, np.full(len(rows), until, np.int64))
     if counted:
         both = np.sort(np.concatenate([mine, idle]))
-        core.count_redelivery(both, _of(seen, positions, window.position[both]))
+        _count_redelivery(core, both, _of(seen, positions, window.position[both]))
     core.members.given_back[member.slot] += total
     _leave_fresh(core, idle)
     revoke(core)
@@ -115,7 +115,7 @@ def redeliver_all(
 ) -> int:
     window = core.window
     done = member.finished
-    unread = core.unclaim(member, None)
+    unread = member.unclaim()
     known = np.setdiff1d(unread[np.isin(unread, seen)], done)
     _note(core, known, True, 0, _of(counts, seen, known), np.zeros(len(known), np.bool_))
     rows = window.rows_in(PENDING)
@@ -123,10 +123,10 @@ def redeliver_all(
     total = len(rows) + len(unread)
     rows = core.reinsert(rows, REPLAY, now)
     rows = rows[np.isin(window.position[rows], seen)]
-    core.count_redelivery(rows, _of(counts, seen, window.position[rows]))
+    _count_redelivery(core, rows, _of(counts, seen, window.position[rows]))
     core.members.take_back(member, unseen)
     core.members.given_back[member.slot] += total
-    core.recheck = True
+    core.look_again()
     window.trim()
     return total
 
@@ -140,27 +140,83 @@ def recall(core: Core, positions: Positions) -> None:
     if not len(found.positions):
         return
     rows = window.find(found.positions)
-    window.redelivery[rows] = found.counts
-    window.redelivered = True
+    window.count_redeliveries(rows, found.counts)
     # They were delivered by an owner before this one: what is sent of them is no first delivery.
     window.flags[rows] |= DELIVERED
     _overtook(core, rows, found.positions[found.overtook])
     waits = found.until > core.now
     for before in (FRESH, UNORDERED):
         core.move_waiting(rows[waits & (window.state[rows] == before)], before, WAITING)
-    core.wait(rows[waits], found.until[waits])
+    _wait(core, rows[waits], found.until[waits])
     _leave_fresh(core, rows)
-    core.send_to_dead_letters(rows)
+    _send_to_dead_letters(core, rows)
     core.settle_limits()
-    core.recheck = True
+    core.look_again()
+
+
+def wake(core: Core, now: int) -> None:
+    """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
+    window = core.window
+    while (positions := core.delays.take(now)) is not None:
+        rows = window.find(positions)
+        rows = rows[window.state[rows] == WAITING]
+        over = window.since[rows] <= now
+        if not over.all():
+            core.delays.add(window.position[rows[~over]], window.since[rows[~over]])
+        core.move_waiting(rows[over], WAITING, REPLAY if core.nack_ordered else UNORDERED)
+        core.look_again()
+        core.settle_limits()
+
+
+def _wait(core: Core, rows: Rows, until: npt.NDArray[np.int64]) -> None:
+    """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
+    core.window.since[rows] = until
+    core.delays.add(core.window.position[rows], until)
+
+
+def _count_redelivery(core: Core, rows: Rows, seen: Counts | None) -> None:
+    """Rows that were just given back come again for one more time, or are dead letters.
+
+    seen: the count that the consumer had with each, if it told; said twice, a hand-back counts once.
+    """
+    if len(rows):
+        core.window.count_redeliveries(rows, _raised(core.window.redelivery[rows], seen))
+        _send_to_dead_letters(core, rows)
+
+
+def _raised(counts: Counts, seen: Counts | None) -> Counts:
+    """One more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
+    more: Counts
+    if seen is None:
+        more = counts + (counts < MAX_REDELIVERIES).astype(np.uint8)
+    else:
+        more = np.maximum(counts, seen + (seen < MAX_REDELIVERIES).astype(np.uint8))
+    return more
+
+
+def _send_to_dead_letters(core: Core, rows: Rows) -> None:
+    """Of rows that wait, those redelivered too often go to the dead letters instead."""
+    window, most = core.window, core.settings.max_redeliver_count
+    if most <= 0:
+        return
+    rows = rows[window.redelivery[rows] > most]
+    if len(rows) == 0:
+        return
+    state = window.state[rows]
+    for before in (FRESH, REPLAY, UNORDERED, WAITING):
+        core.move_waiting(rows[state == before], before, DEAD)
+    if core.parked.on:
+        core.parked.look_again()
+        if core.parked.examined:  # it may be of the key that was another one
+            alike = np.isin(window.masked_hash[window.head : window.tail], window.masked_hash[rows])
+            window.flags[window.head : window.tail][alike] &= np.uint8(0xFF ^ EXAMINED)
+    core.settle_limits()
 
 
 def snapshot(core: Core) -> bytes:
-    """The redelivery state for a new owner; `core.not_durable` says how many rows found no room in it."""
-    window = core.window
-    core.not_durable = 0
-    rows = core.carried.rows
-    if window.redelivered or window.count[WAITING] or core.overtaken:
+    """The redelivery state for a new owner; `core.carried.not_durable` says how many rows found no room in it."""
+    window, known = core.window, None
+    if window.redelivered or window.count[WAITING] or window.overtaken:
         part = slice(window.head, window.tail)
         state = window.state[part]
         wanted = ((window.redelivery[part] > 0) | (state == WAITING)) & (state != DONE)
@@ -169,10 +225,7 @@ def snapshot(core: Core) -> bytes:
         at = np.flatnonzero(wanted) + window.head
         until = np.where(window.state[at] == WAITING, window.since[at], 0)
         known = Redeliveries(window.position[at], window.redelivery[at], until, (window.flags[at] & OVERTOOK) != 0)
-        rows = redeliveries.merged(known, rows)
-    kept = longest(rows)
-    core.not_durable = len(rows.positions) - len(kept.positions)
-    return redeliveries.encode(kept)
+    return redeliveries.encode(core.carried.snapshot(known))
 
 
 def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask) -> None:
@@ -185,7 +238,7 @@ def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Cou
     carried = core.carried.rows
     _, homes, found = np.intersect1d(carried.positions, positions, assume_unique=True, return_indices=True)
     before[found] = carried.counts[homes]
-    counts = raised(before, seen) if counted else before
+    counts = _raised(before, seen) if counted else before
     given = Redeliveries(positions, counts, np.full(len(positions), until, np.int64), overtook)
     core.carried.add(given)
     core.carried.bound()
@@ -194,8 +247,7 @@ def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Cou
 def _overtook(core: Core, rows: Rows, positions: Positions) -> None:
     """Of these rows, the application had those at `positions` before an earlier message of their key came again."""
     if len(positions):
-        core.overtaken = True
-        core.window.flags[rows[np.isin(core.window.position[rows], positions)]] |= OVERTOOK
+        core.window.note_overtaking(rows[np.isin(core.window.position[rows], positions)])
 
 
 def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts | None:
@@ -210,4 +262,4 @@ def _leave_fresh(core: Core, rows: Rows) -> None:
         core.move_waiting(rows[core.window.state[rows] == UNORDERED], UNORDERED, REPLAY)
     rows = rows[(core.window.redelivery[rows] > 0) | ((core.window.flags[rows] & OVERTOOK) != 0)]
     core.move_waiting(rows[core.window.state[rows] == FRESH], FRESH, REPLAY)
-    core.recheck = True
+    core.look_again()

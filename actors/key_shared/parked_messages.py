@@ -46,9 +46,17 @@ class ParkedKey:
     failed: int
     decided: bool = False
 
+    def fail_at(self, position: int) -> None:
+        """Another message of it failed."""
+        self.failed = min(self.failed, position)
+
+    def decide(self) -> None:
+        """Somebody decided about it, and lets it go when that is durable."""
+        self.decided = True
+
 
 class ParkedTable(PositionTable):
-    """One row a message of the lot. key_number: of its `ParkedKey`. size: its bytes. Both are 0 while it is UNKNOWN."""
+    """One row a parked message. key_number: of its `ParkedKey`. size: its bytes. Both are 0 while it is UNKNOWN."""
 
     columns = (*PositionTable.columns, "key_number", "size")
 
@@ -90,9 +98,33 @@ class ParkedMessages:
         self._may_park: Mask = np.zeros(16, np.bool_)
         self._may_park_stale = False
 
-    def goes_on_from(self, before: ParkedMessages) -> None:
+    def continue_from(self, before: ParkedMessages) -> None:
         """The totals go on; everything else begins anew."""
         self.parked_total, self.redriven_total = before.parked_total, before.redriven_total
+
+    def look_again(self) -> None:
+        """Other hashes may be closed."""
+        self.stale = True
+
+    def ask_back(self) -> None:
+        """A consumer may hold what lies behind the failed message of a closed hash."""
+        self.asks_back = True
+
+    def asked_back(self) -> None:
+        """Consumers were asked for it."""
+        self.asks_back = False
+
+    def note_examined(self) -> None:
+        """A message goes back into the window, because it is of another key."""
+        self.examined = True
+
+    def count_parked(self, keys: int) -> None:
+        """So many keys were parked."""
+        self.parked_total += keys
+
+    def count_redriven(self, messages: int) -> None:
+        """Operators let so many messages go."""
+        self.redriven_total += messages
 
     # -- keys -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +143,7 @@ class ParkedMessages:
         self.stale = True
         known = None if key is None else self.find(key)
         if known is not None:
-            known.failed = min(known.failed, failed)
+            known.fail_at(failed)
             return known
         if self.full:
             return None

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.key_shared import nacks, revocation
+from actors.key_shared.claims import claim_all
 from actors.key_shared.core import Core
 from actors.key_shared.parked_messages import BLOCKED, PARKED, UNKNOWN, ParkedKey
 from actors.key_shared.position_table import Rows
@@ -32,40 +33,40 @@ from storage.redeliveries import Redeliveries
 
 
 def collect(core: Core) -> None:
-    """Before a dispatch: what lies behind a failed message of a closed hash goes into the lot."""
-    lot, window = core.lot, core.window
-    if lot.stale:
+    """Before a dispatch: what lies behind a failed message of a closed hash goes into the parked."""
+    parked, window = core.parked, core.window
+    if parked.stale:
         revocation.close_hashes(core)
-    if not lot.closes_any:
+    if not parked.closes_any:
         return
     if window.count[FRESH]:
         fresh = window.rows_fresh()
         _put_aside(core, np.arange(fresh.start, fresh.stop) if isinstance(fresh, slice) else fresh)
     if core.recheck and (window.count[REPLAY] or window.count[UNORDERED] or window.count[WAITING]):
         _put_aside(core, window.rows_in(REPLAY, UNORDERED, WAITING))
-    if lot.asks_back:
+    if parked.asks_back:
         revocation.ask_back_closed(core)
     window.trim()
 
 
 def _put_aside(core: Core, rows: Rows) -> None:
-    lot, window = core.lot, core.window
-    rows = rows[lot.closed(window.masked_hash[rows], window.position[rows])]
+    parked, window = core.parked, core.window
+    rows = rows[parked.closed(window.masked_hash[rows], window.position[rows])]
     if not len(rows):
         return
-    if lot.examined:
+    if parked.examined:
         rows = rows[_not_known(core, rows)]
     positions, hashes = window.position[rows].copy(), window.masked_hash[rows].copy()
     _remember_overtaking(core, rows)
     core.drop(rows)
-    lot.add(positions, hashes)
+    parked.add(positions, hashes)
 
 
 def _not_known(core: Core, rows: Rows) -> Mask:
     """Which rows have to be looked at (again): not what is known to be of another key, unless earlier ones of the same
     hash are unknown, which may be of its key.
     """
-    window, table = core.window, core.lot.table
+    window, table = core.window, core.parked.table
     unknown: Mask = (window.flags[rows] & EXAMINED) == 0
     there = table.rows_in(UNKNOWN)
     hashes = np.concatenate([table.masked_hash[there], window.masked_hash[rows[unknown]]])
@@ -80,7 +81,7 @@ def _not_known(core: Core, rows: Rows) -> Mask:
 
 
 def _remember_overtaking(core: Core, rows: Rows) -> None:
-    """The marks of what applications saw too early outlast the stay in the lot, durably."""
+    """The marks of what applications saw too early outlast the stay among the parked messages, durably."""
     seen = rows[(core.window.flags[rows] & OVERTOOK) != 0]
     if len(seen):
         count = len(seen)
@@ -103,46 +104,46 @@ def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> No
     core.queue(window.find(positions))
     core.sentinel.wanted_again(reduced, positions)
     nacks.recall(core, positions)
-    core.claim_all()
+    claim_all(core)
     revocation.revoke(core)
-    core.lot.asks_back = True
-    core.recheck = True
+    core.parked.ask_back()
+    core.look_again()
 
 
 def bring_back(core: Core, positions: Positions) -> None:
-    """Whatever of these is in the lot is in the window again: a consumer turned out to hold it."""
-    if core.lot.live:
-        back(core, *core.lot.take(positions))
+    """Whatever of these is parked is in the window again: a consumer turned out to hold it."""
+    if core.parked.live:
+        back(core, *core.parked.take(positions))
 
 
 def forget(core: Core, positions: Positions) -> None:
-    """These (ascending) are done: they leave the lot, and keys whose failed message is among them are let go."""
-    lot = core.lot
-    if not (lot.live or lot.keys):
+    """These (ascending) are done: they are parked no longer, and keys whose failed message is among them are let go."""
+    parked = core.parked
+    if not (parked.live or parked.keys):
         return
-    lot.take(positions)
-    redrive(core, lot.numbers_failed_at(positions))
+    parked.take(positions)
+    redrive(core, parked.numbers_failed_at(positions))
 
 
 def forget_up_to(core: Core, position: int | None) -> None:
     """The same for everything up to a position; None: everything."""
-    lot = core.lot
-    rows = lot.table.rows_live()
-    here = lot.table.position[rows]
-    lot.take(here if position is None else here[here <= position])
-    redrive(core, [each.number for each in lot.keys.values() if position is None or each.failed <= position])
+    parked = core.parked
+    rows = parked.table.rows_live()
+    here = parked.table.position[rows]
+    parked.take(here if position is None else here[here <= position])
+    redrive(core, [each.number for each in parked.keys.values() if position is None or each.failed <= position])
 
 
 def redrive(core: Core, numbers: Iterable[int]) -> int:
     """Let these keys go on; returns how many of their messages wait now."""
-    lot, chosen = core.lot, list(numbers)
+    parked, chosen = core.parked, list(numbers)
     if not chosen:
         return 0
-    mine = lot.positions_of(chosen)
+    mine = parked.positions_of(chosen)
     for number in chosen:
-        lot.close_key(number)
-    back(core, *lot.take(mine))
-    lot.settle()
+        parked.close_key(number)
+    back(core, *parked.take(mine))
+    parked.settle()
     return len(mine)
 
 
@@ -150,27 +151,28 @@ class Parking:
     """The owner's questions and decisions about parked keys. core: the present one."""
 
     def __init__(self, core: Core) -> None:
-        self._core, self._lot = core, core.lot
+        self._core, self._parked = core, core.parked
 
     # -- for the record ---------------------------------------------------------------------------------------------
 
     def record(self) -> list[list[Any]]:
         """The keys, as plain values."""
-        return [[each.key, each.hash, each.since, each.failed] for each in self._lot.keys.values()]
+        return [[each.key, each.hash, each.since, each.failed] for each in self._parked.keys.values()]
 
     def load(self, rows: Iterable[Iterable[Any]]) -> None:
         """Take over the parked keys of the last owner; for a new object."""
-        if self._lot.on:
+        if self._parked.on:
             for key, masked, since, failed in rows:
-                self._lot.open(key, masked, since, failed)
-            self._lot.asks_back = self._core.recheck = True
+                self._parked.open(key, masked, since, failed)
+            self._parked.ask_back()
+            self._core.look_again()
 
     # -- whose messages they are ------------------------------------------------------------------------------------
 
     def failed(self, most: int) -> Positions:
         """Messages that failed too often and whose keys are not known yet (ascending); none if no more keys fit."""
         window = self._core.window
-        if not self._lot.on or self._lot.full:
+        if not self._parked.on or self._parked.full:
             return NO_POSITIONS
         return window.position[window.rows_in(DEAD)[:most]]
 
@@ -179,7 +181,7 @@ class Parking:
 
         Not those behind a message of their hash that failed and whose key is not known either: it may be theirs.
         """
-        table, window = self._lot.table, self._core.window
+        table, window = self._parked.table, self._core.window
         rows = table.rows_in(UNKNOWN)
         if len(rows) and window.count[DEAD]:
             dead = window.rows_in(DEAD)
@@ -193,17 +195,17 @@ class Parking:
     @property
     def waits_for_reading(self) -> bool:
         """Whether there is anything in `failed` or `unknown`."""
-        dead = self._lot.on and self._core.window.count[DEAD] > 0 and not self._lot.full
-        return dead or (self._lot.table.count[UNKNOWN] > 0 and len(self.unknown(1)) > 0)
+        dead = self._parked.on and self._core.window.count[DEAD] > 0 and not self._parked.full
+        return dead or (self._parked.table.count[UNKNOWN] > 0 and len(self.unknown(1)) > 0)
 
     def park(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64], now: int) -> None:
         """These (ascending) failed. They belong to these keys (binary, null: none) and have these sizes in bytes."""
-        core, lot, window = self._core, self._lot, self._core.window
+        core, parked, window = self._core, self._parked, self._core.window
         here = np.isin(positions, window.position[window.rows_in(DEAD)])
         numbers: list[int] = []
         for position, key in zip(positions[here].tolist(), keys.filter(pa.array(here)).to_pylist(), strict=True):
             row = window.find(np.array([position], np.int64))
-            opened = lot.open(key, int(window.masked_hash[row[0]]), now, position)
+            opened = parked.open(key, int(window.masked_hash[row[0]]), now, position)
             if opened is None:
                 break
             numbers.append(opened.number)
@@ -211,120 +213,120 @@ class Parking:
         rows = window.find(positions)
         hashes = window.masked_hash[rows].copy()
         core.drop(rows)
-        lot.add(positions, hashes)
-        lot.known(positions, np.array(numbers, np.uint16), sizes)
-        lot.parked_total += len(numbers)
+        parked.add(positions, hashes)
+        parked.known(positions, np.array(numbers, np.uint16), sizes)
+        parked.count_parked(len(numbers))
         window.trim()
 
     def examined(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64]) -> None:
         """The keys of messages that were `unknown`: those of parked keys stay, the others go back."""
-        core, lot = self._core, self._lot
-        here = np.isin(positions, self.unknown(lot.live))
+        core, parked = self._core, self._parked
+        here = np.isin(positions, self.unknown(parked.live))
         positions, keys, sizes = positions[here], keys.filter(pa.array(here)), sizes[here]
-        named = [each for each in lot.keys.values() if each.key is not None]
+        named = [each for each in parked.keys.values() if each.key is not None]
         numbers = np.array([each.number for each in named] + [0], np.uint16)
         failed = np.array([each.failed for each in named] + [0], np.int64)
-        places = pc.index_in(keys, pa.array([each.key for each in named], keys.type))
-        place = places.fill_null(len(named)).to_numpy(zero_copy_only=False).astype(np.intp)
-        mine = np.asarray(keys.is_valid()) & (place < len(named)) & (positions >= failed[place])
-        number = numbers[place]
-        for alone in (each for each in lot.keys.values() if each.key is None):
+        found = pc.index_in(keys, pa.array([each.key for each in named], keys.type))
+        which = found.fill_null(len(named)).to_numpy(zero_copy_only=False).astype(np.intp)
+        mine = np.asarray(keys.is_valid()) & (which < len(named)) & (positions >= failed[which])
+        number = numbers[which]
+        for alone in (each for each in parked.keys.values() if each.key is None):
             number[positions == alone.failed] = alone.number
             mine |= positions == alone.failed
-        lot.known(positions[mine], number[mine], sizes[mine])
+        parked.known(positions[mine], number[mine], sizes[mine])
         if not mine.all():
-            lot.examined = True
-            back(core, *lot.take(positions[~mine]), EXAMINED)
+            parked.note_examined()
+            back(core, *parked.take(positions[~mine]), EXAMINED)
 
     # -- what operators see and do ----------------------------------------------------------------------------------
 
     @property
     def on(self) -> bool:
         """Whether keys are parked or blocked at all."""
-        return self._lot.on
+        return self._parked.on
 
     def held(self) -> list[ParkedKey]:
         """Those that are parked or blocked, in the order in which they failed."""
-        return list(self._lot.keys.values())
+        return list(self._parked.keys.values())
 
     def find(self, key: bytes) -> ParkedKey | None:
         """A key that is parked or blocked."""
-        return self._lot.find(key)
+        return self._parked.find(key)
 
     def key_of(self, position: int) -> ParkedKey | None:
-        """The key of a message in the lot; None if it is not there, or its key was not read."""
-        table = self._lot.table
+        """The key of a parked message; None if it is not there, or its key was not read."""
+        table = self._parked.table
         rows = table.find(np.array([position], np.int64))
         if not len(rows) or table.state[rows[0]] == UNKNOWN:
             return None
-        return self._lot.keys[int(table.key_number[rows[0]])]
+        return self._parked.keys[int(table.key_number[rows[0]])]
 
     def contains(self, position: int) -> bool:
-        """Whether a message is in the lot."""
-        return bool(self._lot.contains(np.array([position], np.int64))[0])
+        """Whether a message is in the parked."""
+        return bool(self._parked.contains(np.array([position], np.int64))[0])
 
     def is_parked(self, number: int) -> bool:
         """Whether a key is parked and all of it is; else it is blocked."""
-        table = self._lot.table
+        table = self._parked.table
         rows = table.rows_in(BLOCKED)
-        return self._lot.may_park(number) and not bool((table.key_number[rows] == number).any())
+        return self._parked.may_park(number) and not bool((table.key_number[rows] == number).any())
 
     def counts(self) -> dict[int, tuple[int, int]]:
         """By number of a key: its messages, and their bytes, as far as they were read."""
-        table = self._lot.table
+        table = self._parked.table
         rows = table.rows_in(PARKED, BLOCKED)
         numbers = table.key_number[rows]
-        slots = max(self._lot.keys, default=0) + 1
+        slots = max(self._parked.keys, default=0) + 1
         messages = np.bincount(numbers, minlength=slots)
         sizes = np.bincount(numbers, table.size[rows], minlength=slots)
-        return {number: (int(messages[number]), int(sizes[number])) for number in self._lot.keys}
+        return {number: (int(messages[number]), int(sizes[number])) for number in self._parked.keys}
 
     def redrive(self, numbers: Iterable[int]) -> int:
         """Let these keys go on: their messages go out in order, before newer ones. Returns how many wait now."""
         count = redrive(self._core, numbers)
-        self._lot.redriven_total += count
+        self._parked.count_redriven(count)
         return count
 
     def decide(self, keys: Iterable[ParkedKey]) -> None:
         """An operator discards these: that their failed message is done does not let them go by itself."""
         for each in keys:
-            each.decided = True
+            each.decide()
 
     def resume(self, keys: Iterable[ParkedKey]) -> None:
         """Let these go on, as far as they are still parked."""
-        redrive(self._core, [each.number for each in keys if self._lot.keys.get(each.number) is each])
+        redrive(self._core, [each.number for each in keys if self._parked.keys.get(each.number) is each])
 
     @property
     def limited(self) -> bool:
         """Something that would be parked is blocked, because keys or bytes are at their limit."""
-        lot = self._lot
-        return lot.parks and (lot.table.count[BLOCKED] > 0 or (lot.full and self._core.window.count[DEAD] > 0))
+        parked = self._parked
+        return parked.parks and (parked.table.count[BLOCKED] > 0 or (parked.full and self._core.window.count[DEAD] > 0))
 
     def stats(self) -> dict[str, Any]:
         """Counts; `parkingLimitReached` is the alarm."""
-        lot = self._lot
-        parks = sum(lot.may_park(number) for number in lot.keys)
-        dead = self._core.window.count[DEAD] if lot.on else 0
+        parked = self._parked
+        parks = sum(parked.may_park(number) for number in parked.keys)
+        dead = self._core.window.count[DEAD] if parked.on else 0
         return {
             "parkedKeys": parks,
-            "blockedKeys": len(lot.keys) - parks,
-            "msgParked": lot.table.count[PARKED],
-            "msgBlockedByKey": lot.counted + dead,
-            "parkedBytes": lot.bytes,
+            "blockedKeys": len(parked.keys) - parks,
+            "msgParked": parked.table.count[PARKED],
+            "msgBlockedByKey": parked.counted + dead,
+            "parkedBytes": parked.bytes,
             "parkingLimitReached": self.limited,
-            "keysParkedTotal": self._lot.parked_total,
-            "msgRedrivenTotal": self._lot.redriven_total,
+            "keysParkedTotal": self._parked.parked_total,
+            "msgRedrivenTotal": self._parked.redriven_total,
         }
 
     def check(self) -> None:
         """Count again; InvariantViolation on any difference."""
-        core, lot, table = self._core, self._lot, self._lot.table
+        core, parked, table = self._core, self._parked, self._parked.table
         rows = table.rows_live()
         if len(core.window.find(table.position[rows])):
-            raise InvariantViolation("a message is in the window and in the parking lot")
-        parked = table.rows_in(PARKED)
-        if int(table.size[parked].sum()) != lot.bytes:
-            raise InvariantViolation(f"{int(table.size[parked].sum())} bytes are parked, the count says {lot.bytes}")
+            raise InvariantViolation("a message is in the window and among the parked ones")
+        size = int(table.size[table.rows_in(PARKED)].sum())
+        if size != parked.bytes:
+            raise InvariantViolation(f"{size} bytes are parked, the count says {parked.bytes}")
         known = table.rows_in(PARKED, BLOCKED)
-        if not np.isin(table.key_number[known], list(lot.keys)).all():
+        if not np.isin(table.key_number[known], list(parked.keys)).all():
             raise InvariantViolation("a message is parked whose key is not")

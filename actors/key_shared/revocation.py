@@ -50,7 +50,7 @@ def revoke(core: Core) -> None:
     window = core.window
     if not core.nack_ordered or not window.count[PENDING]:
         return
-    if core.lot.stale:
+    if core.parked.stale:
         close_hashes(core)
         ask_back_closed(core)
     waits = window.rows_in(*_PLACED)
@@ -67,17 +67,17 @@ def revoke(core: Core) -> None:
 def close_hashes(core: Core) -> None:
     """Of which hashes nothing behind some position goes out (`parked_messages`): look again."""
     dead = core.window.rows_in(DEAD)
-    core.lot.close(core.window.position[dead], core.window.masked_hash[dead])
-    core.recheck = True
+    core.parked.close(core.window.position[dead], core.window.masked_hash[dead])
+    core.look_again()
 
 
 def ask_back_closed(core: Core) -> None:
     """Ask consumers for messages of a closed hash that lie behind its failed message."""
-    window, lot = core.window, core.lot
-    lot.asks_back = False
-    if lot.closes_any and window.count[PENDING]:
+    window, parked = core.window, core.parked
+    parked.asked_back()
+    if parked.closes_any and window.count[PENDING]:
         rows = window.rows_in(PENDING)
-        rows = rows[lot.closed(window.masked_hash[rows], window.position[rows])]
+        rows = rows[parked.closed(window.masked_hash[rows], window.position[rows])]
         ask_back(core, rows[(window.flags[rows] & (REVOKED | DUE | EXAMINED | REMOVED)) == 0])
 
 
@@ -87,15 +87,12 @@ def ask_back(core: Core, rows: Rows) -> None:
         return
     window = core.window
     window.flags[rows] |= REVOKED
-    np.add.at(core.tables.revoked, window.hash[rows], np.int32(1))
-    core.revoked += len(rows)
-    core.revoked_total += len(rows)
+    core.tables.revoke(window.hash[rows])
     for slot in np.unique(window.consumer[rows]).tolist():
-        member = core.members.at(slot)
-        member.revoked = np.union1d(member.revoked, window.position[rows[window.consumer[rows] == slot]])
+        core.members.at(slot).ask_back(window.position[rows[window.consumer[rows] == slot]])
 
 
-def keep_places(core: Core) -> None:
+def keep_order(core: Core) -> None:
     """Before a dispatch: what was given back to an earlier owner may lie behind what was read and not offered yet.
 
     Then all of that waits too, and goes out by position, as when a HELD message falls due.
@@ -106,20 +103,19 @@ def keep_places(core: Core) -> None:
     fresh = window.rows_in(FRESH)
     if window.rows_in(REPLAY)[-1] > fresh[0]:
         core.move_waiting(fresh, FRESH, REPLAY)
-        core.recheck = True
+        core.look_again()
 
 
 def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
     """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
-    asked_back, member.revoked = member.revoked, member.revoked[:0]
-    rows = core.window.find(asked_back)
+    rows = core.window.find(member.taken_revoked())
     still: Positions = core.window.position[rows[(core.window.flags[rows] & REVOKED) != 0]]
     return still
 
 
 def overtook(core: Core, positions: Positions) -> Positions:
     """Which of these the application had before an earlier message of their key came again."""
-    if not core.overtaken:
+    if not core.window.overtaken:
         return positions[:0]
     rows = core.window.find(positions)
     found: Positions = core.window.position[rows[(core.window.flags[rows] & OVERTOOK) != 0]]

@@ -15,7 +15,6 @@ from actors.key_shared.selectors import ranges_of
 from actors.key_shared.window import DEAD, HELD, PENDING, REPLAY, UNORDERED, WAITING
 from storage.position import show
 
-_TYPE_NAMES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
 _JOIN_NAMES = {"read_position": "readPosition", "last_sent_position": "lastSentPosition"}
 _HASHES_SHOWN = 1000
 
@@ -30,7 +29,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
     consumers = [_consumer(core, member) for member in members]
     ordered = core.settings.type == "key_shared"
     return {
-        "type": _TYPE_NAMES[core.settings.type],
+        "type": core.settings.type.title(),
         "keySharedMode": ("STICKY" if core.settings.selector == "sticky" else "AUTO_SPLIT") if ordered else None,
         "keySharedPolicy": core.settings.policy if ordered else None,
         "allowOutOfOrderDelivery": core.settings.allow_out_of_order_delivery,
@@ -38,9 +37,9 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "deadLetterPolicy": core.settings.dead_letter_policy,
         "msgInReplay": window.count[REPLAY] + window.count[UNORDERED],
         "msgDelayedRedelivery": window.count[WAITING],
-        "msgRevoked": core.revoked,
-        "msgRevokedTotal": core.revoked_total,
-        "redeliveriesNotDurable": core.not_durable,
+        "msgRevoked": tables.revoked_messages,
+        "msgRevokedTotal": tables.revoked_total,
+        "redeliveriesNotDurable": core.carried.not_durable,
         "msgDelayedHoldingKeys": window.count[HELD],
         "msgDeadLetter": window.count[DEAD],
         "unackedMessages": window.count[PENDING],
@@ -48,17 +47,16 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "blockedSubscriptionOnUnackedMsgs": members.all_blocked,
         "lookAheadLimit": core.look_ahead_limit(),
         "drainingHashesCount": tables.draining,
-        "drainingHashesClearedTotal": core.drained_total,
         "drainingHashesUnackedMessages": int(tables.pending[tables.draining_mask()].sum()),
         **parking.Parking(core).stats(),
         **core.drains.stats(),
         **kept_stats(core),
-        "heldBackByPolicyTotal": core.held_back,
+        "heldBackByPolicyTotal": core.counters.held_back,
         "assignmentEpoch": core.history.number,
         "consumers": consumers,
         "sentinel": core.sentinel.stats(),
         "memory": {"windowBytes": window.nbytes, "hashTableBytes": tables.nbytes},
-        **policy_stats(core.policy, window, core.last_read, core.describe),
+        **policy_stats(core.policy, window, core.window.last_read, core.describe),
     }
 
 

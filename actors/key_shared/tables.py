@@ -36,14 +36,14 @@ NOTHING_HELD = np.iinfo(np.int64).max
 _ONE = np.int32(1)
 _NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 _NONE_DRAIN: Mask = np.zeros(HASH_RANGE, np.bool_)
-_NONE_DRAIN.flags.writeable = False
+_NONE_DRAIN.setflags(write=False)
 _owners: WeakValueDictionary[int, Reduced] = WeakValueDictionary()
 """Tables of owners that are in use, by checksum."""
 
 
 def shared_owners(owner: Reduced) -> Reduced:
     """This table, or the same one that another partition or subscription of the process has; not to be written to."""
-    owner.flags.writeable = False
+    owner.setflags(write=False)
     checksum = google_crc32c.value(owner.tobytes())
     known = _owners.get(checksum)
     if known is not None and np.array_equal(known, owner):
@@ -70,9 +70,15 @@ class HashTables:
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
         self.draining = 0
+        self.revoked_messages = self.revoked_total = 0
+        """How many messages are asked back, and how many ever were."""
         self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         """Of the hashes that `released` freed last, how often each was blocked; same order."""
         self.holes = True
+
+    def continue_from(self, before: HashTables) -> None:
+        """The total goes on."""
+        self.revoked_total = before.revoked_total
 
     @property
     def nbytes(self) -> int:
@@ -117,6 +123,17 @@ class HashTables:
         self.freed_attempts = self.attempts[freed]
         self.attempts[freed] = 0
         return freed
+
+    def revoke(self, hashes: HashIndex) -> None:
+        """Messages of these hashes are asked back."""
+        np.add.at(self.revoked, hashes, _ONE)
+        self.revoked_messages += len(hashes)
+        self.revoked_total += len(hashes)
+
+    def no_more_revoked(self, hashes: HashIndex) -> None:
+        """The reverse of `revoke`."""
+        np.subtract.at(self.revoked, hashes, _ONE)
+        self.revoked_messages -= len(hashes)
 
     def queued(self, hashes: HashIndex) -> None:
         """Messages with a known place in the order wait to be sent."""

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from actors.key_shared.position_table import DONE, PositionTable, Rows
 from storage.hashing import Hashes
-from storage.position import Positions
+from storage.position import EARLIEST, Positions
 
 Reduced = npt.NDArray[np.uint16]
 """Hashes as the selector sees them, 1 .. 65535; 0 never occurs (KS-2)."""
@@ -79,6 +79,10 @@ class Window(PositionTable):
         """No row before it is FRESH."""
         self.redelivered = False
         """Some redelivery was counted since the table was empty."""
+        self.overtaken = False
+        """Some row was ever OVERTOOK."""
+        self.last_read = self.reached = EARLIEST
+        """last_read: the highest position that was read forward. reached: up to where the log was looked at."""
 
     def add(self, positions: Positions, masked: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
         """Add rows; positions strictly ascending and not in the table. Anywhere, but at the end it is cheapest."""
@@ -87,6 +91,43 @@ class Window(PositionTable):
     def put(self, positions: Positions, masked: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
         """Like `add`, for positions that may have been here before: a hole becomes its row again."""
         self._put(state, positions, _values(masked, hashes, flags, now))
+
+    def read_up_to(self, position: int) -> None:
+        """The highest position that was read forward."""
+        self.last_read = position
+
+    def reach(self, position: int) -> bool:
+        """The log was looked at up to here; whether that is news."""
+        further = position > self.reached
+        self.reached = max(self.reached, position)
+        return further
+
+    def unreached(self, rows: Rows) -> Mask:
+        """Which rows wait because the log was not read up to them: consumers held them from an earlier owner and
+        gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
+        """
+        unreached: Mask = self.position[rows] > max(self.last_read, self.reached)
+        if unreached.any():
+            unreached &= self.state[rows] == REPLAY
+        return unreached
+
+    def count_redeliveries(self, rows: Rows, counts: npt.NDArray[np.uint8]) -> None:
+        """So often were these redelivered, uint8, one a row."""
+        self.redelivery[rows] = counts
+        self.redelivered = True
+
+    def note_overtaking(self, rows: Rows) -> None:
+        """The application had these before an earlier message of their key came again."""
+        self.flags[rows] |= OVERTOOK
+        self.overtaken = True
+
+    def forget_sent(self) -> None:
+        """There is no consumer any more, which is what SENT counts from."""
+        self.flags &= np.uint8(0xFF ^ SENT)
+
+    def none_fresh(self) -> None:
+        """No row is FRESH any more."""
+        self.fresh_from = self.tail
 
     def revive(self, rows: Rows, state: int) -> None:
         """Rows that are DONE are open again, as they were read."""

@@ -82,15 +82,15 @@ class FanOut(Generic[K, T]):
 async def together(ports: Ports, name: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at once and return their results in the given order; the first SluiceError is raised."""
     fan: FanOut[int, T] = FanOut(ports, name)
-    for place, work in enumerate(works):
-        fan.start(place, work)
+    for index, work in enumerate(works):
+        fan.start(index, work)
     results: dict[int, T] = {}
     try:
         while fan.busy:
-            place, outcome = await fan.next()
+            index, outcome = await fan.next()
             if isinstance(outcome, SluiceError):
                 raise outcome
-            results[place] = outcome
+            results[index] = outcome
     finally:
         fan.cancel()
-    return [results[place] for place in sorted(results)]
+    return [results[index] for index in sorted(results)]

@@ -108,5 +108,5 @@ def merge_index(indexes: list[LedgerIndex]) -> tuple[npt.NDArray[np.int64], npt.
         return np.empty(0, np.int64), np.empty(0, np.int64)
     runs = np.concatenate([index.runs for index in indexes]).astype(np.int64)
     lasts = np.concatenate([index.first_entries.astype(np.int64) + index.counts - 1 for index in indexes])
-    unique, places = np.unique(runs, return_index=True)
-    return unique, lasts[places]
+    unique, firsts = np.unique(runs, return_index=True)
+    return unique, lasts[firsts]

@@ -159,9 +159,7 @@ def check_topic(settings: TopicSettings) -> None:
 
 def check_subscription(settings: SubscriptionSettings) -> None:
     """Refuse what could never work, or costs too much. Raises Invalid naming the setting and what it may be."""
-    for name, choices in CHOICES.items():
-        if getattr(settings, name) not in choices:
-            raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
+    check_choices(settings)
     if settings.nack_order == "key" and not keeps_keys(settings):
         raise Invalid(
             "nack_order = 'key' needs a subscription that keeps its keys in order: type key_shared (without "
@@ -175,6 +173,13 @@ def check_subscription(settings: SubscriptionSettings) -> None:
     _check_limits(settings)
     if settings.dead_letter_policy != "skip":
         _check_parking(settings)
+
+
+def check_choices(settings: SubscriptionSettings) -> None:
+    """Raises Invalid for a word that is none of the choices."""
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) not in choices:
+            raise Invalid(f"{name} = {getattr(settings, name)!r}: choose one of {', '.join(choices)}")
 
 
 def _check_parking(settings: SubscriptionSettings) -> None:

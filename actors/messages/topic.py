@@ -9,6 +9,7 @@ import numpy as np
 
 from actors.messages.common import Done, Text, no_rows
 from actors.wire import Blob, Reply, Request
+from storage.position import entry_of, ledger_of
 
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
 ProducerNews = Literal["none", "taken", "over"]
@@ -254,6 +255,14 @@ class Ends(Reply, kw_only=True):
     last: int
     next: int
     ledgers: list[tuple[int, int | None]] = []
+
+    def last_entries(self) -> dict[int, int]:
+        """The last confirmed entry of each kept ledger, by its id, in order; -1 for one that is empty."""
+        # An open ledger reaches as far as what is confirmed, which may lie in the one before it.
+        confirmed = {ledger_of(self.last): entry_of(self.last)} if self.last >= 0 else {}
+        return {
+            ledger: confirmed.get(ledger, -1) if closed_at is None else closed_at for ledger, closed_at in self.ledgers
+        }
 
 
 class Terminate(Request[Ends]):

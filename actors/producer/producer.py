@@ -188,14 +188,14 @@ class ProducerConfig:
 
 
 class PartitionProducer:
-    """The appends of one producer to one partition, in order. on_published: called with each run and its place."""
+    """The appends of one producer to one partition, in order. on_published: called with each run and where it is."""
 
     def __init__(
         self,
         ports: Ports,
         directory: Directory,
         config: ProducerConfig,
-        on_published: Callable[[Run, Published], None] = lambda run, place: None,
+        on_published: Callable[[Run, Published], None] = lambda run, published: None,
     ) -> None:
         self._ports, self._directory = ports, directory
         self._config, self._on_published = config, on_published

@@ -250,8 +250,8 @@ class PartitionLog:
                 header.producer, header.first_sequence, header.count, header.ledger, header.first_entry
             )
             if outcome is not None:
-                place = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
-                outcome.set_result(place)
+                published = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
+                outcome.set_result(published)
         self._room.set()
         self.wake()
 

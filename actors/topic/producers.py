@@ -43,7 +43,7 @@ class StoreNow:
 class Stored:
     """It is confirmed already, at this place (ledger 0: the place is forgotten)."""
 
-    place: Published
+    published: Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class KnownProducer:
     pending: OrderedDict[int, Pending] = field(default_factory=OrderedDict)
     recent: deque[StoredRun] = field(default_factory=lambda: deque(maxlen=REMEMBERED_RUNS))
 
-    def place(self, first: int, count: int) -> Published:
+    def published(self, first: int, count: int) -> Published:
         """The place of stored sequences; ledger 0 when it is forgotten."""
         for run in self.recent:
             if run.first <= first and first + count <= run.first + run.count:
@@ -171,7 +171,7 @@ class Producers:
         """
         last = first + count - 1
         if last <= producer.stored:
-            return Stored(producer.place(first, count))
+            return Stored(producer.published(first, count))
         if first == producer.pushed + 1:
             return StoreNow()
         if first > producer.pushed:

@@ -205,16 +205,16 @@ class LogReads:
 
     async def _load_once(self, ledger: LedgerRecord, run: int, whole: bool, keep: bool) -> CachedRun:
         """Load a run, or wait until it is loaded: all consumers of a dead owner come with the same messages."""
-        place = (ledger.id, run)
-        while (coming := self._coming.get(place)) is not None:
+        key = (ledger.id, run)
+        while (coming := self._coming.get(key)) is not None:
             await coming.wait(self._ports)
             if (cached := self._cached(ledger.id, run, whole)) is not None:
                 return cached
-        done = self._coming[place] = Signal()
+        done = self._coming[key] = Signal()
         try:
             return await self._load(ledger, run, keep=keep)
         finally:
-            del self._coming[place]
+            del self._coming[key]
             done.set()
 
     async def _load(self, ledger: LedgerRecord, run: int, *, keep: bool = True) -> CachedRun:

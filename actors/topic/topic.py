@@ -243,7 +243,7 @@ class Topic(Actor):
         stored = self._producers.judge(producer, request.first_sequence, request.count)
         if isinstance(stored, Stored):
             # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.
-            return stored.place
+            return stored.published
         run, _ = await self._check(request)
         record = self._log.record
         if (record.given_up or record.ever_given_up) and request.follows is not None:
@@ -252,7 +252,7 @@ class Topic(Actor):
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
             if isinstance(verdict, Stored):
-                return verdict.place
+                return verdict.published
             if isinstance(verdict, Join):
                 return await verdict.outcome
             if isinstance(verdict, Tail):

@@ -64,7 +64,7 @@ class Unreadable:
             self._ports.log("readable_again", ledger=ledger, run=run)
 
     def forget(self, ledgers: list[int]) -> None:
-        self._runs = {place: trouble for place, trouble in self._runs.items() if place[0] not in ledgers}
+        self._runs = {run: trouble for run, trouble in self._runs.items() if run[0] not in ledgers}
 
     def rows(self) -> list[dict[str, Any]]:
         """The runs that cannot be read for now, for statistics."""
@@ -110,7 +110,7 @@ class GivingUp:
         ledger = record.ledger(request.ledger)
         if ledger is None:
             raise NotFound(f"partition {record.partition} of {record.topic!r} has no ledger {request.ledger}")
-        lost = await self._place(ledger, request.entry)
+        lost = await self._run_of(ledger, request.entry)
         await self._check_unreadable(ledger, lost)
         if request.dry_run:
             return lost
@@ -121,7 +121,7 @@ class GivingUp:
         self._ports.log("loss_accepted", ledger=lost.ledger, run=lost.run, first=lost.first_entry, count=lost.count)
         return lost
 
-    async def _place(self, ledger: LedgerRecord, entry: int) -> GivenUp:
+    async def _run_of(self, ledger: LedgerRecord, entry: int) -> GivenUp:
         """The run that holds an entry. Raises NotFound, Unavailable."""
         now = self._ports.clock.now()
         if ledger.state is not LedgerState.IN_RECOVERY:
@@ -136,12 +136,12 @@ class GivingUp:
             except SluiceError as error:
                 self._ports.log("describe_missed", ledger=ledger.id, bookie=bookie, error=str(error))
                 continue
-            places = [
+            runs = [
                 *zip(index.runs.tolist(), index.first_entries.tolist(), index.counts.tolist(), strict=True),
                 *zip(index.damaged.tolist(), index.damaged_first_entries.tolist(), index.damaged_counts.tolist(),
                      strict=False),
             ]  # fmt: skip
-            for run, first, count in places:
+            for run, first, count in runs:
                 if first <= entry < first + count:
                     return GivenUp(ledger.id, run, first, count, now)
         raise NotFound(f"no bookie that answers knows entry {entry} of ledger {ledger.id}")

@@ -33,12 +33,12 @@ class ProcessWatch:
         self._watches: dict[str, _Watched] = {}
 
     async def ended(self, process: str) -> None:
-        machine, _, place = process.partition("/")
+        machine, _, pid_and_start = process.partition("/")
         if not machine or machine != _machine():
             await asyncio.get_running_loop().create_future()
         watched = self._watches.get(process)
         if watched is None:
-            watched = self._watches[process] = _Watched(asyncio.ensure_future(_ended(place)))
+            watched = self._watches[process] = _Watched(asyncio.ensure_future(_ended(pid_and_start)))
         watched.waiting += 1
         try:
             await asyncio.shield(watched.task)
@@ -56,9 +56,9 @@ class _Watched:
     waiting: int = 0
 
 
-async def _ended(place: str) -> None:
+async def _ended(pid_and_start: str) -> None:
     """Wait for the process `pid/start time` of this machine."""
-    pid, _, started = place.partition("/")
+    pid, _, started = pid_and_start.partition("/")
     try:
         handle = os.pidfd_open(int(pid))
     except ProcessLookupError:

@@ -32,27 +32,27 @@ _WIDTHS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 def encode_segment(entries: Entries) -> bytes:
     """The bytes of at least one entry."""
     time_width, time_base, times = _narrow(entries.deliver_at)
-    place_width, place_base, places = _narrow(entries.positions)
-    columns = b"".join([times, places, entries.hashes.astype("<u4", copy=False).tobytes()])
-    return HEAD.pack(time_width, place_width, 0, len(entries), time_base, place_base) + columns
+    position_width, position_base, positions = _narrow(entries.positions)
+    columns = b"".join([times, positions, entries.hashes.astype("<u4", copy=False).tobytes()])
+    return HEAD.pack(time_width, position_width, 0, len(entries), time_base, position_base) + columns
 
 
 def decode_segment(data: Buffer, name: str) -> Entries:
     """The entries of a segment whose checksum was verified. Raises Corrupt naming it if it is malformed."""
     if len(data) < HEAD.size:
         raise Corrupt(f"{name} is cut off after {len(data)} bytes")
-    time_width, place_width, zero, count, time_base, place_base = HEAD.unpack_from(data)
-    if time_width not in _WIDTHS or place_width not in _WIDTHS or zero:
+    time_width, position_width, zero, count, time_base, position_base = HEAD.unpack_from(data)
+    if time_width not in _WIDTHS or position_width not in _WIDTHS or zero:
         raise Corrupt(f"{name} has an unknown format")
     columns: Buffer = memoryview(data)[HEAD.size :]
-    size = count * (time_width + place_width + 4)
+    size = count * (time_width + position_width + 4)
     if len(columns) != size:
         raise Corrupt(f"{name} has {len(columns)} bytes of columns, not {size}")
     split = count * time_width
     times = np.frombuffer(columns, _WIDTHS[time_width], count).astype(np.int64) + time_base
-    places = np.frombuffer(columns, _WIDTHS[place_width], count, split).astype(np.int64) + place_base
-    hashes = np.frombuffer(columns, "<u4", count, split + count * place_width).astype(np.uint32)
-    return Entries(times, places, hashes)
+    positions = np.frombuffer(columns, _WIDTHS[position_width], count, split).astype(np.int64) + position_base
+    hashes = np.frombuffer(columns, "<u4", count, split + count * position_width).astype(np.uint32)
+    return Entries(times, positions, hashes)
 
 
 def _narrow(values: npt.NDArray[np.int64]) -> tuple[int, int, bytes]:

@@ -85,3 +85,10 @@ def dotted(node: ast.expr) -> str:
         before = dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
     return ""
+
+
+def foreign_writes(file: Module) -> list[int]:
+    """Lines that set an attribute of anything but `self`: `self.part.x = 1`, `session.x += 1`."""
+    stored = (node for node in ast.walk(file.tree) if isinstance(node, ast.Attribute))
+    written = (node for node in stored if isinstance(node.ctx, ast.Store | ast.Del))
+    return [node.lineno for node in written if dotted(node.value) != "self"]

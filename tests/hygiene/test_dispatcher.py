@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.hygiene.source import Module, dotted, modules
+from tests.hygiene.source import Module, foreign_writes, modules
 
 ACTOR = "actors.dispatcher.dispatcher"
 ENTRY = "actors/dispatcher/__init__.py"
@@ -20,13 +20,6 @@ def knows_the_actor(file: Module) -> list[int]:
     """Lines that import the actor's module or its package's entry, also for type checking only."""
     entry = ("actors.dispatcher.Dispatcher", "actors.dispatcher")
     return [line for name, line in file.imports() if name in entry or f"{name}.".startswith(f"{ACTOR}.")]
-
-
-def foreign_writes(file: Module) -> list[int]:
-    """Lines that set an attribute of anything but `self`: `self.part.x = 1`, `session.x += 1`."""
-    stored = (node for node in ast.walk(file.tree) if isinstance(node, ast.Attribute))
-    written = (node for node in stored if isinstance(node.ctx, ast.Store | ast.Del))
-    return [node.lineno for node in written if dotted(node.value) != "self"]
 
 
 def test_no_part_knows_the_actor() -> None:

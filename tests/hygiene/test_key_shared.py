@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 
 import actors.key_shared
-from tests.hygiene.source import PACKAGES, Module, modules
+from tests.hygiene.source import PACKAGES, Module, foreign_writes, modules
 
 PACKAGE = "actors.key_shared"
 FOLDER = "actors/key_shared/"
+OWNS_OTHERS = {f"{FOLDER}members.py"}
+"""The table of consumers is also the only one that makes and ends what it has of each."""
 OFFERED = {f"{PACKAGE}.{name}" for name in actors.key_shared.__all__}
 
 
@@ -33,6 +35,12 @@ def test_no_part_knows_the_entry() -> None:
     inside = [file for file in parts if file.path != f"{FOLDER}__init__.py"]
     assert len(parts) == len(inside) + 1
     assert {file.path: lines for file in inside if (lines := knows_the_entry(file))} == {}
+
+
+def test_each_part_of_the_state_alone_writes_its_fields() -> None:
+    parts = [file for file in modules("actors") if file.path.startswith(FOLDER) and file.path not in OWNS_OTHERS]
+    assert len(parts) > 20
+    assert {file.path: lines for file in parts if (lines := foreign_writes(file))} == {}
 
 
 def test_a_way_past_the_entry_is_seen() -> None:

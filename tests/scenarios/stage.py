@@ -2,7 +2,8 @@
 
 A script is a text file. Lines that begin with `#` are for the reader, lines that begin with `>` are commands, and the
 lines below a command are what was said because of it: who asked whom for what, and the outcome as the asker saw it.
-The network takes a millisecond, nothing is random, and background talk (pings, tail reads) is left out.
+The network takes a millisecond, each command 60 for what follows from it, and a poll waits 200 for messages. Nothing is
+random, and background talk (pings, tail reads) is left out.
 
     > bookies b1 b2 b3                     start bookies
     > topic E Qw Qa                        start the owner of the topic; again: a newer owner beside the old one

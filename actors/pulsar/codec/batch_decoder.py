@@ -15,13 +15,15 @@ import pyarrow as pa
 
 from actors.pulsar.codec.fields import Bytes, Slices, read_fields
 from actors.pulsar.codec.properties import KIND, Pairs
+from actors.pulsar.codec.protocol import tags
 from actors.pulsar.codec.varints import Ints
 from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
-PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = 0x0A, 0x12, 0x18, 0x28, 0x3A, 0x40
-"""Tags (field and kind) of a message's own metadata that columns hold, and of its properties."""
-FLAGS = (0x30, 0x48, 0x50)
-"""Tags of what is said of a message by yes or no: its key is base64, its value is null, its key is null."""
+PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = tags(
+    "Single", "properties", "partition_key", "payload_size", "event_time", "ordering_key", "sequence_id"
+)
+"""Of a message's own metadata what columns hold, and its properties."""
+FLAGS = tags("Single", "key_is_base64", "null_value", "null_partition_key")
 
 ALIKE = 16
 """So many messages of the same sizes in a row are worth being found in one step."""
@@ -113,33 +115,33 @@ def starts_of(payload: bytes, count: int) -> list[int] | None:
 
 def _walked(payload: bytes, at: int, end: int) -> tuple[int, list[int]] | None:
     """(Where the message that begins here ends, where tags and sizes stand that say so); None if that is not plain."""
-    place = at + 4
-    stop = place + int.from_bytes(payload[at:place], "big")
+    offset = at + 4
+    stop = offset + int.from_bytes(payload[at:offset], "big")
     if stop > end:
         return None
     marks: list[int] = []
-    while place + 1 < stop:
-        tag, value = payload[place], payload[place + 1]
-        marks.append(place)
-        place += 2
+    while offset + 1 < stop:
+        tag, value = payload[offset], payload[offset + 1]
+        marks.append(offset)
+        offset += 2
         if value > 127:
             value, shift = value & 127, 7
             while True:
-                if place >= stop or shift > 28:
+                if offset >= stop or shift > 28:
                     return None
-                byte = payload[place]
+                byte = payload[offset]
                 value |= (byte & 127) << shift
-                place += 1
+                offset += 1
                 if byte < 128:
                     break
                 shift += 7
-        marks.append(place)
+        marks.append(offset)
         if tag == SIZE:
             return (stop + value, marks) if stop + value <= end else None
-        if tag & 7 not in (0, 2) or place > stop:
+        if tag & 7 not in (0, 2) or offset > stop:
             return None
         if tag & 7:
-            place += value
+            offset += value
     return None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from actors.pulsar.codec.batch_decoder import EVENT_TIME, KEY, ORDERING_KEY, PROPERTIES, SEQUENCE, SIZE
 from actors.pulsar.codec.fields import Field, Some, encode_fields, join, lengths_of
 from actors.pulsar.codec.properties import encode_pairs, plain
 from actors.pulsar.codec.protocol import Metadata
@@ -42,16 +43,16 @@ def bodies_of(rows: pa.RecordBatch) -> EncodedBodies | None:
         return None
     if "properties" in names and not plain(rows.column("properties")):
         return None
-    fields: list[Field] = [(0x12, key), (0x18, lengths_of(payload))]
+    fields: list[Field] = [(KEY, key), (SIZE, lengths_of(payload))]
     if "event_time" in names:
-        fields += _numbers(rows.column("event_time"), 0x28)
+        fields += _numbers(rows.column("event_time"), EVENT_TIME)
     if "ordering_key" in names:
-        fields.append((0x3A, rows.column("ordering_key")))
+        fields.append((ORDERING_KEY, rows.column("ordering_key")))
     if "sequence_id" in names:
-        fields += _numbers(rows.column("sequence_id"), 0x40, zero=True)
+        fields += _numbers(rows.column("sequence_id"), SEQUENCE, zero=True)
     columns, size = encode_fields(rows.num_rows, fields)
     if "properties" in names and rows.column("properties").null_count < rows.num_rows:
-        columns.insert(0, encode_pairs(rows.column("properties"), 0x0A))
+        columns.insert(0, encode_pairs(rows.column("properties"), PROPERTIES))
         size = size + lengths_of(columns[0])
     joined = join(of_u32(size).column(), *columns, payload)
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]

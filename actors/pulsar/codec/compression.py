@@ -57,8 +57,8 @@ def _fits(payload: memoryview, size: int) -> bool:
 def _snappy_size(payload: memoryview) -> int:
     """The length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
     size = 0
-    for place, byte in enumerate(bytes(payload[:5])):
-        size |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(bytes(payload[:5])):
+        size |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return size
     return -1

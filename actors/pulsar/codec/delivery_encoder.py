@@ -47,7 +47,7 @@ class EncodedFrames:
     """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part; int64, n each.
 
     positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
-    behind the other. places: of those with holes, by their number, each row's index in the batch; int64, ascending.
+    behind the other. indexes: of those with holes, by their number, each row's index in the batch; int64, ascending.
     mid_batch: one of them begins in the midst of its batch.
     """
 
@@ -55,13 +55,13 @@ class EncodedFrames:
     counts: Ints
     positions: Ints
     data: bytes
-    places: dict[int, Ints] = field(default_factory=dict)
+    indexes: dict[int, Ints] = field(default_factory=dict)
     mid_batch: bool = False
 
     @property
     def messages(self) -> int:
         """How many messages clients count, holes included."""
-        return int(self.counts.sum()) + sum(int(each[-1]) + 1 - len(each) for each in self.places.values())
+        return int(self.counts.sum()) + sum(int(each[-1]) + 1 - len(each) for each in self.indexes.values())
 
 
 def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> Ints:
@@ -209,13 +209,13 @@ def _cut(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameC
     return frames
 
 
-def _woven(frames: pa.Array, places: Ints, others: list[bytes]) -> bytes:
-    """Frames with some others between them. places: of each of the others its number among all of them, ascending."""
+def _woven(frames: pa.Array, numbers: Ints, others: list[bytes]) -> bytes:
+    """Frames with some others between them. numbers: of each of the others its number among all of them, ascending."""
     data = memoryview(frames.buffers()[2])
     ends = np.append(0, np.cumsum(lengths_of(frames)))
     parts: list[bytes | memoryview] = []
     last = 0
-    for at, other in zip(ends[places - np.arange(len(places))].tolist(), others, strict=True):
+    for at, other in zip(ends[numbers - np.arange(len(numbers))].tolist(), others, strict=True):
         parts += [data[last:at], other]
         last = at
     return b"".join([*parts, data[last : int(ends[-1])]])
@@ -224,19 +224,8 @@ def _woven(frames: pa.Array, places: Ints, others: list[bytes]) -> bytes:
 def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Ints]:
     """(A part that is these pieces alone, where they begin and end in it.)"""
     counts = ends - starts
-    rows = ranges(starts, counts)
-    some = Received(
-        rows=part.rows.take(pa.array(rows)),
-        partition=part.partition,
-        positions=part.positions[rows],
-        dispatch=part.dispatch[rows],
-        redeliveries=part.redeliveries[rows],
-        deliver_at=part.deliver_at[rows],
-        epoch=part.epoch,
-        session=part.session,
-    )
     behind = np.cumsum(counts)
-    return some, behind - counts, behind
+    return part.take(ranges(starts, counts)), behind - counts, behind
 
 
 def _with_holes(
@@ -248,7 +237,7 @@ def _with_holes(
     firsts: list[int] = []
     ends: list[int] = []
     entries: list[int] = []
-    places: dict[int, Ints] = {}
+    with_holes: dict[int, Ints] = {}
     last = -1
     for first, end, wanted in zip(starts.tolist(), [*starts[1:].tolist(), len(part)], within.tolist(), strict=True):
         if not (wanted and part.open[first]):
@@ -259,7 +248,7 @@ def _with_holes(
         if int(index[-1]) > max(end - first - 1, 0):  # it begins late, or has holes
             inside = range(at - left, int(part.positions[end - 1]))
             if at - left not in known and at - left > last and waiting.isdisjoint(inside):
-                places[len(firsts)] = index
+                with_holes[len(firsts)] = index
                 at -= left
             else:
                 cuts[1:1] = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
@@ -268,10 +257,10 @@ def _with_holes(
         ends += [first + cut for cut in cuts[1:]]
         entries += [at, *part.positions[firsts[len(entries) + 1 :]].tolist()]
     begin, stop = np.array(firsts, np.int64), np.array(ends, np.int64)
-    data = b"".join(_one_by_one(part, begin, stop, to, places))
-    late = np.array([first for number, first in enumerate(firsts) if number not in places], np.int64)
+    data = b"".join(_one_by_one(part, begin, stop, to, with_holes))
+    late = np.array([first for number, first in enumerate(firsts) if number not in with_holes], np.int64)
     mid_batch = _begins_late(part, late)
-    return EncodedFrames(begin, stop - begin, np.array(entries, np.int64), data, places, mid_batch)
+    return EncodedFrames(begin, stop - begin, np.array(entries, np.int64), data, with_holes, mid_batch)
 
 
 def _words(index: Ints) -> list[int]:
@@ -283,13 +272,13 @@ def _words(index: Ints) -> list[int]:
 
 
 def _one_by_one(
-    part: Received, starts: Ints, ends: Ints, to: Addressee, places: Mapping[int, Ints] = MappingProxyType({})
+    part: Received, starts: Ints, ends: Ints, to: Addressee, indexes: Mapping[int, Ints] = MappingProxyType({})
 ) -> list[bytes]:
     bodies = bodies_of(part.rows) if len(part) >= VECTORIZED_FROM and len(starts) * 2 <= len(part) else None
     cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
     frames = []
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        index = places.get(number)
+        index = indexes.get(number)
         position = int(part.positions[first]) - (0 if index is None else int(index[0]))
         message_command = _message_command(part, first, end, to, position)
         if index is not None:
@@ -372,8 +361,8 @@ class _Cells:
     def batch(self, first: int, index: Ints) -> tuple[Any, bytes]:
         """Rows that travel as a batch, message by message. index: of each, its place in that batch."""
         parts = []
-        for row, (before, place) in enumerate(pairwise([-1, *index.tolist()]), first):
-            parts += [_HOLE] * (place - before - 1)
+        for row, (before, at) in enumerate(pairwise([-1, *index.tolist()]), first):
+            parts += [_HOLE] * (at - before - 1)
             flags = self._metadata(row)
             payload = self.cell("payload", row)
             single = Single(payload_size=len(payload), **{name: True for name in OF_ONE if getattr(flags, name)})

@@ -211,10 +211,10 @@ def _alike(tags: Ints) -> Iterator[tuple[int, npt.NDArray[np.bool_] | None]]:
     while True:
         yield first, chosen
         left &= ~chosen
-        place = int(left.argmax())
-        if not left[place]:
+        row = int(left.argmax())
+        if not left[row]:
             return
-        first = int(tags[place])
+        first = int(tags[row])
         chosen = tags == first
 
 

@@ -26,16 +26,16 @@ _BEHIND_CHECKSUM = len(CHECKSUMMED) + 4
 
 
 class CachedBodies(NamedTuple):
-    """What followed the commands of n frames. column: binary, what was read with them is there as well. places: where
+    """What followed the commands of n frames. column: binary, what was read with them is there as well. offsets: where
     each one's stands in it.
     """
 
     column: pa.Array
-    places: Ints
+    offsets: Ints
 
     def take(self, numbers: Ints) -> pa.Array:
         """Those of some frames, binary."""
-        return self.column.take(pa.array(self.places[numbers]))
+        return self.column.take(pa.array(self.offsets[numbers]))
 
     @property
     def held(self) -> tuple[int, int]:
@@ -167,11 +167,9 @@ class FrameCache:
 def _matching(stretch: _CachedRange, positions: Ints, counts: Ints, found: Flags) -> pa.Array:
     """The bodies of the pieces that are frames of a stretch, which are marked as found."""
     begin, end = positions.searchsorted([stretch.positions[0], stretch.positions[-1] + 1])
-    places = stretch.positions.searchsorted(positions[begin:end])
-    found[begin:end] = (stretch.positions[places] == positions[begin:end]) & (
-        stretch.counts[places] == counts[begin:end]
-    )
-    return stretch.bodies.take(places[found[begin:end]])
+    at = stretch.positions.searchsorted(positions[begin:end])
+    found[begin:end] = (stretch.positions[at] == positions[begin:end]) & (stretch.counts[at] == counts[begin:end])
+    return stretch.bodies.take(at[found[begin:end]])
 
 
 def _whole(stretch: _CachedRange, positions: Ints) -> Frames:

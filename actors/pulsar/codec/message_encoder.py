@@ -18,7 +18,7 @@ from actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_
 from actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
 from actors.pulsar.codec.frames import CHECKSUMMED, checksums
 from actors.pulsar.codec.properties import encode_pairs, plain
-from actors.pulsar.codec.protocol import Metadata
+from actors.pulsar.codec.protocol import Metadata, tags
 from actors.pulsar.codec.send_decoder import OF_ONE
 from actors.pulsar.codec.varints import Cells, Ints, of_u32, side_by_side
 from storage.position import ENTRY_BITS, MAX_ENTRY
@@ -26,6 +26,15 @@ from storage.position import ENTRY_BITS, MAX_ENTRY
 NATIVE = b"sluice"
 """The producer's name that clients see of messages that came through no gateway: the protocol wants one."""
 _NOTHING = pa.scalar(b"", pa.binary())
+_TYPE, _MESSAGE = tags("Command", "type", "message")
+_CONSUMER, _MESSAGE_ID, _REDELIVERIES, _EPOCH = tags(
+    "Message", "consumer_id", "message_id", "redelivery_count", "consumer_epoch"
+)
+_LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
+_PROPERTIES, _NAME, _NUMBER, _PUBLISHED, _KEY, _MESSAGES, _EVENT, _ORDER, _DUE = tags(
+    "Metadata", "properties", "producer_name", "sequence_id", "publish_time", "partition_key", "num_messages",
+    "event_time", "ordering_key", "deliver_at_time",
+)  # fmt: skip
 
 
 class Addressee(NamedTuple):
@@ -78,16 +87,16 @@ def _commands(part: Received, starts: Ints, ends: Ints, to: Addressee) -> Cells:
     count, positions = len(starts), part.positions[starts]
     ledgers = positions >> ENTRY_BITS
     ledger = int(ledgers[0]) if (ledgers == ledgers[0]).all() else ledgers
-    place: list[Field] = [(0x08, ledger), (0x10, positions & MAX_ENTRY)]
+    message_id: list[Field] = [(_LEDGER, ledger), (_ENTRY, positions & MAX_ENTRY)]
     spans = np.column_stack([starts, ends]).ravel()
     counts = np.maximum.reduceat(np.append(part.redeliveries, 0), spans)[::2].astype(np.int64)
     fields: list[Field] = [
-        (0x08, to.consumer_id),
-        (0x12, encode_numbers(count, [*place, (0x18, to.partition & UNSIGNED)])),
-        (0x18, np.where(counts, counts, -1) if counts.any() else None),
-        (0x28, to.epoch),
+        (_CONSUMER, to.consumer_id),
+        (_MESSAGE_ID, encode_numbers(count, [*message_id, (_PARTITION, to.partition & UNSIGNED)])),
+        (_REDELIVERIES, np.where(counts, counts, -1) if counts.any() else None),
+        (_EPOCH, to.epoch),
     ]
-    return encode_numbers(count, [(0x08, 9), (0x4A, encode_numbers(count, fields))])
+    return encode_numbers(count, [(_TYPE, _MESSAGE >> 3), (_MESSAGE, encode_numbers(count, fields))])
 
 
 def _metadata(
@@ -114,14 +123,14 @@ def _metadata(
     columns, size = encode_fields(
         count,
         [
-            (0x0A, producer),
-            (0x10, number),
-            (0x18, rows.column("publish_time").to_numpy()),
-            (0x32, key),
-            (0x58, np.where(alone, -1, ends - starts)),
-            (0x60, _event_times(rows, alone)),
-            (0x0192, order),
-            (0x0198, np.where(due, due, -1)),
+            (_NAME, producer),
+            (_NUMBER, number),
+            (_PUBLISHED, rows.column("publish_time").to_numpy()),
+            (_KEY, key),
+            (_MESSAGES, np.where(alone, -1, ends - starts)),
+            (_EVENT, _event_times(rows, alone)),
+            (_ORDER, order),
+            (_DUE, np.where(due, due, -1)),
         ],
     )
     return [*columns, *pairs, rest], size + np.sum([lengths_of(each) for each in [*pairs, rest]], axis=0)
@@ -134,7 +143,7 @@ def _properties(rows: pa.RecordBatch, alone: npt.NDArray[np.bool_]) -> list[pa.A
     column = rows.column("properties")
     if not plain(column):
         return None
-    pairs = encode_pairs(column, 0x22)
+    pairs = encode_pairs(column, _PROPERTIES)
     return [pairs if alone.all() else pc.if_else(pa.array(alone), pairs, _NOTHING)]
 
 

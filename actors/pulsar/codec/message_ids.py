@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from actors.pulsar.codec.fields import Bytes, read_fields
-from actors.pulsar.codec.protocol import MessageId, parse
+from actors.pulsar.codec.protocol import MessageId, parse, tags
 from actors.pulsar.codec.varints import Ints
 from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, position
 
-_LEDGER, _ENTRY, _PARTITION, _INDEX = 0x08, 0x10, 0x18, 0x20
-
-_KNOWN = (_LEDGER, _ENTRY, _PARTITION, _INDEX)
+_KNOWN = _LEDGER, _ENTRY, _PARTITION, _INDEX = tags("MessageId", "ledger", "entry", "partition", "batch_index")
 
 
 def position_of(one: Any) -> int | None:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.codec.fields import Bytes, Slices, encode_fields, join, lengths_of, read_fields
+from actors.pulsar.codec.protocol import tags
 from actors.pulsar.codec.varints import Ints, field, side_by_side
 
 KIND = pa.map_(pa.string(), pa.string())
-_NAME, _VALUE = 0x0A, 0x12
+_NAME, _VALUE = tags("KeyValue", "key", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def read_pairs(source: Bytes, several: list[Slices], count: int) -> tuple[Pairs 
 
 def encode_pairs(column: pa.Array, tag: int) -> pa.Array:
     """The properties of each message as its fields of this tag: a binary column of n rows, empty without them."""
-    places = column.offsets.to_numpy().astype(np.int64)
-    first, end = int(places[0]), int(places[-1])
+    bounds = column.offsets.to_numpy().astype(np.int64)
+    first, end = int(bounds[0]), int(bounds[-1])
     if first == end:
         return pa.repeat(pa.scalar(b"", pa.binary()), len(column))
     names, values = (part[first:end].cast(pa.binary()) for part in (column.keys, column.items))
@@ -67,7 +68,7 @@ def encode_pairs(column: pa.Array, tag: int) -> pa.Array:
     head = side_by_side(end - first, field(tag, size))
     pairs = join(head.column(), *parts)
     ends = np.concatenate([[0], np.cumsum(lengths_of(pairs))])
-    offsets = ends[places - first].astype(np.int32)
+    offsets = ends[bounds - first].astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(offsets), pairs.buffers()[2]])
 
 

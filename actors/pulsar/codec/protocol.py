@@ -182,6 +182,16 @@ NOT_OFFERED = frozenset(
 """Requests of clients of which nothing is read but their number."""
 
 
+def tags(message: str, *fields: str) -> tuple[int, ...]:
+    """How these fields of a message begin on the wire: number and kind as one varint, its first byte the lowest."""
+    return tuple(_tag(_CLASSES[message].DESCRIPTOR.fields_by_name[name]) for name in fields)
+
+
+def _tag(field: Any) -> int:
+    key: int = field.number << 3 | (2 if field.type in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE) else 0)
+    return key if key < 0x80 else key & 0x7F | 0x80 | key >> 7 << 8
+
+
 class ServerError:
     """Pulsar's error codes."""
 

@@ -18,27 +18,34 @@ from actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Slices, e
 from actors.pulsar.codec.frame_cache import CachedBodies
 from actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
 from actors.pulsar.codec.properties import read_pairs
-from actors.pulsar.codec.protocol import Metadata
+from actors.pulsar.codec.protocol import Metadata, tags
 from actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
 from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
 from storage.position import entry_of, ledger_of
 
 SEND_COMMAND = b"\x08\x06"
 """How the command of a SEND begins, whoever writes it: its type."""
-_TYPE, _SEND = 0x08, 0x32
+_TYPE, _SEND, _RECEIPT = tags("Command", "type", "send", "send_receipt")
 _SHORT = int.from_bytes(bytes([*SEND_COMMAND, _SEND, 0]), "big")
 """The same, with the tag of its fields and their length, 0."""
-_PROPERTIES = 0x22
-_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = 0x08, 0x10, 0x18, 0x30
-_OF_SEND = (_PRODUCER, _SEQUENCE, _COUNT, _HIGHEST)
-_NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT = 0x0A, 0x10, 0x18, 0x32, 0x40, 0x48, 0x58, 0x60
-_SCHEMA, _ORDER, _DUE, _LAST = 0x0182, 0x0192, 0x0198, 0x01C0
-_FLAGS = (0x0188, 0x01C8, 0x01F0)
+_OF_SEND = _PRODUCER, _SEQUENCE, _COUNT, _HIGHEST = tags(
+    "Send", "producer_id", "sequence_id", "num_messages", "highest_sequence_id"
+)
+_PROPERTIES, _NAME, _NUMBER, _PUBLISHED, _KEY, _EVENT, _ORDER, _DUE, _LAST = tags(
+    "Metadata", "properties", "producer_name", "sequence_id", "publish_time", "partition_key", "event_time",
+    "ordering_key", "deliver_at_time", "highest_sequence_id",
+)  # fmt: skip
+_CODEC, _SIZE, _MESSAGES, _SCHEMA = tags(
+    "Metadata", "compression", "uncompressed_size", "num_messages", "schema_version"
+)
+_FLAGS = tags("Metadata", "key_is_base64", "null_value", "null_partition_key")
 """Flags of one message. Java's client says of every key that it is not base64."""
 _OF_METADATA = (
     _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST, *_FLAGS,
 )  # fmt: skip
-"""Tags of the fields that columns hold, or that say nothing. See actors.pulsar.codec.protocol for their names."""
+"""The fields that columns hold, or that say nothing. Who has another one is decoded alone."""
+_LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
+_OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
 
 
 @dataclass(slots=True, eq=False)
@@ -80,16 +87,17 @@ class Sends:
 
     def receipts(self, producer: int, partition: int) -> bytes:
         """The answers to all of them."""
-        place: list[Field]
+        message_id: list[Field]
         if self.first >= 0:
             entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
-            place = [(0x08, ledger_of(self.first)), (0x10, entries)]
+            message_id = [(_LEDGER, ledger_of(self.first)), (_ENTRY, entries)]
         else:
-            place = [(0x08, UNSIGNED), (0x10, UNSIGNED)]
+            message_id = [(_LEDGER, UNSIGNED), (_ENTRY, UNSIGNED)]
         count = len(self)
-        at = encode_numbers(count, [*place, (0x18, partition & UNSIGNED)])
-        answer = encode_numbers(count, [(0x08, producer), (0x10, self.sequence), (0x1A, at), (0x20, self.highest)])
-        command_bytes = encode_numbers(count, [(0x08, 7), (0x3A, answer)])
+        at = encode_numbers(count, [*message_id, (_PARTITION, partition & UNSIGNED)])
+        values = (producer, self.sequence, at, self.highest)
+        answer = encode_numbers(count, list(zip(_OF_RECEIPT, values, strict=True)))
+        command_bytes = encode_numbers(count, [(_TYPE, _RECEIPT >> 3), (_RECEIPT, answer)])
         length = command_bytes.lengths()
         return side_by_side(count, [of_u32(length + 4), of_u32(length), command_bytes]).joined()
 
@@ -269,12 +277,12 @@ def _singles(read: _Read, frames: Ints) -> MessageSlices:
 
 def _their(read: _Read, frames: Ints) -> list[Slices]:
     """The properties of frames that are one message each, by their places among these."""
-    place = np.full(len(read.at), -1, np.int64)
-    place[frames] = np.arange(len(frames))
+    number_of = np.full(len(read.at), -1, np.int64)
+    number_of[frames] = np.arange(len(frames))
     found = []
     for each in read.metadata.several:
-        mine = place[each.rows] >= 0
-        found.append(Slices(place[each.rows[mine]], each.at[mine], each.size[mine]))
+        mine = number_of[each.rows] >= 0
+        found.append(Slices(number_of[each.rows[mine]], each.at[mine], each.size[mine]))
     return found
 
 

@@ -229,7 +229,7 @@ class ClientConnection(ClientSession):
             check_text(body)
             await handler(body)
             if consumer is not None:
-                self.audit(name, consumer.place.topic, consumer.asked.subscription)
+                self.audit(name, consumer.tp.topic, consumer.asked.subscription)
         except SluiceError as error:
             if code_of(error) in _REFUSALS:
                 self.audit(name, said_name(getattr(body, "topic", "")), getattr(body, "subscription", ""), error)
@@ -276,8 +276,8 @@ class ClientConnection(ClientSession):
 
     def _pace(self, producer: WireProducer, messages: int, size: int) -> None:
         """This many messages were taken. If that exceeds a rate, nothing more is read for a while."""
-        place = producer.place
-        wait = self.gateway.rates.published(place.topic, place.partition, messages, size)
+        tp = producer.tp
+        wait = self.gateway.rates.published(tp.topic, tp.partition, messages, size)
         if wait and not self.closed:
             self._throttled_until = max(self._throttled_until, self.gateway.ports.clock.monotonic() + wait)
             if not self.intake.throttled:

@@ -157,7 +157,7 @@ class ClientSession:
         """
         self.check_room("consumers")
         self.consumers[consumer.number] = consumer
-        key = (consumer.place.topic, consumer.asked.subscription)
+        key = (consumer.tp.topic, consumer.asked.subscription)
         self.gateway.consumers.setdefault(key, []).append(consumer)
         self.gateway.reads(consumer)
         self._introduce(consumer, consumer.number, asked)
@@ -174,7 +174,7 @@ class ClientSession:
     def remove_consumer(self, consumer: WireConsumer) -> None:
         if self.consumers.get(consumer.number) is consumer:
             del self.consumers[consumer.number]
-        _discard(self.gateway.consumers, (consumer.place.topic, consumer.asked.subscription), consumer)
+        _discard(self.gateway.consumers, (consumer.tp.topic, consumer.asked.subscription), consumer)
         self.gateway.reads_no_more(consumer)
         self.gateway.introductions.pop(consumer, None)
         self.gateway.access.forget(consumer)
@@ -185,7 +185,7 @@ class ClientSession:
         Its owner sees that as well, after a lease (`actors.dispatcher.deletion`); here it is known at once.
         """
         await consumer.close()
-        topic, subscription = consumer.place.topic, consumer.asked.subscription
+        topic, subscription = consumer.tp.topic, consumer.asked.subscription
         durable = consumer.is_reader or consumer.asked.settings.durable
         if not durable and not self.gateway.consumers.get((topic, subscription)):
             with contextlib.suppress(SluiceError):
@@ -198,14 +198,14 @@ class ClientSession:
         """
         self.check_room("producers")
         self.producers[producer.number] = producer
-        self.gateway.producers.setdefault((producer.place.topic, producer.place.partition), []).append(producer)
+        self.gateway.producers.setdefault((producer.tp.topic, producer.tp.partition), []).append(producer)
         self._introduce(producer, producer.number, asked, access_mode)
         self.gateway.access.admit(producer, self.roles, wishes, producer.give_way)
 
     def remove_producer(self, producer: WireProducer) -> None:
         if self.producers.get(producer.number) is producer:
             del self.producers[producer.number]
-        _discard(self.gateway.producers, (producer.place.topic, producer.place.partition), producer)
+        _discard(self.gateway.producers, (producer.tp.topic, producer.tp.partition), producer)
         self.gateway.introductions.pop(producer, None)
         self.gateway.access.forget(producer)
 

@@ -50,7 +50,7 @@ def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, li
         for (known, _), here in gateway.consumers.items()
         if known == topic
         for one in here
-        if one.place.partition == partition
+        if one.tp.partition == partition
     ]
     return {"producers": producers, "consumers": consumers}
 
@@ -62,7 +62,7 @@ def send_away(gateway: Connected, topic: str, partition: int | None) -> None:
                 producer.give_way()
     for (known, _), consumers in list(gateway.consumers.items()):
         for consumer in list(consumers):
-            if known == topic and partition in (None, consumer.place.partition):
+            if known == topic and partition in (None, consumer.tp.partition):
                 consumer.come_back()
 
 

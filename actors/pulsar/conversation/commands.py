@@ -33,7 +33,7 @@ from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import (
     TopicMaker,
     TopicPartition,
-    find_place,
+    find_partition,
     full_names,
     settings_of,
     split_name,
@@ -105,7 +105,7 @@ class CommandHandlers:
             settings = await settings_of(self._gateway.directory, topic, create=making, now=True)
             count = settings.partitions if settings.has_partitions else 0
         else:
-            await find_place(self._gateway.directory, asked.topic, create=None)
+            await find_partition(self._gateway.directory, asked.topic, create=None)
         self._session.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
@@ -145,11 +145,11 @@ class CommandHandlers:
             return
         self._check_free(asked.producer_id)
         self._session.check_room("producers")
-        place = await find_place(self._gateway.directory, asked.topic, create=self._making())
-        await self._gateway.backlogs.check(place.topic, place.partition)
-        await self._gateway.head_count.check_producer(place)
+        tp = await find_partition(self._gateway.directory, asked.topic, create=self._making())
+        await self._gateway.backlogs.check(tp.topic, tp.partition)
+        await self._gateway.head_count.check_producer(tp)
         name = asked.producer_name or self._gateway.fresh("sluice")
-        deduplicate = (await self._gateway.directory.settings(place.topic)).deduplication_enabled
+        deduplicate = (await self._gateway.directory.settings(tp.topic)).deduplication_enabled
         _check_access(asked)
         waiting = {"request_id": asked.request_id, "producer_name": name, "producer_ready": False}
         entrance = Entrance(
@@ -162,7 +162,7 @@ class CommandHandlers:
         self._check_free(asked.producer_id)
         self._session.openings.check("producer", asked)
         made = WireProducer(
-            self._gateway, self._session, place, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
+            self._gateway, self._session, tp, asked.producer_id, name, entrance=entrance, deduplicate=deduplicate
         )
         self._session.add_producer(made, asked, entrance.access, wishes)
         try:
@@ -173,7 +173,7 @@ class CommandHandlers:
             if asked.initial_subscription:
                 first = check_name("subscription", quoted(asked.initial_subscription))
                 settings = SubscriptionSettings(type="shared", initial_position="earliest")
-                await self._gateway.directory.dispatcher(place.topic, place.partition, first, settings)
+                await self._gateway.directory.dispatcher(tp.topic, tp.partition, first, settings)
             await self._session.check(*wishes)
             await self._produce(asked, made)
         except SluiceError:
@@ -187,7 +187,7 @@ class CommandHandlers:
             raise _opening("producer")
 
     async def _produce(self, asked: Any, producer: WireProducer) -> None:
-        version, own, topic = b"", {}, producer.place.topic
+        version, own, topic = b"", {}, producer.tp.topic
         if producer.topic_epoch is not None:
             own = {"topic_epoch": producer.topic_epoch}
         if asked.HasField("schema"):
@@ -231,20 +231,20 @@ class CommandHandlers:
         if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
             # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
             raise CommandRefused(ServerError.NOT_ALLOWED, "compaction is not offered")
-        place = await find_place(self._gateway.directory, asked.topic, create=self._making(asked.force_topic_creation))
+        tp = await find_partition(self._gateway.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
-            await self._gateway.schemas.check_reader(place.topic, asked.schema)
-        wanted = await self._wanted(asked, place)
-        await self._gateway.head_count.check_consumer(place, asked.subscription)
+            await self._gateway.schemas.check_reader(tp.topic, asked.schema)
+        wanted = await self._wanted(asked, tp)
+        await self._gateway.head_count.check_consumer(tp, asked.subscription)
         if wanted.start is not None and asked.type == EXCLUSIVE:
-            await self._wait_alone(place, wanted.subscription)
-        await self._moved(place, wanted.subscription)
+            await self._wait_alone(tp, wanted.subscription)
+        await self._moved(tp, wanted.subscription)
         here = self._session
         if asked.consumer_id in here.consumers:
             raise _opening("consumer")
         here.openings.check("subscribe", asked)
         made = WireConsumer(
-            self._gateway, place, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
+            self._gateway, tp, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )
         self._session.add_consumer(made, asked, wish)
         if asked.HasField("consumer_epoch"):
@@ -269,18 +269,18 @@ class CommandHandlers:
         self._session.say("success", request_id=asked.request_id)
         made.subscribed()
 
-    async def _wait_alone(self, place: TopicPartition, name: str) -> None:
+    async def _wait_alone(self, tp: TopicPartition, name: str) -> None:
         """Readers of one name exclude each other at a gateway, as long as the earlier one's client lives."""
 
         def readers() -> list[ConsumerHere]:
-            here = self._gateway.consumers.get((place.topic, name), [])
-            return [one for one in here if one.is_reader and not one.closed and one.place.partition == place.partition]
+            here = self._gateway.consumers.get((tp.topic, name), [])
+            return [one for one in here if one.is_reader and not one.closed and one.tp.partition == tp.partition]
 
         while earlier := readers():
             if await earlier[0].answers():
                 raise CommandRefused(ServerError.CONSUMER_BUSY, f"another reader named {name} is connected")
 
-    async def _wanted(self, asked: Any, place: TopicPartition) -> Asked:
+    async def _wanted(self, asked: Any, tp: TopicPartition) -> Asked:
         if not 0 <= asked.type < len(TYPES):
             raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
         name = asked.consumer_name or self._gateway.fresh("consumer")
@@ -288,7 +288,7 @@ class CommandHandlers:
             raise CommandRefused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
         subscription, start = check_name("subscription", quoted(asked.subscription)), None
         if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
-            start = await self._start(asked, place, subscription)
+            start = await self._start(asked, tp, subscription)
         settings = SubscriptionSettings(
             type=TYPES[asked.type],
             durable=asked.durable,
@@ -304,30 +304,30 @@ class CommandHandlers:
         name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
         return Asked(subscription, name, settings, ranges, start, asked.priority_level, named)
 
-    async def _start(self, asked: Any, place: TopicPartition, name: str) -> int:
+    async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
-        if (sought := self._session.seeks.start(asked.consumer_id, (place.topic, place.partition, name))) is not None:
+        if (sought := self._session.seeks.start(asked.consumer_id, (tp.topic, tp.partition, name))) is not None:
             return sought
         if asked.start_rollback_seconds:
             since = max(self._gateway.ports.clock.now() - asked.start_rollback_seconds * 1000, 0)
-            return (await self._ask_owner(place, None, FindTime(time=since))).position
+            return (await self._ask_owner(tp, None, FindTime(time=since))).position
         if asked.HasField("start_message_id"):
-            return await self._at(asked.start_message_id, place)
-        return EARLIEST if asked.initial_position == 1 else (await self._ask_owner(place, None, ReadEnds())).next
+            return await self._at(asked.start_message_id, tp)
+        return EARLIEST if asked.initial_position == 1 else (await self._ask_owner(tp, None, ReadEnds())).next
 
-    async def _at(self, one: Any, place: TopicPartition) -> int:
+    async def _at(self, one: Any, tp: TopicPartition) -> int:
         """The position of an id, earliest and latest included; of a batch its first row: clients skip by themselves.
 
         Its numbers have signs, though they travel without: -1 lies before the first ledger, and before every entry.
         """
         ledger, entry = (number - (number > LATEST) * (UNSIGNED + 1) for number in (one.ledger, one.entry))
         if ledger > MAX_LEDGER or entry == LATEST:
-            return (await self._ask_owner(place, None, ReadEnds())).next
+            return (await self._ask_owner(tp, None, ReadEnds())).next
         return position(ledger, min(max(entry, 0), MAX_ENTRY)) if ledger > 0 else EARLIEST
 
-    async def _ask_owner(self, place: TopicPartition, subscription: str | None, request: Request[R]) -> R:
+    async def _ask_owner(self, tp: TopicPartition, subscription: str | None, request: Request[R]) -> R:
         ask = partial(self._gateway.directory.ask_owner, timeout=ASK_MS, patience=PATIENCE_MS)
-        return await ask(place.topic, place.partition, subscription, request)
+        return await ask(tp.topic, tp.partition, subscription, request)
 
     def _consumer(self, number: int) -> WireConsumer:
         found = self._session.consumers.get(number)
@@ -352,7 +352,7 @@ class CommandHandlers:
         else is attached to the partition, at whichever gateway, the subscription's owner knows.
         """
         consumer = self._consumer(asked.consumer_id)
-        key = consumer.place.topic, consumer.asked.subscription
+        key = consumer.tp.topic, consumer.asked.subscription
         await self._session.check(of_topic("consume", *key))
         if not asked.force and not consumer.is_reader and (await self._stats(consumer))["consumersCount"] > 1:
             raise CommandRefused(ServerError.CONSUMER_BUSY, "other consumers are connected to the subscription")
@@ -373,55 +373,55 @@ class CommandHandlers:
     async def seek(self, asked: Any) -> None:
         """SEEK: every consumer of the partition is sent away, and comes back by itself."""
         consumer = self._consumer(asked.consumer_id)
-        place, name = consumer.place, consumer.asked.subscription
-        await self._session.check(of_topic("consume", place.topic, name))
+        tp, name = consumer.tp, consumer.asked.subscription
+        await self._session.check(of_topic("consume", tp.topic, name))
         if asked.HasField("publish_time"):
-            found = await self._ask_owner(place, None, FindTime(time=min(asked.publish_time, LATEST >> 16)))
+            found = await self._ask_owner(tp, None, FindTime(time=min(asked.publish_time, LATEST >> 16)))
             target = found.position
         else:
-            target = await self._at(asked.message_id, place)
+            target = await self._at(asked.message_id, tp)
         if consumer.is_reader:
-            self._session.seeks.remember(consumer.number, (place.topic, place.partition, name), target)
+            self._session.seeks.remember(consumer.number, (tp.topic, tp.partition, name), target)
             self._session.send_away(consumer)
         else:
-            await self._seek_all(place, name, target)
+            await self._seek_all(tp, name, target)
         self._session.say("success", request_id=asked.request_id)
 
-    async def _seek_all(self, place: TopicPartition, subscription: str, target: int) -> None:
+    async def _seek_all(self, tp: TopicPartition, subscription: str, target: int) -> None:
         """Consumers leave before the subscription moves, because the seek would wait for those that are sent away.
 
         They are told afterwards, and until then nobody subscribes.
         """
-        await self._moved(place, subscription)
-        done = self._gateway.moving[place.topic, place.partition, subscription] = Signal()
-        everyone = self._gateway.consumers.get((place.topic, subscription), [])
-        here = [other for other in everyone if other.place.partition == place.partition]
+        await self._moved(tp, subscription)
+        done = self._gateway.moving[tp.topic, tp.partition, subscription] = Signal()
+        everyone = self._gateway.consumers.get((tp.topic, subscription), [])
+        here = [other for other in everyone if other.tp.partition == tp.partition]
         try:
             for other in here:
                 await other.close()
-            await self._ask_owner(place, subscription, Seek(message_id=show(target)))
+            await self._ask_owner(tp, subscription, Seek(message_id=show(target)))
         finally:
-            del self._gateway.moving[place.topic, place.partition, subscription]
+            del self._gateway.moving[tp.topic, tp.partition, subscription]
             done.set()
             for other in here:
                 other.come_back()
 
-    async def _moved(self, place: TopicPartition, subscription: str) -> None:
+    async def _moved(self, tp: TopicPartition, subscription: str) -> None:
         """Wait until no seek of the subscription is under way: another may begin as soon as one ends."""
-        while (moving := self._gateway.moving.get((place.topic, place.partition, subscription))) is not None:
+        while (moving := self._gateway.moving.get((tp.topic, tp.partition, subscription))) is not None:
             await moving.wait(self._gateway.ports)
 
     async def get_last_id(self, asked: Any) -> None:
         """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
         consumer = self._consumer(asked.consumer_id)
-        ends = await self._ask_owner(consumer.place, None, ReadEnds())
+        ends = await self._ask_owner(consumer.tp, None, ReadEnds())
         last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
         if (at := ends.last) >= max(ends.first, 0):
             with contextlib.suppress(NotFound):
                 run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
                 index = _index(run, at)
                 last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
-        answer = {"last": {**last, "partition": consumer.place.wire_partition}}
+        answer = {"last": {**last, "partition": consumer.tp.wire_partition}}
         if consumer.asked.start is not None:
             answer["mark_delete"] = _before(consumer.asked.start, ends, last)
         self._session.say("last_id_answer", request_id=asked.request_id, **answer)
@@ -453,13 +453,13 @@ class CommandHandlers:
             available_permits=max(consumer.permits, 0),
             unacked=consumer.unacknowledged(),
             address=self._session.link.peer,
-            type=TYPES[TYPES.index(consumer.asked.settings.type)].title(),
+            type=consumer.asked.settings.type.title(),
             **answer,
         )
 
     async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
         """The statistics of a consumer's subscription on its partition."""
-        answer = await self._ask_owner(consumer.place, consumer.asked.subscription, Stats())
+        answer = await self._ask_owner(consumer.tp, consumer.asked.subscription, Stats())
         figures: dict[str, Any] = json.loads(answer.json)
         return figures
 

@@ -98,7 +98,7 @@ class Link(Protocol):
 class ConsumerHere(Protocol):
     """A consumer that is connected here, as other connections see it."""
 
-    place: TopicPartition
+    tp: TopicPartition
     closed: bool
 
     @property
@@ -118,7 +118,7 @@ class ConsumerHere(Protocol):
 class ProducerHere(Protocol):
     """A producer that is connected here, as other connections see it."""
 
-    place: TopicPartition
+    tp: TopicPartition
     name: str
     incarnation: str
 
@@ -187,15 +187,15 @@ class Gateway:
         self._made = 0
 
     def reads(self, consumer: ConsumerHere) -> None:
-        self._readers.setdefault((consumer.place.topic, consumer.place.partition), {})[consumer] = None
+        self._readers.setdefault((consumer.tp.topic, consumer.tp.partition), {})[consumer] = None
 
     def reads_no_more(self, consumer: ConsumerHere) -> None:
         """It has gone. Idempotent."""
-        place = consumer.place.topic, consumer.place.partition
-        others = self._readers.get(place, {})
+        key = consumer.tp.topic, consumer.tp.partition
+        others = self._readers.get(key, {})
         others.pop(consumer, None)
         if not others:
-            self._readers.pop(place, None)
+            self._readers.pop(key, None)
 
     def is_read(self, topic: str, partition: int) -> bool:
         """Whether a partition has consumers here."""

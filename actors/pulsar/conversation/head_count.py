@@ -27,18 +27,18 @@ class HeadCount:
     def __init__(self, ports: Ports, directory: Directory, limits: LimitRecords) -> None:
         self._ports, self._directory, self._limits = ports, directory, limits
 
-    async def check_producer(self, place: TopicPartition) -> None:
+    async def check_producer(self, tp: TopicPartition) -> None:
         """Raises CommandRefused if there is no room for one more, Unavailable."""
-        most = self._limits.that_hold(place.topic).producers if self._limits.any else None
-        if most and len((await self._present(place))["producers"]) >= most:
+        most = self._limits.that_hold(tp.topic).producers if self._limits.any else None
+        if most and len((await self._present(tp))["producers"]) >= most:
             raise CommandRefused(ServerError.PRODUCER_BUSY, "Topic reached max producers limit")
 
-    async def check_consumer(self, place: TopicPartition, subscription: str) -> None:
+    async def check_consumer(self, tp: TopicPartition, subscription: str) -> None:
         """subscription: as its client calls it. Raises CommandRefused, Unavailable."""
-        limits = self._limits.that_hold(place.topic) if self._limits.any else None
+        limits = self._limits.that_hold(tp.topic) if self._limits.any else None
         if limits is None or not (limits.consumers or limits.consumers_per_subscription):
             return
-        present = (await self._present(place))["consumers"]
+        present = (await self._present(tp))["consumers"]
         same = [one for one in present if one["subscription"] == subscription]
         if limits.consumers and len(present) >= limits.consumers:
             raise CommandRefused(ServerError.CONSUMER_BUSY, "Topic reached max consumers limit")
@@ -50,9 +50,9 @@ class HeadCount:
         told = json.loads((await self._directory.ask_controller(DescribeCluster())).json)
         return [row["address"] for row in told["actors"] if row["kind"] == "gateway" and row["address"]]
 
-    async def _present(self, place: TopicPartition) -> dict[str, list[dict[str, Any]]]:
+    async def _present(self, tp: TopicPartition) -> dict[str, list[dict[str, Any]]]:
         """Who is connected to a partition, at all gateways that answer."""
-        request = ClientsHere(topic=place.topic, partition=place.partition)
+        request = ClientsHere(topic=tp.topic, partition=tp.partition)
         gateways = dict.fromkeys([*await self.others(), self._ports.me])
         replies = await asyncio.gather(*(self._ports.net.call(one, request, ASK_MS) for one in gateways))
         found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}

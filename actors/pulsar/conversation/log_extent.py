@@ -18,23 +18,20 @@ ASK_MS, PATIENCE_MS = 10_000, 15_000
 class LogExtent:
     """The ledgers of a partition, as its owner reported them last."""
 
-    def __init__(self, directory: Directory, place: TopicPartition) -> None:
-        self._directory, self._place = directory, place
-        self._ledgers: dict[int, int | None] = {}
+    def __init__(self, directory: Directory, tp: TopicPartition) -> None:
+        self._directory, self._tp = directory, tp
+        self._last_entries: dict[int, int] = {}
         self.last = -1
         """The last position that is known to exist, -1 for none."""
 
     async def look(self, positions: list[int]) -> None:
         """Learn of these positions; the owner is asked if one may have come since. Raises Unavailable."""
         if any(self.end_of(at) < at for at in positions):
-            ask, place = self._directory.ask_owner, self._place
-            ends = await ask(place.topic, place.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS)
-            self._ledgers, self.last = dict(ends.ledgers), ends.last
+            ask, tp = self._directory.ask_owner, self._tp
+            ends = await ask(tp.topic, tp.partition, None, ReadEnds(), timeout=ASK_MS, patience=PATIENCE_MS)
+            self._last_entries, self.last = ends.last_entries(), ends.last
 
     def end_of(self, at: int) -> int:
         """The last position in the ledger of this one; it is lower if this one does not exist or was trimmed."""
-        ledger = ledger_of(at)
-        if ledger not in self._ledgers:
-            return -1
-        entry = self._ledgers[ledger]
-        return self.last if entry is None or entry < 0 else position(ledger, entry)
+        entry = self._last_entries.get(ledger_of(at), -1)
+        return -1 if entry < 0 else position(ledger_of(at), entry)

@@ -26,10 +26,10 @@ class TokenBucket:
         """These pass. How many milliseconds nothing more may; 0: it may at once."""
         period, passed = self.rate.period_s * 1000, now - self.used
         self.used, wait = now, 0.0
-        for place, (most, taken) in enumerate(((self.rate.messages, messages), (self.rate.bytes, size))):
+        for index, (most, taken) in enumerate(((self.rate.messages, messages), (self.rate.bytes, size))):
             if most > 0:
-                self._left[place] = min(self._left[place] + most * passed / period, most) - taken
-                wait = max(wait, -self._left[place] * period / most)
+                self._left[index] = min(self._left[index] + most * passed / period, most) - taken
+                wait = max(wait, -self._left[index] * period / most)
         return 0 if wait <= 0 else int(wait) + 1
 
 

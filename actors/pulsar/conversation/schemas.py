@@ -92,7 +92,7 @@ class Schemas:
         versions = await self._read(topic)
         if not _checked(versions):
             await self.put(topic, schema)
-        elif _place_of(_listed(_encoded(schema)), versions) is None:
+        elif _number_of(_listed(_encoded(schema)), versions) is None:
             strategy = await self.strategy(topic)
             weaker = strategy if strategy in (ALWAYS, NEVER) or strategy.endswith(ALL) else BACKWARD
             _check(topic, weaker, schema, await self._earlier(topic, versions, weaker))
@@ -116,9 +116,9 @@ class Schemas:
             async with self._at_once:
                 found = await self._ports.meta.read(key)
             number, versions = (0, []) if found is None else (found.number, _versions_in(topic, found.value))
-            place = _place_of(new, versions)
-            if place is not None:
-                return VERSION.pack(place)
+            known = _number_of(new, versions)
+            if known is not None:
+                return VERSION.pack(known)
             _check(topic, strategy, parse(Schema, encoded), await self._earlier(topic, versions, strategy))
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
@@ -158,27 +158,27 @@ class Schemas:
     async def version_of(self, topic: str, schema: Any) -> bytes:
         """The version of a registered schema. Raises NotFound, Invalid, Unavailable."""
         versions = await self._read(topic)
-        place = _place_of(_listed(_encoded(schema)), versions)
-        if place is None:
+        number = _number_of(_listed(_encoded(schema)), versions)
+        if number is None:
             raise NotFound(f"topic {topic} has no such schema")
-        return VERSION.pack(place)
+        return VERSION.pack(number)
 
     async def all_of(self, topic: str) -> list[tuple[Any, bytes]]:
         """Every version since the last deletion, and its number. Raises Unavailable."""
         versions = await self._read(topic)
         begin = _begin(versions)
         encoded = [await self._encoded_of(topic, version) for version in versions[begin:]]
-        return [(parse(Schema, one), VERSION.pack(place)) for place, one in enumerate(encoded, begin)]
+        return [(parse(Schema, one), VERSION.pack(number)) for number, one in enumerate(encoded, begin)]
 
     async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
         """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
         if version and len(version) != VERSION.size:
             raise Invalid(f"a schema version has {VERSION.size} bytes, not {len(version)}")
         versions = await self._read(topic)
-        place = VERSION.unpack(version)[0] if version else len(versions) - 1
-        if not _begin(versions) <= place < len(versions):
+        number = VERSION.unpack(version)[0] if version else len(versions) - 1
+        if not _begin(versions) <= number < len(versions):
             raise NotFound(f"topic {topic} has no such schema")
-        return parse(Schema, await self._encoded_of(topic, versions[place])), VERSION.pack(place)
+        return parse(Schema, await self._encoded_of(topic, versions[number])), VERSION.pack(number)
 
     async def _read(self, topic: str) -> list[_Listed]:
         async with self._at_once:
@@ -203,17 +203,17 @@ def _listed(encoded: bytes) -> _Listed:
     return _Listed(kind, meaning, hashlib.sha256(encoded).hexdigest(), encoded)
 
 
-def _place_of(wanted: _Listed, versions: list[_Listed]) -> int | None:
+def _number_of(wanted: _Listed, versions: list[_Listed]) -> int | None:
     """Where a version is among those since the last deletion; None if it is new."""
     begin = _begin(versions)
     if not wanted.digest:
         return begin - 1 if 0 < begin == len(versions) else None
-    return next((place for place in range(begin, len(versions)) if versions[place].meaning == wanted.meaning), None)
+    return next((number for number in range(begin, len(versions)) if versions[number].meaning == wanted.meaning), None)
 
 
 def _begin(versions: list[_Listed]) -> int:
     """The first place after the last deletion."""
-    return max((place + 1 for place, version in enumerate(versions) if not version.digest), default=0)
+    return max((number + 1 for number, version in enumerate(versions) if not version.digest), default=0)
 
 
 def _checked(versions: list[_Listed]) -> list[_Listed]:

@@ -24,7 +24,7 @@ _PARTITION = re.compile(r"(.+)-partition-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class TopicPartition:
-    """A partition. wire_partition: its number as clients see it in ids, -1 for a plain topic."""
+    """A partition, `tp` for short. wire_partition: its number as clients see it in ids, -1 for a plain topic."""
 
     topic: str
     partition: int
@@ -124,7 +124,7 @@ def new_settings(bookies: BookieList, policies: NamespacePolicies, partitions: i
     )
 
 
-async def find_place(directory: Directory, name: str, *, create: TopicMaker | None) -> TopicPartition:
+async def find_partition(directory: Directory, name: str, *, create: TopicMaker | None) -> TopicPartition:
     """The partition that a client wants to write to, or read. Raises Invalid, NotFound, Unavailable."""
     topic, partition = split_name(name)
     settings = await settings_of(directory, topic, create=create if partition is None else None)

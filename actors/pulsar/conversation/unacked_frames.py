@@ -24,18 +24,18 @@ _ROW = (1 << _BITS) - 1
 
 
 class Piece(NamedTuple):
-    """Rows of a part that are at the client under one id. places: with holes, each one's index in the batch."""
+    """Rows of a part that are at the client under one id. indexes: with holes, each one's index in the batch."""
 
     part: Received
     first: int
     size: int
-    places: Ints | None = None
+    indexes: Ints | None = None
 
     def rows(self, ack_set: Sequence[int] = ()) -> Ints:
         """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
         every = np.arange(self.first, self.first + self.size)
-        places = every - self.first if self.places is None else self.places
-        return every[~_still_open(places, ack_set)] if ack_set else every
+        indexes = every - self.first if self.indexes is None else self.indexes
+        return every[~_still_open(indexes, ack_set)] if ack_set else every
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class _Table:
     part: Received
     firsts: Ints
     counts: Ints
-    places: Mapping[int, Ints]
+    indexes: Mapping[int, Ints]
     left: int
 
 
@@ -63,10 +63,10 @@ class UnackedFrames:
     def __iter__(self) -> Iterator[int]:
         return iter(list(self._numbers))
 
-    def add(self, part: Received, firsts: Ints, counts: Ints, positions: Ints, places: Mapping[int, Ints]) -> None:
-        """n pieces of a part were sent; int64, n each. places: see Piece, by the number of the piece."""
+    def add(self, part: Received, firsts: Ints, counts: Ints, positions: Ints, indexes: Mapping[int, Ints]) -> None:
+        """n pieces of a part were sent; int64, n each. indexes: see Piece, by the number of the piece."""
         many, before = len(positions), len(self._numbers)
-        self._tables[self._made] = _Table(part, firsts, counts, places, many)
+        self._tables[self._made] = _Table(part, firsts, counts, indexes, many)
         base = self._made << _BITS
         self._numbers.update(zip(positions.tolist(), range(base, base + many), strict=True))
         self._made += 1
@@ -87,7 +87,7 @@ class UnackedFrames:
         if number is None:
             return None
         table, row = self._tables[number >> _BITS], number & _ROW
-        return Piece(table.part, int(table.firsts[row]), int(table.counts[row]), table.places.get(row))
+        return Piece(table.part, int(table.firsts[row]), int(table.counts[row]), table.indexes.get(row))
 
     def pop(self, position: int) -> None:
         """Remove a piece, which must be here: the client does not have it any more."""
@@ -114,9 +114,9 @@ class UnackedFrames:
         rows: list[tuple[Received, Ints]] = []
         for number in np.unique(tables).tolist():
             mine = known[tables == number]
-            table, places = self._tables[number], numbers[mine] & _ROW
-            counts[mine] = table.counts[places]
-            rows.append((table.part, ranges(table.firsts[places], counts[mine])))
+            table, which = self._tables[number], numbers[mine] & _ROW
+            counts[mine] = table.counts[which]
+            rows.append((table.part, ranges(table.firsts[which], counts[mine])))
             self._done(number, len(mine))
         return rows, counts
 

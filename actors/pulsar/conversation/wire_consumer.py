@@ -61,7 +61,7 @@ class WireConsumer:
     def __init__(
         self,
         gateway: Gateway,
-        place: TopicPartition,
+        tp: TopicPartition,
         number: int,
         asked: Asked,
         *,
@@ -70,8 +70,8 @@ class WireConsumer:
         alive: Callable[[], Awaitable[bool]],
     ) -> None:
         self._gateway = gateway
-        self.place, self.number, self.asked = place, number, asked
-        self._key = place.topic, place.partition, asked.subscription
+        self.tp, self.number, self.asked = tp, number, asked
+        self._key = tp.topic, tp.partition, asked.subscription
         self._write, self._lost, self._alive = write, lost, alive
         self._sent = UnackedFrames()
         self._unsent: deque[Received] = deque()
@@ -82,21 +82,21 @@ class WireConsumer:
         self.epoch: int | None = None
         self.permits = self._granted = 0
         self.opened = self.closed = False
-        at, lazy = (place.topic, place.partition), asked.settings.type not in ONE_HAS_ALL
+        at, lazy = (tp.topic, tp.partition), asked.settings.type not in ONE_HAS_ALL
         self.payloads = Payloads(gateway.ports, gateway.directory, *at, gateway.decoded, lazy=lazy)
-        self._extent = LogExtent(gateway.directory, place)
+        self._extent = LogExtent(gateway.directory, tp)
         self._noting = False
         self._whole: BatchReassembler | None = None
         self._part = self._of_subscription() if asked.start is None else self._of_log(asked.start)
 
     def _of_subscription(self) -> PartitionConsumer | LogReader:
-        gateway, place = self._gateway, self.place
+        gateway, tp = self._gateway, self.tp
         part = PartitionConsumer(
             gateway.ports,
             gateway.directory,
             ConsumerConfig(
-                topic=place.topic,
-                partition=place.partition,
+                topic=tp.topic,
+                partition=tp.partition,
                 subscription=self.asked.subscription,
                 name=self.asked.name,
                 incarnation=gateway.fresh(self.asked.name),
@@ -118,7 +118,7 @@ class WireConsumer:
 
     def _of_log(self, at: int) -> PartitionConsumer | LogReader:
         ports, directory = self._gateway.ports, self._gateway.directory
-        return LogReader(ports, directory, self.place, at, self.payloads, self._callbacks())
+        return LogReader(ports, directory, self.tp, at, self.payloads, self._callbacks())
 
     def _callbacks(self) -> ConsumerCallbacks:
         return ConsumerCallbacks(on_received=self._received, on_event=self._on_event, taking_back=TAKING_BACK)
@@ -162,7 +162,7 @@ class WireConsumer:
     def _grant(self) -> None:
         """Keep as many messages on their way as the client wants, and one connection may."""
         here = 0 if self._whole is None else self._whole.waiting
-        self._want(min(self.permits, self._gateway.rates.at_once(self.place.topic, MOST_GRANTED)) - here)
+        self._want(min(self.permits, self._gateway.rates.at_once(self.tp.topic, MOST_GRANTED)) - here)
 
     def _want(self, messages: int) -> None:
         """Set how many messages may be on their way."""
@@ -242,7 +242,7 @@ class WireConsumer:
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
         if not part.open.any():
             return
-        to = Addressee(self.number, self.place.wire_partition, self.epoch)
+        to = Addressee(self.number, self.tp.wire_partition, self.epoch)
         known, gateway = self._sent if self._part.by_index else None, self._gateway
         waiting = stretch.waiting
         if waiting is None:
@@ -266,10 +266,10 @@ class WireConsumer:
             self._noting = True  # of which frame an acknowledgement speaks could not be told
             self._lost(self)
             return
-        self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.places)
+        self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.indexes)
         self.permits -= pieces.messages
         self._write(pieces.data)
-        if wait := gateway.rates.delivered(self.place.topic, self.place.partition, pieces.messages, len(pieces.data)):
+        if wait := gateway.rates.delivered(self.tp.topic, self.tp.partition, pieces.messages, len(pieces.data)):
             self._noting = True
             gateway.ports.spawn(self._pause(wait), "rate")
         if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back

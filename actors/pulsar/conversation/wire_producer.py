@@ -77,7 +77,7 @@ class WireProducer:
         self,
         gateway: Gateway,
         session: ProducerSession,
-        place: TopicPartition,
+        tp: TopicPartition,
         number: int,
         name: str,
         *,
@@ -85,13 +85,13 @@ class WireProducer:
         deduplicate: bool = False,
     ) -> None:
         self._gateway, self._session = gateway, session
-        self.place, self.number, self.name = place, number, name
+        self.tp, self.number, self.name = tp, number, name
         self._waiting: deque[Send | Sends] = deque()
         self.incarnation = gateway.fresh("gateway")
         self._part = PartitionProducer(
             gateway.ports,
             gateway.directory,
-            ProducerConfig(place.topic, place.partition, stored_name(name), self.incarnation, entrance=entrance),
+            ProducerConfig(tp.topic, tp.partition, stored_name(name), self.incarnation, entrance=entrance),
             self._published,
         )
         self._next = 0
@@ -265,10 +265,10 @@ class WireProducer:
             divide=divide if len(sends) > 1 else None,
         )
 
-    def _published(self, run: Run, place: Published) -> None:
+    def _published(self, run: Run, at: Published) -> None:
         """Readers of the partition at this gateway need not ask for runs that were published here."""
-        if not place.duplicate and self._gateway.is_read(self.place.topic, self.place.partition):
-            self._gateway.decoded.add(published_run(place.ledger, place.first_entry, run))
+        if not at.duplicate and self._gateway.is_read(self.tp.topic, self.tp.partition):
+            self._gateway.decoded.add(published_run(at.ledger, at.first_entry, run))
 
     def _first_of(self, sends: Sends) -> int:
         """The sequence of the first row at the topic."""
@@ -333,7 +333,7 @@ class WireProducer:
 
     def _receipts(self, sends: Sends) -> bytes:
         if sends.error is None:
-            return sends.receipts(self.number, self.place.wire_partition)
+            return sends.receipts(self.number, self.tp.wire_partition)
         return b"".join(self._refusal(number, sends.error) for number in sends.sequence.tolist())
 
     def _refusal(self, sequence: int, error: tuple[int, str]) -> bytes:
@@ -353,7 +353,7 @@ class WireProducer:
             "send_receipt",
             producer_id=self.number,
             sequence_id=asked.sequence_id,
-            message_id={**ids, "partition": self.place.wire_partition},
+            message_id={**ids, "partition": self.tp.wire_partition},
         )
         if asked.HasField("highest_sequence_id"):
             answer.send_receipt.highest_sequence_id = asked.highest_sequence_id

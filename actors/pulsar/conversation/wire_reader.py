@@ -21,7 +21,7 @@ from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.signal import Signal
 from actors.topic_client import TopicClient
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
-from storage.position import Positions, entry_of, ledger_of, position
+from storage.position import Positions, entry_of, position
 
 RETRY_FIRST, RETRY_MOST = 5, 500
 MOST_ROWS = 4_096
@@ -35,13 +35,13 @@ class LogReader:
         self,
         ports: Ports,
         directory: Directory,
-        place: TopicPartition,
+        tp: TopicPartition,
         start: int,
         payloads: Payloads,
         callbacks: ConsumerCallbacks,
     ) -> None:
-        self._ports, self._payloads, self._place = ports, payloads, place
-        self._topic = TopicClient(ports, directory, place.topic, place.partition)
+        self._ports, self._payloads, self._tp = ports, payloads, tp
+        self._topic = TopicClient(ports, directory, tp.topic, tp.partition)
         self._callbacks = callbacks
         self.at = max(start, 0)
         """The position of the next message."""
@@ -57,7 +57,7 @@ class LogReader:
     async def open(self) -> None:
         """Begin to read. Raises NotFound, Unavailable."""
         await self._topic.owner()
-        self._ports.spawn(self._run(), f"read-{self._place.partition}")
+        self._ports.spawn(self._run(), f"read-{self._tp.partition}")
 
     def grant(self, permits: int) -> None:
         """Allow more messages to be handed out."""
@@ -77,7 +77,7 @@ class LogReader:
         """Report once that the topic was terminated and that everything was read and acknowledged."""
         if self._over and not self._knows_end and not any(one.open.any() for one in self._handed):
             self._knows_end = True
-            self._callbacks.on_event(self._place.partition, Event(kind="end_of_topic"))
+            self._callbacks.on_event(self._tp.partition, Event(kind="end_of_topic"))
 
     def acknowledge_positions(self, positions: Positions) -> None:
         """Nothing is remembered."""
@@ -98,16 +98,8 @@ class LogReader:
         if not len(rows):
             return
         part.close(rows)
-        again = Received(
-            rows=part.rows.take(rows),
-            partition=part.partition,
-            positions=part.positions[rows],
-            dispatch=part.dispatch[rows],
-            redeliveries=np.minimum(part.redeliveries[rows].astype(np.int64) + 1, 255).astype(np.uint8),
-            deliver_at=part.deliver_at[rows],
-            epoch=0,
-            session=0,
-        )
+        again = part.take(rows)
+        again.redeliveries = np.minimum(again.redeliveries.astype(np.int64) + 1, 255).astype(np.uint8)
         self._hand_out(again)
 
     def _hand_out(self, part: Received) -> None:
@@ -136,7 +128,7 @@ class LogReader:
                 self._ports.log("reader_waits", error=str(error))
                 await wait.pause()
             except SluiceError:
-                self._callbacks.on_event(self._place.partition, Event(kind="failed"))
+                self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
                 return
 
     def _question(self) -> ReadIndex:
@@ -168,14 +160,4 @@ class LogReader:
             index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)
             behind = np.flatnonzero(index[end:] <= 0)
             end = end + int(behind[0]) if len(behind) else run.rows.num_rows
-        count = end - start
-        return Received(
-            rows=run.rows.slice(start, count),
-            partition=self._place.partition,
-            positions=position(ledger_of(at), entry_of(at)) + np.arange(count, dtype=np.int64),
-            dispatch=np.zeros(count, np.int64),
-            redeliveries=np.zeros(count, np.uint8),
-            deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[start:end],
-            epoch=0,
-            session=0,
-        )
+        return run.received(self._tp.partition, start, end - start)

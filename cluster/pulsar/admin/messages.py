@@ -27,7 +27,7 @@ from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, Named, named, subs
 from cluster.pulsar.admin.statistics import moment
 from cluster.pulsar.admin.topics import TOPIC
 from storage.errors import Invalid, NotFound, Unavailable
-from storage.position import entry_of, ledger_of, position, run_positions
+from storage.position import entry_of, ledger_of, position
 
 MOST_STEPS = 1_000
 """So far into a backlog or a log these paths look, because each message costs a question."""
@@ -148,10 +148,7 @@ async def last_id(broker: Broker, which: Named, ends: Ends) -> dict[str, int]:
 async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> StoredMessage:
     """The message or batch that an entry belongs to. Raises NotFound, Unavailable."""
     ends: Ends = await broker.ask_owner(which.topic, which.partition or 0, None, ReadEnds())
-    last = dict(ends.ledgers).get(ledger, -1)
-    if last is None:  # it is open
-        last = entry_of(ends.last) if ledger_of(ends.last) == ledger else -1
-    if entry > last:
+    if entry > ends.last_entries().get(ledger, -1):
         raise NotFound("Message not found: no message has this id any more, or yet")
     payloads = Payloads(broker.ports, broker.directory, which.topic, which.partition or 0)
     try:
@@ -169,16 +166,7 @@ async def entry_at(broker: Broker, which: Named, ledger: int, entry: int) -> Sto
             end = row + 1 + int(others[0]) if len(others) else len(index)
     first = max(first, 0)
     count = end - first
-    part = Received(
-        rows=run.rows.slice(first, count),
-        partition=which.partition or 0,
-        positions=run_positions(ledger, run.first_entry + first, count),
-        dispatch=np.zeros(count, np.int64),
-        redeliveries=np.zeros(count, np.uint8),
-        deliver_at=np.zeros(count, np.int64) if run.due is None else run.due[first:end],
-        epoch=0,
-        session=0,
-    )
+    part = run.received(which.partition or 0, first, count)
     return StoredMessage(ledger, run.first_entry + first, count, batched, part)
 
 

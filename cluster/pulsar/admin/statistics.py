@@ -16,7 +16,6 @@ from actors.names import unquoted
 from cluster.pulsar.admin.addresses import Addresses
 
 Row = dict[str, Any]
-TYPES = {"key_shared": "Key_Shared", "shared": "Shared", "exclusive": "Exclusive", "failover": "Failover"}
 SHORTEST_MS, LONGEST_MS = 1_000, 600_000
 """Rates are of no shorter time, and who asked longer ago is forgotten."""
 _NO_COUNTERS = ("partition", "epoch", "producers")
@@ -106,7 +105,7 @@ class PulsarStats:
         }
 
     def _subscription(self, of: Partition, name: str, row: Row, now: int) -> Row:
-        kind = TYPES.get(str(row.get("type")), str(row.get("type")))
+        kind = str(row.get("type")).title()
         sent, durable = int(row.get("msgOutCounter", 0)), bool(row.get("isDurable", True))
         clients = list(of.clients["consumers"])
         consumers = [self._consumer(of, clients, name, each, now) for each in row.get("consumers", ())]

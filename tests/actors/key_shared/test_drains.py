@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.key_shared.drains import CONSUMERS_KEPT, Drains, Spread
+from actors.key_shared.members import Members
 from actors.key_shared.tables import HashTables
 from storage.hashing import HASH_RANGE
 from tests.actors.key_shared.driver import Driver, keys_by_owners
@@ -64,9 +65,11 @@ def test_the_median_is_near_and_the_largest_exact() -> None:
 
 def test_only_so_many_consumers_are_remembered() -> None:
     """A subscription may see a thousand names in its life."""
-    drains, tables = Drains(), HashTables()
-    tables.drains, tables.draining = np.arange(HASH_RANGE) == 5, 1
+    drains, tables, members = Drains(), HashTables(), Members(0, 0)
+    tables.drains, tables.draining, tables.freed_attempts = np.arange(HASH_RANGE) == 5, 1, np.zeros(1, np.int32)
     for number in range(CONSUMERS_KEPT + 3):
+        members.add(number, f"c{number}", 0, number)
+        tables.holder[5] = number
         drains.owners_changed(tables, number)
-        drains.finished(np.array([5]), np.array([0], np.int32), f"c{number}", number)
+        drains.freed(tables, members, np.array([5]), number)
     assert len(drains.stats()["drainingHashesByConsumer"]) == CONSUMERS_KEPT

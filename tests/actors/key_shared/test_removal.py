@@ -110,6 +110,7 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         await broker.until(lambda: actor.parts.context.state.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
         monkeypatch.undo()
         await broker.quiet(1_000)
+        assert (await broker.stats())["totalMsgExpired"] == 5
         await settled(broker, client)
 
     play(scenario, type="shared")

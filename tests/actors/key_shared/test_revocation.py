@@ -207,8 +207,8 @@ def test_the_sentinel_sees_a_repeated_delivery_out_of_order() -> None:
     driver.send("k", "k")
     driver.nack("a", "1:0")
     core = driver.dispatch._core
-    core.revoked = 0  # a defect: the gate does not see what is still out
-    core.recheck = True
+    core.tables.revoked_messages = 0  # a defect: the gate does not see what is still out
+    core.look_again()
     with pytest.raises(InvariantViolation, match="nack_order broken"):
         driver.route()
 

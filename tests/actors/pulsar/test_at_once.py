@@ -11,7 +11,7 @@ import pytest
 from actors.messages import Seek
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.topic_names import find_place
+from actors.pulsar.conversation.topic_names import find_partition
 from actors.pulsar.conversation.wire_consumer import WireConsumer
 from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
@@ -27,15 +27,15 @@ class Seeks:
         self.clients: Clients | None = None
         ask_owner, open_consumer = CommandHandlers._ask_owner, WireConsumer.open
 
-        async def slow(answers: CommandHandlers, place: Any, subscription: str | None, request: Any) -> Any:
+        async def slow(answers: CommandHandlers, tp: Any, subscription: str | None, request: Any) -> Any:
             if not isinstance(request, Seek):
-                return await ask_owner(answers, place, subscription, request)
+                return await ask_owner(answers, tp, subscription, request)
             self.now += 1
             self.most = max(self.most, self.now)
             assert self.clients is not None
             await self.clients.broker.quiet(200 if self.most == 1 else 2_000)
             try:
-                return await ask_owner(answers, place, subscription, request)
+                return await ask_owner(answers, tp, subscription, request)
             finally:
                 self.now -= 1
                 self.done += 1
@@ -92,9 +92,9 @@ def test_a_producer_that_opens_keeps_its_id(mode: int, monkeypatch: pytest.Monke
     async def scenario(clients: Clients) -> None:
         async def slow(*args: Any, **more: Any) -> Any:
             await clients.broker.quiet(100)
-            return await find_place(*args, **more)
+            return await find_partition(*args, **more)
 
-        monkeypatch.setattr("actors.pulsar.conversation.commands.find_place", slow)
+        monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)
         wire = await clients.join("c0", GATEWAYS[0])
         asked = clients.producer(wire, "a", SHARED), clients.producer(wire, "b", mode)
         _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))
@@ -159,6 +159,6 @@ def test_a_producer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatc
 def _slow_places(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(*args: Any, **more: Any) -> Any:
         await clients.broker.quiet(50)
-        return await find_place(*args, **more)
+        return await find_partition(*args, **more)
 
-    monkeypatch.setattr("actors.pulsar.conversation.commands.find_place", slow)
+    monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)

@@ -45,7 +45,7 @@ async def test_the_five_judgements() -> None:
     producers.confirm("p", 0, 3, ledger=4, first_entry=10)
     stored = judge(producer, 1, 2)
     assert isinstance(stored, Stored)
-    assert stored.place == Published(ledger=4, first_entry=11, count=2, duplicate=True)
+    assert stored.published == Published(ledger=4, first_entry=11, count=2, duplicate=True)
     assert judge(producer, 0, 5) == Tail(skip=3)
 
 
@@ -63,8 +63,8 @@ async def test_places_beyond_memory_are_told_as_unknown() -> None:
     producer = opened(producers)
     for run in range(REMEMBERED_RUNS + 1):
         producers.confirm("p", run, 1, 1, run)
-    assert producer.place(0, 1).ledger == 0
-    assert producer.place(1, 1) == Published(ledger=1, first_entry=1, count=1, duplicate=True)
+    assert producer.published(0, 1).ledger == 0
+    assert producer.published(1, 1) == Published(ledger=1, first_entry=1, count=1, duplicate=True)
 
 
 async def test_a_newer_incarnation_fences_the_older_for_good() -> None:
@@ -93,8 +93,8 @@ async def test_a_snapshot_and_a_replay_bring_everything_back() -> None:
     restored.replay("q", 0, 1, 1, 5, now=6)
     producer = opened(restored)
     assert (producer.stored, producer.pushed) == (4, 4)
-    assert producer.place(0, 3).first_entry == 0
-    assert producer.place(3, 2).first_entry == 3
+    assert producer.published(0, 3).first_entry == 0
+    assert producer.published(3, 2).first_entry == 3
     assert opened(restored, "q").stored == 0
 
 

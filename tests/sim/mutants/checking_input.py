@@ -91,7 +91,7 @@ CHECKING_INPUT: list[Mutant] = [
     Mutant(
         name="a seek begins while another is under way",
         module="actors.pulsar.conversation.commands",
-        old="        await self._moved(place, subscription)\n        done",
+        old="        await self._moved(tp, subscription)\n        done",
         new="        done",
         world=GATEWAY,
         test=AT_ONCE,

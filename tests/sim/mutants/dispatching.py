@@ -156,7 +156,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what is given back before it is read again stays held",
         module="actors.key_shared.nacks",
-        old="    unread = core.unclaim(member, positions)",
+        old="    unread = member.unclaim(positions)",
         new="    unread = positions[:0]",
         world=BROKER,
         test="tests/actors/key_shared/test_returning.py::test_a_claim_given_back_unread_goes_out_when_it_is_read",
@@ -285,7 +285,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="a message dies one redelivery too early",
-        module="actors.key_shared.core",
+        module="actors.key_shared.nacks",
         old="window.redelivery[rows] > most",
         new="window.redelivery[rows] >= most",
         world=DEAD_LETTERS,

@@ -26,7 +26,7 @@ GIVING_BACK: list[Mutant] = [
     ),
     Mutant(
         name="a hand-back that is said twice counts twice",
-        module="actors.key_shared.core",
+        module="actors.key_shared.nacks",
         old="    if seen is None:\n        more =",
         new="    if True:\n        more =",
         world=REDELIVERIES,
@@ -42,9 +42,9 @@ GIVING_BACK: list[Mutant] = [
     ),
     Mutant(
         name="an older delay wakes what waits longer",
-        module="actors.key_shared.core",
-        old="            over = self.window.since[rows] <= now\n",
-        new="            over = self.window.since[rows] >= 0\n",
+        module="actors.key_shared.nacks",
+        old="        over = window.since[rows] <= now\n",
+        new="        over = window.since[rows] >= 0\n",
         world=REDELIVERIES,
         test=f"{_UNITS}::test_an_earlier_delay_does_not_end_a_later_one",
     ),

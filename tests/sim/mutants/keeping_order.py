@@ -19,7 +19,7 @@ KEEPING_ORDER: list[Mutant] = [
     Mutant(
         name="a key does not wait for what was asked back",
         module="actors.key_shared.dispatch_pass",
-        old="    if core.revoked:\n",
+        old="    if core.tables.revoked_messages:\n",
         new="    if False:\n",
         world=NACK_ORDER,
         seed=20,
@@ -50,9 +50,9 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="what comes back overtakes what was not read yet",
-        module="actors.key_shared.core",
-        old="self.window.position[rows] > max(self.last_read, self.reached)",
-        new="self.window.position[rows] < 0",
+        module="actors.key_shared.window",
+        old="self.position[rows] > max(self.last_read, self.reached)",
+        new="self.position[rows] < 0",
         world=NACK_ORDER,
         test=f"{_UNITS}::test_what_comes_back_waits_for_what_was_not_read_yet",
     ),

@@ -353,7 +353,7 @@ class GatewayCourse(Course):
             for consumers in process.actor.gateway.consumers.values():
                 for consumer in consumers:
                     session = consumer._part.session  # type: ignore[attr-defined]
-                    self.past.event(SOMEBODY, history.EXPIRED, session=session, partition=consumer.place.partition)
+                    self.past.event(SOMEBODY, history.EXPIRED, session=session, partition=consumer.tp.partition)
 
     def _judge(self) -> None:
         """See the module."""

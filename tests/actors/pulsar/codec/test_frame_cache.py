@@ -87,9 +87,9 @@ def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]]
     recent, half = FrameCache(), data.draw(st.integers(0, len(mine)))
     begins = np.cumsum(sends.rows) - sends.rows
     if half:
-        recent.keep(FIRST, sends.rows[:half], came._replace(places=came.places[:half]))
+        recent.keep(FIRST, sends.rows[:half], came._replace(offsets=came.offsets[:half]))
     if half < len(mine) and data.draw(st.booleans()):
-        rest = came._replace(places=came.places[half:])
+        rest = came._replace(offsets=came.offsets[half:])
         recent.keep(FIRST + int(begins[half]), sends.rows[half:], rest)
     repeated, made = encode_part(some, TO, recent=recent, vectorized_from=1), encode_part(some, TO)
     assert said(repeated.data) == said(made.data)
@@ -179,7 +179,7 @@ def test_what_was_read_at_once_counts_once() -> None:
     """And as long as some of it is kept."""
     recent, several = FrameCache(most=250), bodies(b"x" * 96, b"y" * 96)
     for number in range(2):
-        recent.keep(FIRST + 10 * number, np.array([1]), several._replace(places=several.places[number : number + 1]))
+        recent.keep(FIRST + 10 * number, np.array([1]), several._replace(offsets=several.offsets[number : number + 1]))
     kept = FIRST + np.array([0, 10, 20])
     assert recent.whole(kept).starts.tolist() == [0, 1]
     recent.keep(FIRST + 20, np.array([1]), bodies(b"z" * 96))
