@@ -15,6 +15,7 @@ from cli import (
     messages,
     parked,
     running,
+    sql,
     subscriptions,
     tokens,
     topics,
@@ -69,6 +70,7 @@ app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)
 app.add_typer(workers.app, name="workers", rich_help_panel=_USE)
 app.command(rich_help_panel=_USE)(messages.produce)
 app.command(rich_help_panel=_USE)(messages.consume)
+app.command(rich_help_panel=_USE)(sql.sql)
 app.add_typer(inspection.app, name="inspect", rich_help_panel=_USE)
 app.command(rich_help_panel=_PROVE)(load.chaos)
 app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.simulate)

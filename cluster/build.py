@@ -64,7 +64,10 @@ class SluiceParts:
                 lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
                 close_idle_after_ms=settings.get("close_idle_after_ms", CLOSE_IDLE_AFTER_MS),
                 gateways=ports.places is None and bool(wanted_ports(settings)),
-                storage={name: settings[name] for name in ("data_dir", "metadata", "objects")},
+                storage={
+                    **{name: settings[name] for name in ("data_dir", "metadata", "objects")},
+                    "s3_endpoint_url": settings.get("s3_endpoint_url") or "",
+                },
             )
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])

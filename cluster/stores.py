@@ -236,6 +236,12 @@ def read_objects(url: str, endpoint: str | None = None) -> ObjectStore:
     return LocalObjects(rest, read_only=True) if scheme == "file" else _objects(url, endpoint)
 
 
+def is_visible(url: str) -> bool:
+    """Whether this process can see the store that a URL names: one in memory is another process's. Raises Invalid."""
+    scheme, rest = _split(url, "file:///path, sqlite:///path, a path, s3://bucket/prefix or memory:")
+    return scheme == "s3" or (scheme != "memory" and Path(rest).exists())
+
+
 def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
     """Look at the URLs of stores before anything is started; an empty one is not looked at.
 

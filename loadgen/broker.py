@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from storage.errors import Unavailable
 
 
 class BrokerReceipt(Protocol):
@@ -134,8 +137,11 @@ class ClusterConnect:
     def __call__(self) -> Any:
         """A client, to be used as a context manager. Raises Unavailable if nothing answers."""
         import cluster
+        from cluster.bootstrap import discovery
         from cluster.bootstrap.environment import use_token
 
         if self.token_file:
             use_token(self.token_file)
+        if self.address is None and self.data_dir and discovery.find(Path(self.data_dir)) is None:
+            raise Unavailable(f"no cluster is running on {self.data_dir}; start one with `./sluice up`")
         return cluster.connect(self.address, data_dir=self.data_dir or None)

@@ -3,11 +3,13 @@
     spark.dataSource.register(SluiceDataSource)
     frame.write.format("sluice").option("topic", "orders").mode("append").save()
     spark.read.format("sluice").option("topic", "orders").load()
+    spark.readStream.format("sluice").option("topic", "orders").load()
     spark.readStream.format("sluice").option("topic", ...).option("subscription", ...).option("spool", folder).load()
     stream.writeStream.format("sluice").option("topic", ...).option("checkpointLocation", folder).start()
 
-Options: topic; address and tokenFile (of a running cluster; none inside one); producer (the name under which a write
-is known); maxMessagesPerTask (for a batch read); subscription, spool and maxMessagesPerTrigger (for a stream).
+Options: topic; dataDir, or address and tokenFile (of a running cluster; none inside one); producer (the name under
+which a write is known); for a read those that docs/history.md lists; subscription, spool and maxMessagesPerTrigger (for
+a stream).
 
 **Writing** stores nothing twice. Each Spark partition is one producer, named after the write (and the micro-batch),
 whose rows are numbered from 0: a task that is tried again sends the same numbers, and the broker knows them. This
@@ -16,9 +18,15 @@ not a transaction: what good partitions sent stays when another fails.
 
 **Reading a batch** takes everything that the topic stores when the query is planned, past all subscriptions: delayed
 messages too (`deliver_at` says when they are due), and what others have acknowledged already, until it is trimmed.
-Ranges of ledgers are divided over the tasks, and each gives its messages in the order of the partition.
+Ranges of ledgers are divided over the tasks, and each gives its messages in the order of the partition. Those in the
+object store are read there (loadgen.log_read).
 
-**Reading a stream** is a consumer of a subscription. Messages are acknowledged when Spark has committed the
+Only options narrow a read, not the filters of a query, which Spark would hand to the reader. Spark plans a frame once
+for all of its queries: in 4.3 the next one would get what the filters of the one before have left.
+
+**Reading a stream** without a subscription is the same, from one position to the next (loadgen.log_stream).
+
+**Reading a stream with a subscription** is a consumer of it. Messages are acknowledged when Spark has committed the
 micro-batch that holds them, and must come again, unchanged, if it has not. The broker promises the first half only:
 after a restart it may deliver in other portions. So the reader spools: what it receives is written to files, one an
 offset, before Spark hears of the offset; a file is deleted when its acknowledgements are durable. After a restart
@@ -45,9 +53,12 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from cluster.bulk import ROWS, publish_all, rows_in, rows_of
+from cluster.bulk import ROWS, check_readable, publish_all, rows_of
 from loadgen.broker import ClusterConnect, Connect
+from loadgen.log_read import LogRead, Offsets, given, parse_offsets
+from loadgen.log_stream import LogStreamReader
 from loadgen.spool import Spool
 from storage.errors import Invalid, SluiceError, Unavailable
 
@@ -80,16 +91,28 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         return SluiceStreamWriter(_Target.of(self.options))
 
     def reader(self, schema: Any) -> SluiceReader:
-        return SluiceReader(_Target.of(self.options), _number(self.options, "maxMessagesPerTask", 1_000_000))
-
-    def streamReader(self, schema: Any) -> SluiceStreamReader:  # noqa: N802 (Spark's name)
-        """The source of a streaming query."""
+        """Of the columns of `schema`."""
+        most = _number(self.options, "maxMessagesPerTask", 1_000_000)
         target = _Target.of(self.options)
-        for name in ("subscription", "spool"):
-            if not self.options.get(name):
-                raise Invalid(f"reading a stream needs the option {name!r}")
+        log = LogRead.of(self.options, target.topic, target.client, most)
+        starts = parse_offsets(self.options, "startingOffsets", "earliest")
+        stops = parse_offsets(self.options, "endingOffsets", "latest")
+        return SluiceReader(log, _arrow(schema), starts, stops)
+
+    def streamReader(self, schema: Any) -> SluiceStreamReader | LogStreamReader:  # noqa: N802 (Spark's name)
+        """The source of a streaming query: a subscription's consumer, or without one a reader of the log."""
+        target = _Target.of(self.options)
         limit = _number(self.options, "maxMessagesPerTrigger", 100_000)
-        return SluiceStreamReader(target, self.options["subscription"], Path(self.options["spool"]), limit)
+        subscription, spool = given(self.options, "subscription"), given(self.options, "spool")
+        if not subscription and not spool:
+            log = LogRead.of(self.options, target.topic, target.client, limit)
+            starts = parse_offsets(self.options, "startingOffsets", "earliest")
+            fails = _is_true(self.options, "failOnDataLoss", "true")
+            return LogStreamReader(log, _arrow(schema), starts, limit, fail_on_data_loss=fails)
+        if not subscription or not spool:
+            missing = "spool" if subscription else "subscription"
+            raise Invalid(f"reading a stream as a consumer needs the option {missing!r}")
+        return SluiceStreamReader(target, subscription, Path(spool), limit)
 
 
 @dataclass(frozen=True)
@@ -105,7 +128,8 @@ class _Target:
         if not options.get("topic"):
             raise Invalid("the option 'topic' is missing")
         name = options.get("producer") or f"spark-{secrets.token_hex(6)}"
-        return cls(options["topic"], ClusterConnect(options.get("address"), options.get("tokenfile") or ""), name)
+        address, token_file = given(options, "address") or None, given(options, "tokenFile")
+        return cls(options["topic"], ClusterConnect(address, token_file, given(options, "dataDir")), name)
 
     def publish(self, batches: Iterator[pa.RecordBatch], producer_name: str) -> int:
         """Send all batches as one producer and wait until they are durable; the number of rows."""
@@ -170,21 +194,19 @@ class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 class SluiceReader(DataSourceReader):  # type: ignore[misc]
     """Reads what is stored when the query is planned: ranges that never change, some thousand messages to a task."""
 
-    def __init__(self, target: _Target, most: int) -> None:
-        self._target, self._most = target, most
+    def __init__(self, log: LogRead, schema: pa.Schema, starts: Offsets, stops: Offsets) -> None:
+        self._log, self._schema = log, schema
+        self._starts, self._stops = starts, stops
 
     def partitions(self) -> list[InputPartition]:
-        """One task a range of a ledger, long ones cut; in the planning process."""
-        with self._target.client() as client:
-            found = client.stored(self._target.topic)
-        return [InputPartition(piece) for part in found for piece in part.split(self._most)]
+        """One task an object in the object store, or a range of a ledger, long ones cut; in the planning process."""
+        present = self._log.present()
+        ranges = present.within(self._starts, self._stops)
+        return [InputPartition(task) for task in self._log.tasks(present, ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one range, in order; in a worker. A repeated attempt reads the same again."""
-        if partition.value is None:  # Spark's word for a topic without messages
-            return
-        with self._target.client() as client:
-            yield from rows_in(client, self._target.topic, partition.value)
+        """The messages of a task, in order; in a worker. A repeated attempt reads the same again."""
+        yield from self._log.read(partition.value, self._schema)
 
 
 class SluiceStreamReader(DataSourceStreamReader):  # type: ignore[misc]
@@ -325,10 +347,23 @@ def _check_columns(schema: Any) -> None:
 
 def _number(options: Any, name: str, default: int) -> int:
     """A whole number of at least 1 among the options, which Spark gives as text. Raises Invalid."""
-    text = str(options.get(name) or options.get(name.lower()) or default)
+    text = str(given(options, name) or default)
     if not text.isdecimal() or int(text) < 1:
         raise Invalid(f"the option {name!r} is a whole number of at least 1, not {text!r}")
     return int(text)
+
+
+def _is_true(options: Any, name: str, default: str) -> bool:
+    """Whether an option is true. Raises Invalid."""
+    text = (given(options, name) or default).lower()
+    if text not in ("true", "false"):
+        raise Invalid(f"the option {name!r} is true or false, not {text!r}")
+    return text == "true"
+
+
+def _arrow(schema: Any) -> pa.Schema:
+    """The columns that Spark wants, as Arrow's. Raises Invalid if they cannot be read."""
+    return ROWS if schema is None else check_readable(to_arrow_schema(schema, timezone="UTC"))
 
 
 def _task_number() -> int:

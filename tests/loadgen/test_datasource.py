@@ -13,8 +13,10 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from cluster.bulk import ROWS
 from cluster.log_reader import StoredRange
 from loadgen.datasource import SluiceDataSource, SluiceReader, SluiceStreamReader, SluiceWriter, _Target
+from loadgen.log_read import ALL_PARTITIONS, LogRead
 from loadgen.spool import Spool
 from storage.errors import Invalid, NotFound
 from storage.position import position
@@ -125,6 +127,10 @@ def test_write_publishes_and_a_repetition_stores_nothing_twice(tmp_path: Path) -
 class StoredClient(ListClient):
     """A topic of two partitions that stores 25 and 10 messages; the second was trimmed after it was listed."""
 
+    def status(self) -> dict[str, Any]:
+        """Of a cluster whose folders are on another machine."""
+        return {"storage": {"metadata": "sqlite:///not/here.db", "objects": "file:///not/here"}}
+
     def stored(self, topic: str) -> list[StoredRange]:
         return [StoredRange(0, 1, 0, 24), StoredRange(1, 2, 0, 9)]
 
@@ -135,7 +141,7 @@ class StoredClient(ListClient):
 
 
 def test_batch_read_divides_over_tasks_and_repeats_exactly() -> None:
-    reader = SluiceReader(_Target("t", StoredClient(ListConsumer(deque())), "p"), most=10)
+    reader = SluiceReader(LogRead("t", StoredClient(ListConsumer(deque())), most=10), ROWS, {}, {})
     tasks = [cast(StoredRange, task.value) for task in reader.partitions()]
     assert [(task.partition, task.first, task.last) for task in tasks] == [
         (0, 0, 9), (0, 10, 19), (0, 20, 24), (1, 0, 9),
@@ -146,6 +152,14 @@ def test_batch_read_divides_over_tasks_and_repeats_exactly() -> None:
     with pytest.raises(NotFound, match="were trimmed while they were read"):
         list(reader.read(InputPartition(tasks[3])))
     assert list(reader.read(InputPartition(None))) == []  # a topic without messages
+
+
+def test_one_offset_for_many_partitions_is_refused() -> None:
+    log = LogRead("t", StoredClient(ListConsumer(deque())))
+    with pytest.raises(Invalid, match="give an offset for each"):
+        SluiceReader(log, ROWS, {ALL_PARTITIONS: position(1, 3)}, {}).partitions()
+    reader = SluiceReader(log, ROWS, {0: position(1, 20)}, {1: position(2, 5)})
+    assert [len(cast(StoredRange, task.value)) for task in reader.partitions()] == [5, 5]
 
 
 @pytest.mark.parametrize("given", ["0", "-3", "many", "1.5"])
@@ -161,7 +175,9 @@ def test_options_and_columns_are_checked() -> None:
     with pytest.raises(Invalid, match="'topic' is missing"):
         SluiceDataSource({}).reader(None)
     with pytest.raises(Invalid, match="needs the option 'subscription'"):
-        SluiceDataSource({"topic": "t"}).streamReader(None)
+        SluiceDataSource({"topic": "t", "spool": "/nowhere"}).streamReader(None)
+    with pytest.raises(Invalid, match="needs the option 'spool'"):
+        SluiceDataSource({"topic": "t", "subscription": "s"}).streamReader(None)
     source = SluiceDataSource({"topic": "t"})
     with pytest.raises(Invalid, match="not overwritten"):
         source.writer(columns("payload"), overwrite=True)

@@ -1,0 +1,79 @@
+"""Spark itself over a topic whose ledgers lie in the object store: batch, stream, SQL, and Parquet as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cluster
+from loadgen.datasource import SluiceDataSource
+from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+LEDGERS = 6
+
+
+@pytest.fixture(scope="module")
+def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OffloadedTopic]:
+    """Everything of it is in the object store. The cluster is in this process, so no task of Spark can ask a broker."""
+    folder = tmp_path_factory.mktemp("history")
+    with cluster.connect(embedded=True, data_dir=folder) as client:
+        topic = OffloadedTopic(client, folder)
+        topic.publish(LEDGERS)
+        topic.offload()
+        yield topic
+
+
+@pytest.fixture
+def frame(topic: OffloadedTopic, spark: Any) -> Any:
+    """A read of the store alone, to which options and a schema can be added."""
+    spark.dataSource.register(SluiceDataSource)
+    return spark.read.format("sluice").options(topic="t", dataDir=str(topic.folder), history="only")
+
+
+def test_spark_reads_the_store_without_a_broker(topic: OffloadedTopic, frame: Any, spark: Any) -> None:
+    rows = frame.load().collect()
+    assert sorted(int(row["payload"]) for row in rows) == list(range(topic.next))
+    counted = frame.schema("key binary").load().groupBy("key").count().collect()
+    assert {bytes(row["key"]): row["count"] for row in counted} == {
+        b"k%d" % key: len(range(key, topic.next, 7)) for key in range(7)
+    }
+    properties = frame.schema("properties map<string, string>, entry long").load().where("properties['n'] = '77'")
+    assert [row["entry"] for row in properties.collect()] == [77 % EACH]
+    files = str(topic.folder / "objects" / "history+" / "t+")
+    plain = spark.read.option("recursiveFileLookup", "true").parquet(files)
+    assert plain.where("publish_time >= timestamp_millis(3600000)").count() == topic.next - EACH
+
+
+def test_queries_of_one_frame_do_not_narrow_each_other(topic: OffloadedTopic, frame: Any, spark: Any) -> None:
+    """Spark keeps the plan of a frame's first query: had a filter narrowed it, all others would miss messages."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        table = frame.schema("key binary, publish_time timestamp, payload binary").load()
+        begin, end = (f"timestamp_millis({hour * HOUR})" for hour in (2, 3))
+        hour = table.where(f"publish_time >= {begin} AND publish_time < {end}")
+        assert sorted(int(row["payload"]) for row in hour.collect()) == list(range(2 * EACH, 3 * EACH))
+        assert table.count() == topic.next
+        narrow = frame.option("startingTimestamp", 2 * HOUR).option("key", "k3").load()
+        assert sorted(int(row["payload"]) for row in narrow.collect()) == [
+            number for number in range(3, topic.next, 7) if number >= 2 * EACH
+        ]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_stream_of_the_store_goes_on_from_its_checkpoint(topic: OffloadedTopic, spark: Any, tmp_path: Path) -> None:
+    spark.dataSource.register(SluiceDataSource)
+    options = {"topic": "t", "dataDir": str(topic.folder), "history": "only", "maxMessagesPerTrigger": "120"}
+    for _ in range(2):  # the second one finds nothing new
+        read = spark.readStream.format("sluice").options(**options).load().select("payload", "position")
+        write = read.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = write.trigger(availableNow=True).start(str(tmp_path / "out"))
+        query.awaitTermination(300)
+        assert query.exception() is None
+    written = [int(row["payload"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert sorted(written) == list(range(topic.next))
+    assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))) >= topic.next // 120
