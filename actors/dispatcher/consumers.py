@@ -1,10 +1,10 @@
 """Consumers come and go: a session for each, its place in the core, and a name in the record before it gets anything.
 
 **A place that is taken** (an exclusive subscription, or a range of hashes; KS-15). Its consumer is asked, by ending
-its long poll: one that lives polls again at once. One that is not heard within some seconds is dead or cut off and
-loses the place, as in Pulsar. But it may still work on what it holds until its lease is over: until then that stays
-with it, its keys go to no other consumer, and what it says is void. So the newcomer is let in and gets everything else,
-and no key is at two consumers.
+its long poll: one that lives polls again at once. Nothing else counts, because a request may arrive long after the
+death of its sender. One that is not heard within some seconds is dead or cut off and loses the place, as in Pulsar. But
+it may still work on what it holds until its lease is over: until then that stays with it, its keys go to no other
+consumer, and what it says is void. So the newcomer is let in and gets everything else, and no key is at two consumers.
 """
 
 from __future__ import annotations

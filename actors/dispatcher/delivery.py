@@ -47,7 +47,7 @@ class Deliverer:
 
     async def poll(self, request: Poll) -> Delivery:
         session = self._sessions.get(request.session)
-        self._leases.heard(session)
+        self._leases.renew(session)
         self._acknowledge(session, request)
         session.begin_turn(request.turn)
         if session.answered is None:
@@ -75,7 +75,7 @@ class Deliverer:
 
     async def acknowledge(self, request: Acknowledge) -> Acknowledged:
         session = self._sessions.get(request.session)
-        self._leases.heard(session)
+        self._leases.renew(session)
         self._acknowledge(session, request)
         if request.granted and self._core.grant(session.number, request.granted):
             self._wakeups.route.set()

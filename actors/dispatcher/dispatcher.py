@@ -227,7 +227,7 @@ class Dispatcher(Actor):
     def _speaking(self, number: int) -> Session:
         """The session that asks, heard. Raises Fenced if it is over."""
         session = self.parts.context.sessions.get(number)
-        self.parts.leases.heard(session)
+        self.parts.leases.renew(session)
         return session
 
     # -- operators ------------------------------------------------------------------------------------------------

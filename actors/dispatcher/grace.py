@@ -94,9 +94,9 @@ class Grace:
         """Which place it gets; to be used before anything is awaited. Raises Invalid, Unavailable."""
         if not self.keeps_places:
             return NEW
-        heard: set[int] = set()
+        living: set[int] = set()
         while True:
-            entry, rival = self._decide(request, heard)
+            entry, rival = self._decide(request, living)
             if rival is None:
                 base = base_of(request.incarnation)
                 return entry._replace(base=base, keeps_place=request.keep_place)
@@ -104,9 +104,9 @@ class Grace:
             if silent and self._sessions.is_open(rival) and self._core.ring.of(rival.number) is not None:
                 self._leases.retire(rival, succeeded=True)
                 return JoinAs(after=rival.number, base=base_of(request.incarnation), keeps_place=request.keep_place)
-            heard.add(rival.number)
+            living.add(rival.number)
 
-    def _decide(self, request: Attach, heard: set[int]) -> tuple[JoinAs, Session | None]:
+    def _decide(self, request: Attach, living: set[int]) -> tuple[JoinAs, Session | None]:
         """The entry, or a consumer of the same name that must be asked first whether it lives."""
         entry = self._own_place(request)
         if entry is None and request.hands_over_to:
@@ -117,7 +117,7 @@ class Grace:
             return entry, None
         for place in self._live():
             session = self._sessions.find(place.number)
-            if place.name == request.consumer and place.keeps_place and session and place.number not in heard:
+            if place.name == request.consumer and place.keeps_place and session and place.number not in living:
                 return NEW, session
         return self._new_place(request), None
 

@@ -58,11 +58,6 @@ class Leases:
 
     # -- the living -----------------------------------------------------------------------------------------------
 
-    def heard(self, session: Session) -> None:
-        """This consumer sent a request."""
-        session.heard.set()
-        self.renew(session)
-
     def renew(self, session: Session) -> None:
         """This consumer was heard or answered."""
         self._membership.renew(session.incarnation, self._ports.clock.monotonic())
@@ -106,15 +101,15 @@ class Leases:
 
         Returns those who do not within LIVENESS_MS, without those whose sessions ended; None: one of them lives.
         """
+        await self._store.be_certain()  # else no poll would be answered
         until = self._ports.clock.monotonic() + LIVENESS_MS
         for session in asked:
-            session.heard.clear()
-            session.ready.set()
+            session.ask()
         silent = []
         for session in asked:
-            await session.heard.wait(self._ports, max(until - self._ports.clock.monotonic(), 0))
+            lives = await session.lives.wait(self._ports, max(until - self._ports.clock.monotonic(), 0))
             if self._sessions.is_open(session):
-                if session.heard.is_set():
+                if lives:
                     return None
                 silent.append(session)
         return silent

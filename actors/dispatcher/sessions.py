@@ -43,7 +43,10 @@ class Session:
     """Of the payloads in it, at most MAX_ANSWER_BYTES."""
     events: list[Event] = field(default_factory=list)
     ready: Signal = field(default_factory=Signal)
-    heard: Signal = field(default_factory=Signal)
+    lives: Signal = field(default_factory=Signal)
+    """Set when a question (`ask`) was answered, and when the session is over."""
+    _asked: int = 0
+    """The turn whose answer puts the question; 0 if nobody asks."""
     early: dict[int, bool] = field(default_factory=dict)
     """Acknowledgement turns above `received` that have arrived, and whether all that they said is noted."""
     received: int = 0
@@ -87,6 +90,19 @@ class Session:
             raise Conflict(f"turn {turn} is over, the session is at {self.turn}")
         if turn > self.turn:
             self.turn, self.answered = turn, None
+            if 0 < self._asked < turn:
+                self._asked = 0
+                self.lives.set()
+
+    def ask(self) -> None:
+        """Ask whether it lives, by answering the poll that waits or comes next at once.
+
+        Only a turn that follows that answer says that it does: any other request may have been under way for long, and
+        come from a consumer that has died since.
+        """
+        self.lives.clear()
+        self._asked = self.turn + (self.turn == 0 or self.answered is not None)
+        self.ready.set()
 
     def push(self, parts: list[Part]) -> None:
         """Messages for it. A payload that finds no room any more is left out: the consumer asks the topic for it."""
@@ -119,7 +135,8 @@ class Session:
     @property
     def waiting(self) -> bool:
         """There is something to answer a Poll with."""
-        return bool(self.outbox or self.events or (self.revocation is not None and len(self.revocation.positions)))
+        revoked = self.revocation is not None and len(self.revocation.positions)
+        return bool(self.outbox or self.events or revoked or 0 < self._asked == self.turn)
 
     def first_time(self, number: int) -> bool:
         """Note a numbered hand-back; False if it is a copy of one that was seen, or too old to be remembered."""
@@ -198,7 +215,7 @@ class Sessions:
         """The session is over; its waiting poll is answered with Fenced."""
         self._open.pop(session.number, None)
         session.ready.set()
-        session.heard.set()
+        session.lives.set()
         if session.watch is not None:
             session.watch.cancel()
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Explain, SubscriptionSettings, Text, shown
+from actors.messages import Acknowledge, Explain, Poll, SubscriptionSettings, Text, shown
 from actors.messages.settings import check_subscription
+from actors.wire import Request
 from storage.errors import Conflict, Invalid
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
@@ -88,6 +89,37 @@ def test_a_newcomer_of_its_name_asks_whether_it_lives() -> None:
         await broker.until(lambda: broker.seen() == len(KEYS))
         assert (await owners(broker))["b"] == before["b"]
         assert len(a.got) + len(again.got) + len(c.got) == len(KEYS)
+
+    play(scenario, **(KEEPS | {"lease_ms": 30_000}))
+
+
+@pytest.mark.parametrize("late", ["acknowledgement", "poll"])
+def test_a_late_request_is_no_sign_of_life(late: str) -> None:
+    """The consumer is dead, and what it sent last arrives while its successor has the owner ask for it."""
+
+    async def scenario(broker: Broker) -> None:
+        await three(broker)
+        before = await owners(broker)
+        dead, address = broker.clients["b"], await broker.address()
+        session, turn = dead.parts[0].session, dead.parts[0]._turn
+        dead.crash()
+        net = broker.world.client("network").net
+        said: Request[Any] = Poll(session=session, turn=turn, granted=0)
+        if late == "acknowledgement":
+            said = Acknowledge(session=session, ack_turn=9)
+
+        async def arrive() -> None:
+            for _ in range(4):
+                await broker.quiet(500)
+                await net.call(address, said, 4_000)
+
+        broker.world.background(arrive(), "late requests")
+        await back(broker, "b", "b-2")
+        await broker.publish(*KEYS)
+        await broker.until(lambda: broker.seen() == len(KEYS))
+        assert await owners(broker) == before
+        await broker.quiet(60_000)
+        assert (await broker.stats())["keptHashes"] == 0
 
     play(scenario, **(KEEPS | {"lease_ms": 30_000}))
 

@@ -87,3 +87,37 @@ def test_an_outbox_is_bounded_in_bytes() -> None:
         delivery = session.deliver()
         assert [one.first_entry for one in delivery.parts] == list(range(301))
         assert [one.first_entry for one in delivery.parts if one.blob is not None] == list(range(8))
+
+
+def state(session: Session) -> tuple[bool, bool]:
+    """Whether its poll is answered at once, and whether it is known to live."""
+    return session.waiting, session.lives.is_set()
+
+
+def test_only_a_turn_behind_the_answer_says_that_it_lives() -> None:
+    """KS-15: a copy of an earlier request, or one that was under way when it was asked, says nothing."""
+    _, session = opened()
+    session.begin_turn(1)
+    session.ask()  # its poll waits
+    session.begin_turn(1)
+    assert state(session) == (True, False)
+    session.deliver()
+    session.begin_turn(2)
+    assert state(session) == (False, True)
+    session.deliver()
+    session.ask()  # it has its answer, and the next poll may be under way
+    session.begin_turn(3)
+    assert state(session) == (True, False)
+    session.deliver()
+    session.begin_turn(4)
+    assert state(session) == (False, True)
+
+
+def test_one_that_never_polled_is_asked_with_its_first_answer() -> None:
+    _, session = opened()
+    session.ask()
+    session.begin_turn(1)
+    assert state(session) == (True, False)
+    session.deliver()
+    session.begin_turn(2)
+    assert state(session) == (False, True)
