@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +163,22 @@ def make_batch(
         times = _milliseconds(data, "deliver_at", count, default=0).to_numpy()
         deliver_at = times if times.any() else None
     return StoredBatch(rows.select(schema_of(shape_of(rows.schema)).names), deliver_at, hash_column(sticky))
+
+
+class HasColumns(Protocol):
+    """What has columns by name: a record batch, or messages that lie in several."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def column(self, name: str) -> pa.Array: ...
+
+
+def order_keys(rows: HasColumns) -> pa.Array:
+    """The key that keeps each message in order, binary; null if it has none."""
+    if "ordering_key" in rows.schema.names:
+        return pc.coalesce(rows.column("ordering_key"), rows.column("key"))
+    return rows.column("key")
 
 
 def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.backoff import Backoff
+from actors.consumer.held import Received
 from actors.messages import NO_POSITIONS, GivenBack, NegativeAcknowledge
 from actors.ports import Address, Ports, Unknown
 from actors.signal import Signal
@@ -30,8 +31,9 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 class PendingNack:
     """positions: int64. seen: uint8, the redelivery count that came with each. until: monotonic ms, 0 = no delay.
 
-    overtook: int64, those of them that were asked back when the application had them. settled: it is confirmed, or
-    nobody will ever confirm it. partial: some of it came again before it was confirmed, and is said no more.
+    overtook: int64, those of them that were asked back when the application had them. parts: what the application gave
+    back of. settled: it is confirmed, or nobody will ever confirm it. partial: some of it came again before it was
+    confirmed, and is said no more.
     """
 
     number: int
@@ -40,6 +42,7 @@ class PendingNack:
     until: int
     counted: bool
     overtook: Positions
+    parts: tuple[Received, ...] = ()
     settled: Signal = field(default_factory=Signal)
     confirmed: bool = False
     partial: bool = False
@@ -61,11 +64,12 @@ class HandBacks:
         delay: int = 0,
         counted: bool = True,
         overtook: Positions = NO_POSITIONS,
+        parts: tuple[Received, ...] = (),
     ) -> PendingNack:
         """Messages are given back now, to be sent again after `delay` ms."""
         self._last += 1
         until = self._ports.clock.monotonic() + delay if delay else 0
-        back = self._open[self._last] = PendingNack(self._last, positions, seen, until, counted, overtook)
+        back = self._open[self._last] = PendingNack(self._last, positions, seen, until, counted, overtook, parts)
         return back
 
     def oldest(self, held: Positions) -> PendingNack | None:
@@ -82,6 +86,10 @@ class HandBacks:
                 return back
             self.settle(back, confirmed=False)
         return None
+
+    def unconfirmed(self) -> list[PendingNack]:
+        """All of them, oldest first."""
+        return list(self._open.values())
 
     def lowest(self) -> int | None:
         """The first position of all that is not confirmed."""

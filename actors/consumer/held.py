@@ -6,18 +6,21 @@ given to anybody else (promise 2 across a change of owner).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.messages import NO_POSITIONS
+from storage.batch import order_keys
 from storage.position import Positions
 
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+LAST = np.iinfo(np.int64).max
 UNKNOWN = -1
 """Of a part it is not known how much of its last batch follows."""
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]
@@ -179,6 +182,23 @@ class Unread(Received):
         self.rows = self._pieces[0][0].slice(0, 0)
 
 
+class FirstOfKeys:
+    """Of each key the first of some messages, given as (keys, positions). Messages without a key do not count."""
+
+    def __init__(self, messages: Iterable[tuple[pa.Array, Positions]]) -> None:
+        some = [pa.table({"key": keys, "at": at}) for keys, at in messages]
+        every = pa.concat_tables(some).drop_null() if some else pa.table({"key": [], "at": []})
+        firsts = every.group_by("key").aggregate([("at", "min")])
+        self._keys, self._at = firsts.column("key"), firsts.column("at_min").to_numpy()
+        self.lowest: int = min(self._at.tolist(), default=LAST)
+
+    def precede(self, keys: pa.Array, positions: Positions) -> npt.NDArray[np.bool_]:
+        """Which of these lie behind one of their key."""
+        place = pc.index_in(keys, self._keys, skip_nulls=True).fill_null(len(self._at)).to_numpy()
+        found: npt.NDArray[np.bool_] = np.append(self._at, LAST)[place] < positions
+        return found
+
+
 class Holding:
     """Everything held of one partition."""
 
@@ -203,11 +223,22 @@ class Holding:
         """Forget the parts that are done."""
         self._parts = {number: part for number, part in self._parts.items() if part.open.any()}
 
-    def positions(self) -> Positions:
-        """Positions that are neither acknowledged nor given back, ascending."""
+    def positions(self, *, before: int = 0) -> Positions:
+        """Positions that are neither acknowledged nor given back, ascending. before: only what came in a session that
+        was before this one.
+        """
         self.prune()
-        held = [part.positions[part.open] for part in self._parts.values()]
+        held = [part.positions[part.open] for part in self._parts.values() if not before or part.session != before]
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
+
+    def behind(self, firsts: FirstOfKeys, *, before: int) -> Positions:
+        """Of the same, those that lie behind one of these of their key."""
+        found = [NO_POSITIONS]
+        for part in self._parts.values():
+            rows = np.flatnonzero(part.open & (part.positions > firsts.lowest))
+            if len(rows) and part.session != before:
+                found.append(part.positions[rows][firsts.precede(order_keys(part.few(rows)), part.positions[rows])])
+        return np.unique(np.concatenate(found))
 
     def close(self) -> tuple[Positions, npt.NDArray[np.uint8]]:
         """Everything is given back; returns the positions, ascending, and the redelivery count of each."""

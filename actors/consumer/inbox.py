@@ -35,9 +35,11 @@ class Inbox:
     def __len__(self) -> int:
         return sum(len(part.rows) for part, _, _ in self._parts)
 
-    def positions(self) -> Positions:
-        """Positions of the messages that wait, int64, in order of arrival."""
-        return _positions(self._parts)
+    def positions(self, *, before: int = 0) -> Positions:
+        """Positions of the messages that wait, int64, in order of arrival. before: only what came in a session that was
+        before this one.
+        """
+        return _positions(each for each in self._parts if not before or each[2] != before)
 
     def add(self, parts: Iterable[Part], epoch: int, session: int) -> None:
         self._parts.extend((part, epoch, session) for part in parts)

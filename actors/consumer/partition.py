@@ -83,6 +83,8 @@ class PartitionConsumer:
         self._inbox = Inbox(ports, payloads, self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, callbacks.taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
+        self._revokes = False
+        """The owner keeps the order of what is given back (`nack_order=key`)."""
         self.failed: SluiceError | None = None
 
     def _owner(self) -> tuple[Address, int] | None:
@@ -158,7 +160,10 @@ class PartitionConsumer:
         positions = np.concatenate([part.close(rows) for part, rows in given])
         if not len(order := np.argsort(positions)):
             return True
-        back = self._hand_backs.note(positions[order], seen[order], delay=delay)
+        parts = tuple(part for part, _ in given) if self._revokes else ()
+        back = self._hand_backs.note(positions[order], seen[order], delay=delay, parts=parts)
+        if any(part.session != self.session for part in parts):
+            self._forestall(back)
         await self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back)
         return back.confirmed
 
@@ -297,14 +302,29 @@ class PartitionConsumer:
         """Repeat unconfirmed returns to a new session before it delivers. False: attach again."""
         if attached.session == self.session:
             return True  # it is not new, and has been told or is being told
-        self._queued -= self._revocations.forestall() if attached.revokes else 0
-        while (back := self._hand_backs.oldest(self._all_held())) is not None:  # there may be more while it is told
+        self._revokes = attached.revokes
+        while True:  # there may be more while it is told
+            if attached.revokes:
+                self._queued -= self._revocations.forestall(attached.session)[1]
+            back = self._hand_backs.oldest(self._all_held())
+            if back is None:
+                return True
             request = self._hand_backs.request(back, attached.session, again=True)
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
                 await self._directory.suspect(self._address)
                 return False
             self._hand_backs.settle(back, confirmed=True)
-        return True
+
+    def _forestall(self, back: PendingNack) -> None:
+        """What came from an earlier owner is given back: this one may not know yet what to ask for."""
+        answers, unseen = self._revocations.forestall(self.session, [back])
+        self._queued -= unseen
+        for answer in answers:
+            self._tell_soon(answer)
+
+    def _tell_soon(self, back: PendingNack) -> None:
+        request = self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch)
+        self._ports.spawn(self._tell(request, back), f"revoked-{self.partition}")
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
         self.lease.begin(sent, lease)
@@ -418,10 +438,7 @@ class PartitionConsumer:
             back, unseen = self._revocations.carry_out(delivery.revocation)
             self._queued -= unseen
             if back is not None:
-                self._ports.spawn(
-                    self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back),
-                    f"revoked-{self.partition}",
-                )
+                self._tell_soon(back)
 
     def _came(self, messages: Sequence[Received], trimmed: Positions) -> None:
         """Messages are complete. What was trimmed before its payload was fetched never comes: it frees its permits and

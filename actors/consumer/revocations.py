@@ -4,22 +4,29 @@ An earlier message of the same keys was given back and goes out again before the
 is dropped unseen. What it has already is taken from it: acknowledging that has no effect any more, and it comes again,
 marked as `overtook`. A gateway cannot take from its client what it has sent there, so it leaves that to the client's
 application: the key waits until it is acknowledged or given back.
+
+**A new owner** can ask for messages only when it knows their keys, and of what a consumer gave back it knows the key
+only when it has read the log so far. The consumer does not wait for that: of the messages that came from an owner
+before, it takes back itself what a new owner would ask for (`forestall`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 
 from actors.consumer.hand_backs import HandBacks, PendingNack
-from actors.consumer.held import Holding
+from actors.consumer.held import FirstOfKeys, Holding
 from actors.consumer.inbox import Inbox
 from actors.messages import NO_COUNTS, Revocation
 from actors.ports import Ports
 from actors.signal import Signal
+from storage.batch import order_keys
 from storage.position import Positions
 
 
@@ -50,8 +57,8 @@ class Revocations:
         self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs
         self._manner = manner
         self._number = 0
-        self._awaited: dict[int, int] = {}
-        """Revocations that are known to come, with the first position of what was given back and led to each."""
+        self._awaited: dict[int, list[PendingNack]] = {}
+        """Revocations that are known to come, with what was given back and led to each."""
         self._heard = Signal()
 
     def begin(self) -> None:
@@ -64,21 +71,29 @@ class Revocations:
         """Take revoked messages from the queues; returns the answers, and how many left the queue unseen."""
         back, unseen = self._take_back(revocation.positions, shown_too=self._manner.shown_too)
         self._number = revocation.number
-        self._awaited = {number: first for number, first in self._awaited.items() if number > revocation.number}
+        self._awaited = {number: backs for number, backs in self._awaited.items() if number > revocation.number}
         self._heard.set()
         return back, unseen
 
-    def forestall(self) -> int:
-        """Before an owner who may ask for messages back is told what was given back to the one before: it will ask back
-        what lies behind that, but only when it has read the log so far. What nobody has seen goes back at once, and so
-        does what the one before would have asked back, had it lived to say it. Returns how many messages did.
+    def forestall(self, session: int, backs: Iterable[PendingNack] | None = None) -> tuple[list[PendingNack], int]:
+        """Before the owner of this session is told of hand-backs (by default all that it or the one before may not know
+        of, with what they lead to): take back what came before the session and lies behind them. What nobody has seen
+        goes back whatever its key is; of what the application has, the messages of the same keys.
+
+        Returns the answers, and how many messages left the queue unseen.
         """
-        behind = [*self._awaited.values(), self._hand_backs.lowest()]
-        lowest = min((position for position in behind if position is not None), default=None)
-        if lowest is None:
-            return 0
-        here = np.concatenate([self._holding.positions(), self._inbox.positions()])
-        return self._take_back(here[here > lowest], shown_too=False)[1]
+        if backs is None:
+            backs = [*chain.from_iterable(self._awaited.values()), *self._hand_backs.unconfirmed()]
+        backs = [back for back in backs if len(back.positions)]
+        if not backs:
+            return [], 0
+        lowest = min(int(back.positions[0]) for back in backs)
+        here = np.concatenate([self._holding.positions(before=session), self._inbox.positions(before=session)])
+        taken = [self._take_back(here[here > lowest], shown_too=False)]
+        if self._manner.shown_too:
+            later = self._holding.behind(FirstOfKeys(_keys_of(backs)), before=session)
+            taken.append(self._take_back(later, shown_too=True))
+        return [answer for answer, _ in taken if answer is not None], sum(unseen for _, unseen in taken)
 
     def _take_back(self, positions: Positions, *, shown_too: bool) -> tuple[PendingNack | None, int]:
         """Returns the answers, and how many messages left the queue unseen."""
@@ -96,9 +111,17 @@ class Revocations:
 
     async def wait(self, number: int, backs: Sequence[PendingNack], over: Callable[[], bool]) -> None:
         """Until a revocation, which these led to, was carried out, or the session is over."""
-        first = min((int(back.positions[0]) for back in backs if len(back.positions)), default=None)
-        if number > self._number and first is not None and not over():
-            self._awaited[number] = min(first, self._awaited.get(number, first))
+        if number > self._number and not over():
+            self._awaited.setdefault(number, []).extend(backs)
         while self._number < number and not over():
             self._heard.clear()
             await self._heard.wait(self._ports, 1_000)
+
+
+def _keys_of(backs: Iterable[PendingNack]) -> Iterator[tuple[pa.Array, Positions]]:
+    """The keys of what the application gave back, and its positions."""
+    for back in backs:
+        for part in back.parts:
+            rows = np.flatnonzero(np.isin(part.positions, back.positions))
+            if len(rows):
+                yield order_keys(part.few(rows)), part.positions[rows]

@@ -30,6 +30,7 @@ from actors.dispatcher.log_index import read_ends, read_index
 from actors.key_shared import Dispatch, ParkedKey
 from actors.messages import NO_COUNTS, NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
+from storage.batch import order_keys
 from storage.cursor import Cursor
 from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
 from storage.frame import index_columns
@@ -99,7 +100,7 @@ class ParkedKeys:
 
     def _tell(self, received: Received, failed: bool) -> None:
         parking = self._core.parking
-        keys, sizes = _keys(received.rows), _sizes(received.rows)
+        keys, sizes = order_keys(received.rows), _sizes(received.rows)
         limited = parking.limited
         if failed:
             parking.park(received.positions, keys, sizes, self._ports.clock.now())
@@ -229,7 +230,7 @@ class ParkedKeys:
             for start in range(0, len(positions), AT_ONCE):
                 async for received in self._messages(positions[start : start + AT_ONCE]):
                     if isinstance(received, Received):
-                        which = pc.index_in(_keys(received.rows), names, skip_nulls=True).fill_null(len(named))
+                        which = pc.index_in(order_keys(received.rows), names, skip_nulls=True).fill_null(len(named))
                         which = which.to_numpy(zero_copy_only=False).astype(np.intp)
                         yield received.positions[(which < len(named)) & (received.positions >= failed[which])]
 
@@ -269,13 +270,6 @@ class RecordedParkedKeys:
 
 def _name(each: ParkedKey) -> str | None:
     return None if each.key is None else each.key.decode("utf-8", "replace")
-
-
-def _keys(rows: pa.RecordBatch) -> pa.Array:
-    """The key that keeps each message in order, binary; null if it has none."""
-    if "ordering_key" in rows.schema.names:
-        return pc.coalesce(rows.column("ordering_key"), rows.column("key"))
-    return rows.column("key")
 
 
 def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -61,15 +61,15 @@ ONCE_FAILED = [
     ("relay", 9500601),  # a topic was terminated by an owner that came after all of it was trimmed, and knew no end
     ("nack_order", 7000101),  # nobody says who the owner is, and a lease that is lost is told too late
     ("bookie", 9500194),  # a damaged index is found at one start, and built anew at the next
+    ("grace", 28),  # a late request of a consumer that had died was taken for a sign of life
+    ("workers", 58),  # what was given back was confirmed by a new owner that could not ask for what follows yet
+    ("workers", 287),  # the same
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
 
-OPEN = [
-    ("grace", 28),  # 20 messages are not acknowledged at the end, and nobody knows yet who has them
-    ("workers", 58),  # negative_acknowledge returns when the owner changes, before the new one takes back what follows
-]
+OPEN: list[tuple[str, int]] = []
 """Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 
 

@@ -59,8 +59,8 @@ KEEPING_ORDER: list[Mutant] = [
     Mutant(
         name="what a dead owner would have asked back is shown",
         module="actors.consumer.revocations",
-        old="behind = [*self._awaited.values(), self._hand_backs.lowest()]",
-        new="behind = [self._hand_backs.lowest()]",
+        old="backs = [*chain.from_iterable(self._awaited.values()), *self._hand_backs.unconfirmed()]",
+        new="backs = self._hand_backs.unconfirmed()",
         world=NACK_ORDER,
         test="tests/actors/consumer/test_revocations.py::test_a_revocation_that_never_came_is_made_up_for",
     ),
