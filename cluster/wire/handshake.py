@@ -11,6 +11,10 @@ another process, or used again. The caller proves itself first, so that nobody l
 cannot prove itself to. The listener's name is part of it: a port that another process has by now answers that it is
 somebody else, and the caller knows that the one it wanted has gone.
 
+HELLO and CHALLENGE also tell which versions of the wire (what follows the handshake: frames and requests) each side
+speaks, and both speak the newest one that both know. So a cluster is upgraded one machine at a time. Two that have none
+in common refuse each other, and say both. What says no version is of the first one.
+
 The handshake protects the door, not the road: between machines, use TLS (cluster.wire.tls). Each proof then covers
 the TLS connection as well, so that a man in the middle cannot pass it on.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,6 +37,19 @@ MAX_GREETING = 4096
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+class Versions(NamedTuple):
+    """Those of the wire that a process speaks, from the oldest to the newest."""
+
+    oldest: int = 1
+    newest: int = 1
+
+    def __str__(self) -> str:
+        return f"version {self.newest}" if self.oldest == self.newest else f"versions {self.oldest} to {self.newest}"
+
+
+OURS = Versions()
+
+
 class HandshakeRefused(Exception):
     """The other side refuses this connection, or is not trusted. elsewhere: it is another process."""
 
@@ -44,10 +61,12 @@ class HandshakeRefused(Exception):
 class _Hello(msgspec.Struct):
     wanted: str
     nonce: bytes
+    versions: Versions = Versions()
 
 
 class _Challenge(msgspec.Struct):
     nonce: bytes
+    versions: Versions = Versions()
 
 
 class _Proof(msgspec.Struct):
@@ -60,16 +79,17 @@ class _Refusal(msgspec.Struct):
 
 
 class Caller:
-    """The calling side. Send `hello`, then what `take` returns, until `done`."""
+    """The calling side. Send `hello`, then what `take` returns, until `done`; from then on `version` is spoken."""
 
-    def __init__(self, key: bytes, wanted: str) -> None:
+    def __init__(self, key: bytes, wanted: str, versions: Versions = OURS) -> None:
         self.done = False
-        self._key, self._wanted = key, wanted
+        self.version = 0
+        self._key, self._wanted, self._versions = key, wanted, versions
         self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), b""
 
     def hello(self) -> list[Buffer]:
         """The first bytes to send."""
-        return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine)))
+        return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine, self._versions)))
 
     def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
         """The answer to a frame, empty if there is none. binding: as in `prove`. Raises HandshakeRefused,
@@ -79,7 +99,9 @@ class Caller:
             said = _decode(_Refusal, frame)
             raise HandshakeRefused(said.reason, elsewhere=said.elsewhere)
         if frame.kind == CHALLENGE and not self._theirs:
-            self._theirs = _nonce(_decode(_Challenge, frame).nonce)
+            told = _decode(_Challenge, frame)
+            self.version = _agreed(self._versions, told.versions, self._wanted)
+            self._theirs = _nonce(told.nonce)
             proof = prove(self._key, b"caller", self._wanted, self._mine, self._theirs, binding)
             return encode(PROOF, 0, b"", msgspec.msgpack.encode(_Proof(proof)))
         if frame.kind == WELCOME and self._theirs:
@@ -92,11 +114,12 @@ class Caller:
 
 
 class Greeter:
-    """The listening side. Send what `take` returns, until `done`."""
+    """The listening side. Send what `take` returns, until `done`; from then on `version` is spoken."""
 
-    def __init__(self, key: bytes, name: str) -> None:
+    def __init__(self, key: bytes, name: str, versions: Versions = OURS) -> None:
         self.done = False
-        self._key, self._name = key, name
+        self.version = 0
+        self._key, self._name, self._versions = key, name, versions
         self._mine, self._theirs = b"", b""
 
     def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
@@ -107,8 +130,9 @@ class Greeter:
             said = _decode(_Hello, frame)
             if said.wanted != self._name:
                 raise HandshakeRefused("another process listens here", elsewhere=True)
+            self.version = _agreed(self._versions, said.versions, "the caller")
             self._mine, self._theirs = secrets.token_bytes(NONCE_BYTES), _nonce(said.nonce)
-            return encode(CHALLENGE, 0, b"", msgspec.msgpack.encode(_Challenge(self._mine)))
+            return encode(CHALLENGE, 0, b"", msgspec.msgpack.encode(_Challenge(self._mine, self._versions)))
         if frame.kind == PROOF and self._theirs and not self.done:
             expected = prove(self._key, b"caller", self._name, self._theirs, self._mine, binding)
             if not hmac.compare_digest(expected, _decode(_Proof, frame).proof):
@@ -129,6 +153,16 @@ def prove(key: bytes, role: bytes, name: str, callers: bytes, listeners: bytes, 
     parts = (b"sluice", role, name.encode(), callers, listeners, *([binding] if binding else []))
     said = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     return hmac.digest(key, said, "sha256")
+
+
+def _agreed(ours: Versions, theirs: Versions, who: str) -> int:
+    """The newest version that both sides speak. Raises HandshakeRefused if there is none."""
+    version = min(ours.newest, theirs.newest)
+    if version < max(ours.oldest, theirs.oldest):
+        raise HandshakeRefused(
+            f"this process speaks {ours} of the wire, and {who} {theirs}: upgrade the older one of the two"
+        )
+    return version
 
 
 def _nonce(nonce: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from cluster.wire.frames import (
     MalformedFrame,
     WireFrame,
 )
-from cluster.wire.handshake import MAX_GREETING, Caller, Greeter, HandshakeRefused, prove, refusal
+from cluster.wire.handshake import MAX_GREETING, Caller, Greeter, HandshakeRefused, Versions, prove, refusal
 from storage.frame import Buffer
 
 KEY = b"a token of the cluster"
@@ -51,6 +52,45 @@ def test_nothing_that_is_said_holds_the_key() -> None:
     said.append(caller.take(frame(said[-1])))
     said.append(greeter.take(frame(said[-1])))
     assert all(KEY not in b"".join(pieces) for pieces in said)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "agreed"),
+    [
+        (Versions(1, 1), Versions(1, 1), 1),
+        (Versions(1, 3), Versions(2, 5), 3),
+        (Versions(1, 3), Versions(1, 1), 1),
+        (Versions(2, 4), Versions(4, 4), 4),
+    ],
+)
+def test_both_speak_the_newest_version_that_both_know(mine: Versions, theirs: Versions, agreed: int) -> None:
+    """During an upgrade, machine by machine, either side may be the newer one."""
+    for one, other in ((mine, theirs), (theirs, mine)):
+        caller, greeter = Caller(KEY, "broker-1", one), Greeter(KEY, "broker-1", other)
+        caller.take(frame(greeter.take(frame(caller.take(frame(greeter.take(frame(caller.hello()))))))))
+        assert caller.version == greeter.version == agreed
+
+
+def test_two_that_have_no_version_in_common_say_both() -> None:
+    """Whichever side is older: the listener refuses first, and tells its caller."""
+    for mine, theirs in ((Versions(1, 1), Versions(2, 3)), (Versions(2, 3), Versions(1, 1))):
+        caller, greeter = Caller(KEY, "broker-1", mine), Greeter(KEY, "broker-1", theirs)
+        with pytest.raises(HandshakeRefused) as refused:
+            greeter.take(frame(caller.hello()))
+        with pytest.raises(HandshakeRefused) as told:
+            caller.take(frame(refusal(str(refused.value))))
+        assert str(told.value).count("\n") == 0
+        assert "version 1 " in str(told.value).replace(":", " ")
+        assert "versions 2 to 3" in str(told.value)
+
+
+def test_one_that_says_no_version_is_of_the_first_one() -> None:
+    """So did processes before there were versions."""
+    caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1", Versions(1, 2))
+    hello = msgspec.msgpack.decode(frame(caller.hello()).head)
+    del hello["versions"]
+    greeter.take(frame(frames.encode(HELLO, 0, b"", msgspec.msgpack.encode(hello))))
+    assert greeter.version == 1
 
 
 def test_a_caller_without_the_key_is_refused() -> None:
