@@ -358,7 +358,11 @@ class Controller(WorkerPools):
         return self._bookie_list()
 
     def _bookie_list(self) -> BookieList:
-        known = [entry for entry in self._supervisor.of_kind("bookie") if entry.address and entry.misses == 0]
+        known = [
+            entry
+            for entry in self._supervisor.of_kind("bookie")
+            if entry.address and not entry.misses and not entry.away
+        ]
         return BookieList(
             ids=[entry.settings["bookie"] for entry in known],
             addresses=[entry.address for entry in known],

@@ -235,6 +235,12 @@ class Places(Protocol):
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         """End an actor; fine if it is gone. frozen: its process does not answer and is to be ended with it."""
 
+    async def acts(self) -> bool:
+        """Whether this controller may start and end others on suspicion; False if it is the one that is cut off."""
+
+    async def is_away(self, address: Address) -> bool:
+        """Whether the machine of an actor belongs to the cluster and cannot be reached: it may come back as it is."""
+
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         """(kind, address, settings) of everything that runs, for a controller that starts anew."""
 
@@ -269,8 +275,14 @@ class Processes(Protocol):
     async def nodes(self) -> list[Node]:
         """The live nodes, in order of id. Raises Unavailable."""
 
+    def away(self) -> list[Node]:
+        """The nodes that belong to the cluster, and that could not be reached when `nodes` looked last."""
+
     async def names(self) -> list[str]:
-        """All host processes, whichever controller made them, in order."""
+        """All host processes, whichever controller made them, in order. Raises Unavailable."""
+
+    async def candidates(self) -> list[str]:
+        """The processes that can be the controller, in order. Raises Unavailable."""
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
         """Start a process (on that node or nowhere) and return its node's id when it is ready.

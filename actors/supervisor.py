@@ -1,5 +1,9 @@
 """Watches every actor that the controller started or found: its address, and whether it still answers.
 
+An actor whose machine cannot be reached is another matter. A bookie or a gateway belongs to its machine, and stays what
+it is: when the machine is back, nobody has lost anything. Owners move at once, without three misses, and their old
+process is not ended from afar: such an order would be carried out when the machine is back, whoever it serves by then.
+
 A dead process is noticed at once (the first call to it fails, and its caller reports it with `Suspect`). A frozen one
 answers nothing and is given up after MISSES pings in a row. An actor is pinged by one call at a time, so that a
 stall of the controller itself counts as one miss, and a host by at most SAMPLE of its actors each PING_MS: when one of
@@ -53,8 +57,8 @@ class Start:
 class Running:
     """One actor that should run. address is empty while it is being started.
 
-    leaving: the address that it had and whether its process is frozen, until that one is ended. refuses: why it takes
-    no new runs, if it said so.
+    leaving: the address that it had and whether its process is frozen, until that one is ended. away: its machine
+    cannot be reached, and it stays what it is. refuses: why it takes no new runs, if it said so.
     """
 
     kind: str
@@ -63,6 +67,7 @@ class Running:
     address: Address = ""
     leaving: tuple[Address, bool] | None = None
     misses: int = 0
+    away: bool = False
     idle_ms: int = 0
     """See messages.Alive."""
     closed: bool = False
@@ -181,7 +186,7 @@ class Supervisor:
         return entry.address
 
     def _begin(self, entry: Running) -> Start:
-        entry.starting = Start()
+        entry.starting, entry.away = Start(), False
         if entry.closed:  # while somebody was about to use it
             entry.closed = False
             self.remember(entry)
@@ -190,6 +195,8 @@ class Supervisor:
 
     async def _run_start(self, entry: Running, start: Start) -> None:
         try:
+            if not await self._places.acts():
+                raise Unavailable("this controller reaches no other machine, or another one has taken its place")
             if entry.leaving is not None:
                 await self._places.stop(entry.leaving[0], frozen=entry.leaving[1])
                 entry.leaving = None
@@ -365,6 +372,8 @@ class Supervisor:
             return
         if not isinstance(reply, Unknown):
             entry.misses, entry.idle_ms = 0, reply.idle_ms
+            if entry.away:
+                self._is_back(entry)
             if bool(entry.refuses) != bool(reply.refuses):
                 self.ports.log("read_only" if reply.refuses else "writable", key=entry.name, reason=reply.refuses)
             entry.refuses = reply.refuses
@@ -373,11 +382,34 @@ class Supervisor:
             entry.problem = reply.problem
             return
         entry.misses += 1
-        if reply.gone or entry.misses >= MISSES:
+        away = not reply.gone and await self._places.is_away(address)
+        acts = await self._places.acts()
+        if entry.address != address:
+            return
+        if not acts:
+            entry.misses = 0  # who may be the one that is cut off learns nothing of others
+        elif away and entry.kind in ALONE:
+            self._is_away(entry)
+        elif reply.gone or away or entry.misses >= MISSES:
             self._look_beside(address)
             if why := why_ended(address, reply):
                 entry.ends.add(why, self.ports.clock.monotonic())
             await self._replace(entry, address, frozen=not reply.gone)
+
+    def _is_away(self, entry: Running) -> None:
+        """Its machine cannot be reached, and nobody else can take its place: it is what it is when that comes back."""
+        entry.misses = 0  # what was asked when it was away says nothing of it when it is back
+        if not entry.away:
+            entry.away = True
+            self.ports.log("away", key=entry.name, address=entry.address)
+            if entry.kind == "bookie":
+                self.failures.down(entry.settings["bookie"], self.ports.clock.monotonic())
+
+    def _is_back(self, entry: Running) -> None:
+        entry.away = False
+        self.ports.log("back", key=entry.name, address=entry.address)
+        if entry.kind == "bookie":
+            self.failures.back(entry.settings["bookie"])
 
     def _look_beside(self, address: Address) -> None:
         """One actor of a process was given up: look at the others in it."""
@@ -422,6 +454,8 @@ def state_of(entry: Running, lost: tuple[str, ...]) -> str:
         return "lost"
     if not entry.address:
         return "starting"
+    if entry.away:
+        return "away"
     return "read-only" if entry.refuses else "running"
 
 

@@ -14,6 +14,7 @@ import msgspec
 from actors.actor import Actor
 from actors.bookie import Bookie, BookieSettings
 from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.candidate import NAME as CANDIDATE
 from actors.controller import Controller
 from actors.delayed.shared import SharedIndexes
 from actors.factories import make_dispatcher, make_topic
@@ -22,12 +23,15 @@ from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.ports import Places, Ports
 from actors.topic.resources import ProcessResources
+from cluster.bootstrap.environment import is_controller_host
 from cluster.disk import FileDisk
+from cluster.net import CONTROLLER as CONTROLLER
 from cluster.pulsar.ports import wanted_ports
 from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
 from storage.errors import Invalid
 
-CONTROLLER = "controller/controller"
+CANDIDATES = 3
+"""On so many machines there is a process that can be the controller."""
 
 
 def make_host(
@@ -41,6 +45,8 @@ def make_host(
     """Start a host process; returns its Ray handle at once."""
     from cluster.host import remote_host
 
+    if is_controller_host(name):
+        boot = [(CANDIDATE, CANDIDATE, {})]
     return remote_host(name, restarts=restarts, node=node).remote(name, SluiceParts(), settings, boot or [])
 
 
@@ -103,9 +109,12 @@ def _ray_places(ports: Ports, settings: dict[str, Any]) -> Places:
     from cluster.net import DirectNet
 
     placement = Placement(
-        int(settings.get("brokers", 1)), ports.clock.monotonic(), standby=bool(settings.get("standby", True))
+        int(settings.get("brokers", 1)),
+        ports.clock.monotonic(),
+        standby=bool(settings.get("standby", True)),
+        candidates=CANDIDATES,
     )
-    processes = RayProcesses(settings, make_host)
+    processes = RayProcesses(settings, make_host, ports.net)
     if isinstance(ports.net, DirectNet):
         ports.spawn(processes.part_from_lost_nodes(ports.net.part), "lost-nodes")
-    return Placer(ports, processes, placement)
+    return Placer(ports, processes, placement, f"{ports.me.partition('/')[0]}/{CANDIDATE}")

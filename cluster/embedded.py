@@ -83,6 +83,12 @@ class LocalPlaces:
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         await self._actors.stop(address.partition("/")[2])
 
+    async def acts(self) -> bool:
+        return True
+
+    async def is_away(self, address: Address) -> bool:
+        return False
+
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         return self._actors.inventory()
 

@@ -29,17 +29,21 @@ import ray
 from ray.exceptions import RayError
 
 from actors.actor import Actor
+from actors.candidate import NAME as CANDIDATE
+from actors.candidate import ControllerCandidate
 from actors.host import Answer
 from actors.messages import Stats, Text
 from actors.ports import Address, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
 from cluster.arrow import without_pandas
-from cluster.bootstrap import naming
-from cluster.bootstrap.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE
+from cluster.bootstrap import naming, process_requests
+from cluster.bootstrap.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, is_controller_host
+from cluster.bootstrap.nodes import own_address
 from cluster.bootstrap.own_node import own_node, watch_own_node
-from cluster.bootstrap.process_watch import ProcessWatch
+from cluster.bootstrap.process_watch import ProcessWatch, this_process
+from cluster.bootstrap.processes import keep_warm
 from cluster.metrics import EVERY_S, Exporter
-from cluster.net import DirectNet, open_endpoint, session_folder
+from cluster.net import NAMING, DirectNet, open_endpoint, session_folder
 from cluster.process import ProcessActors
 from cluster.real import Tasks, log_to_stderr, real_ports
 from cluster.wire.endpoint import Endpoint
@@ -51,6 +55,8 @@ from storage.errors import SluiceError, Unavailable
 logger = logging.getLogger("sluice")
 
 BOOT_RETRY_S = 1.0
+OFFICE = ("controller", "admin")
+"""Kinds and names of the actors of the candidate that is the controller."""
 EXPORT_TIMEOUT = 5_000
 """Milliseconds that an actor has to tell its statistics."""
 WAKE_S = 0.1
@@ -68,13 +74,21 @@ class ActorFactory(Protocol):
 
 
 class Requests:
-    """Receives requests from other processes, which wait until this one has booted.
+    """What this process is asked, by others and by itself. Others wait until it has booted.
 
     It stands beside the host because Ray wraps every method of an actor's class, also for who calls it directly.
     """
 
-    def __init__(self, actors: ProcessActors, ready: Callable[[], Awaitable[object]]) -> None:
-        self._actors, self._ready = actors, ready
+    def __init__(
+        self,
+        actors: ProcessActors,
+        ready: Callable[[], Awaitable[object]],
+        process: process_requests.HostProcessItself,
+        find: Callable[[str], Awaitable[Endpoint | Unknown]],
+    ) -> None:
+        """process: this one itself, which is asked as well. find: where a process listens."""
+        self.name = actors.name
+        self._actors, self._ready, self._process, self._find = actors, ready, process, find
         self._booted = False
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
@@ -86,9 +100,19 @@ class Requests:
             except Exception as error:
                 return Unknown(f"{self._actors.name} does not start: {error!r}")
             self._booted = True
-        if actor == naming.ACTOR:
-            return await naming.answer(packed)
+        return await self.answer_here(actor, kind, packed)
+
+    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+        """Answer what this process asks itself, also while it boots: a controller lists its own process as well."""
+        if actor == NAMING:
+            return await naming.answer(packed, self._find)
+        if actor == process_requests.ACTOR:
+            return await process_requests.answer(self._process, kind, packed)
         return await self._actors.answer_here(actor, kind, packed)
+
+    def has(self, address: Address) -> bool:
+        """Whether the actor at an address runs here."""
+        return self._actors.has(address)
 
 
 class Host:
@@ -111,12 +135,14 @@ class Host:
         self._boot = boot
         self.actors = ProcessActors(name, self._make, self._dropped)
         self._tls = files_of(settings)
-        self.net = DirectNet(self.actors, tls=self._tls)
+        self._requests = Requests(self.actors, self.ready, self, lambda host: self.net.find(host))
+        self.net = DirectNet(self._requests, tls=self._tls)
         self._watch = ProcessWatch()
         self._stores = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
         self._ready: asyncio.Task[None] | None = None
         self._exporting: asyncio.Task[None] | None = None
+        self._warm: asyncio.Task[None] | None = None
         self._endpoint: Endpoint | None = None
         self._listener: Listener | None = None
         if boot:
@@ -167,8 +193,12 @@ class Host:
             watch_own_node()
             self._exporting = asyncio.get_running_loop().create_task(self._export())
         for kind, actor, settings in self._boot:
+            if kind == CANDIDATE and self._warm is None:
+                self._warm = asyncio.get_running_loop().create_task(keep_warm(self.net))
             await self.start(kind, actor, settings)
-        if self.name == CONTROLLER_HOST:
+        for candidate in self.actors.serving(ControllerCandidate):
+            await candidate.begin()
+        if is_controller_host(self.name):
             await self.endpoint()
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:
@@ -181,10 +211,29 @@ class Host:
 
     def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
         ports = real_ports(address, self.net, self._stores, tasks, self._watch)
+        if kind == CANDIDATE:
+            first = self.name == CONTROLLER_HOST
+            return ControllerCandidate(
+                ports,
+                take_office=self._take_office,
+                leave_office=self._leave_office,
+                machine=own_address(),
+                first=first,
+            )
         return self._parts.actor(kind, ports, {**self._settings, **settings})
 
+    async def _take_office(self) -> None:
+        """Run the controller here. Raises what its start raises."""
+        for kind in OFFICE:
+            await self.start(kind, kind, {})
+
+    def _leave_office(self, reason: str) -> None:
+        """What ran here runs elsewhere: end at once, and with it whatever was still to be done."""
+        logger.error("%s ends: %s", self.name, reason)
+        os._exit(1)
+
     def _dropped(self, actor: str, reason: str) -> None:
-        if any(actor == name for _, name, _ in self._boot):
+        if actor in OFFICE or any(actor == name for _, name, _ in self._boot):
             # Nobody else starts what a host boots with: Ray starts the whole process again.
             logger.error("%s ends with its %s: %s", self.name, actor, reason)
             os._exit(1)
@@ -194,9 +243,9 @@ class Host:
         if self._endpoint is None:
             bind_address = str(self._settings.get("bind_address", LOOPBACK))
             self._endpoint, self._listener = open_endpoint(
-                self.name, Requests(self.actors, self.ready), session_folder(), bind_address, tls=self._tls
+                self.name, self._requests, session_folder(), bind_address, tls=self._tls
             )
-            if self.name == CONTROLLER_HOST:
+            if is_controller_host(self.name):
                 address = str(ray.get_runtime_context().gcs_address)
                 naming.open_door(Path(self._settings["data_dir"]), address, self._endpoint)
         return msgspec.structs.astuple(self._endpoint)
@@ -211,6 +260,10 @@ class Host:
         known = self.actors.inventory(starting=True)
         actors = [(kind, address, json.dumps(settings)) for kind, address, settings in known]
         return self._slot, self.node(), actors
+
+    def process(self) -> str:
+        """Which process this is: machine, process id and start, apart by slashes; see process_watch.this_process."""
+        return this_process() or f"/{os.getpid()}/"
 
     def usage(self) -> dict[str, float]:
         """Process id, resident bytes (and those of them that are shared), CPU seconds and threads of this host.
@@ -246,7 +299,10 @@ def wake_host(handle: Any, pause_s: float = WAKE_S) -> None:
 
 
 def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any:
-    """The Ray options of a host: named, detached, no CPU reserved, no retries. node: there or nowhere."""
+    """The Ray options of a host: named, detached, no CPU reserved, no retries.
+
+    node: there or nowhere; one that Ray starts again may come elsewhere when that node is lost.
+    """
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
@@ -259,5 +315,5 @@ def remote_host(name: str, *, restarts: int = 0, node: str | None = None) -> Any
     if node is not None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id=node, soft=restarts != 0)
     return ray.remote(Host).options(**options)

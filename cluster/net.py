@@ -11,13 +11,15 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from actors.host import Answer, opened
 from actors.ports import Address, Unknown
 from actors.wire import Blob, Packed, Reply, Request, pack
-from cluster.bootstrap.environment import NAMESPACE
+from cluster.bootstrap.environment import CONTROLLER_HOST, NAMESPACE, is_controller_host
 from cluster.bootstrap.nodes import own_address
+from cluster.controller_search import ControllerSearch
 from cluster.real import StructuredLog
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from cluster.wire.listener import Listener, RequestHandler
@@ -27,19 +29,46 @@ from cluster.wire.tls import TlsFiles, files_of, trust_of
 from storage.frame import Buffer
 
 log = StructuredLog("net")
+_ASKING = ThreadPoolExecutor(4, "find")
+"""Those who ask Ray: it does not answer while its head is away, and nobody else may have to wait for that."""
 
 R = TypeVar("R", bound=Reply)
 
 CUT_FROM = 32 * 1024
 """Of smaller runs the rest costs less than taking it out."""
+CONTROLLER_NAME = "controller"
+CONTROLLER = f"{CONTROLLER_HOST}/{CONTROLLER_NAME}"
+"""The address of the controller, wherever it is."""
+FIND_AGAIN_S, FIND_ASK_MS = 1.0, 1_500
+NAMING = "naming"
+"""What is asked in the controller's process for where others listen; it is no actor, but the process itself."""
+MOST_ENDPOINTS = 4_096
 NODE_ADDRESS = "node"
 """As a bind address: the one by which Ray knows this machine."""
+
+
+class Listening(Reply):
+    """Where a process listens. Without an endpoint: why that is not known, and whether the process has ended."""
+
+    endpoint: Endpoint | None = None
+    reason: str = ""
+    gone: bool = False
+
+
+class Whereabouts(Request[Listening]):
+    """Where does the process of this name listen?"""
+
+    reply: ClassVar[type[Reply]] = Listening
+    host: str
 
 
 class LocalActors(Protocol):
     """The actors of this process, which are called without a connection."""
 
     name: str
+
+    def has(self, address: Address) -> bool:
+        """Whether the actor at an address runs here."""
 
     async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
         """Answer a request. Raises nothing but its own cancellation."""
@@ -50,7 +79,7 @@ class DirectNet:
 
     finder and token: who says where a process listens, and what proves that one belongs to the cluster; Ray's if they
     are not given. tls: the files with which every machine is spoken to; without them those that a process names.
-    Raises Invalid if one of these files cannot be used.
+    controller: a process that knows who the controller is. Raises Invalid if one of these files cannot be used.
     """
 
     def __init__(
@@ -59,17 +88,31 @@ class DirectNet:
         finder: Find | None = None,
         token: bytes | None = None,
         tls: TlsFiles | None = None,
+        controller: str = CONTROLLER_HOST,
     ) -> None:
         known = cluster_token() if token is None else token
         self._local = local
         self._finder = finder or find
         self.calls = self.lookups = 0
         """Requests that went to other processes, and how often Ray was asked where one is."""
-        self._peers = Peers(self._find, lambda endpoint: known or endpoint.secret.encode(), trust_of(tls))
+        self._peers = Peers(self.find, lambda endpoint: known or endpoint.secret.encode(), trust_of(tls))
+        self._controllers = ControllerSearch(controller, self.call, None if finder else candidates)
+        self._endpoints: dict[str, Endpoint] = {}
+        """Where each process was last said to listen, for when nobody can be asked."""
         self._tasks: dict[asyncio.Future[Answer], asyncio.Task[None]] = {}
         """What actors of this process are doing, by the answers that are waited for."""
 
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+        if to == CONTROLLER and not self._is_here(to):
+            return await self._controllers.call(
+                lambda host, left: self._call(f"{host}/{CONTROLLER_NAME}", request, left), timeout
+            )
+        return await self._call(to, request, timeout)
+
+    def _is_here(self, to: Address) -> bool:
+        return self._local is not None and self._local.has(to)
+
+    async def _call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         host, _, actor = to.partition("/")
         kind = type(request).__name__
         try:
@@ -106,9 +149,35 @@ class DirectNet:
             self._tasks.pop(answered, None)
             answered.cancel()  # without an effect, unless this ended before there was an answer
 
-    async def _find(self, host: str) -> Endpoint | Unknown:
+    async def find(self, host: str) -> Endpoint | Unknown:
+        """Where it listens. If nobody says so in time, as it was said last, because a new process has a new name; if it
+        was never said, as the controller's process knows it.
+        """
         self.lookups += 1
-        return await self._finder(host)
+        asking = asyncio.ensure_future(self._finder(host))
+        try:
+            found = await asyncio.wait_for(asyncio.shield(asking), FIND_AGAIN_S)
+        except TimeoutError:
+            if (known := self._endpoints.get(host)) is not None:
+                return known
+            found = await self._find_otherwise(host, asking)
+        finally:
+            asking.cancel()
+        if isinstance(found, Endpoint):
+            self._endpoints.pop(host, None)
+            self._endpoints[host] = found
+            if len(self._endpoints) > MOST_ENDPOINTS:
+                del self._endpoints[next(iter(self._endpoints))]
+        return found
+
+    async def _find_otherwise(self, host: str, asking: asyncio.Future[Endpoint | Unknown]) -> Endpoint | Unknown:
+        """Ask the controller's process, as long as Ray does not answer."""
+        while not asking.done() and not is_controller_host(host):
+            told = await self._call(f"{self._controllers.host}/{NAMING}", Whereabouts(host=host), FIND_ASK_MS)
+            if not isinstance(told, Unknown) and told.endpoint is not None:
+                return told.endpoint
+            await asyncio.wait([asking], timeout=FIND_AGAIN_S)
+        return await asking
 
     async def share(self, *parts: Buffer) -> Blob:
         """See actors.ports.Net. A payload that came from another process is passed on as it came."""
@@ -136,6 +205,7 @@ class DirectNet:
         self._peers.part(host)
 
     def close(self) -> None:
+        self._controllers.close()
         self._peers.close()
 
 
@@ -160,13 +230,25 @@ def cluster_token() -> bytes:
     return "".join(str(value).removeprefix("Bearer ") for value in headers.values()).encode()
 
 
+async def candidates() -> list[str]:
+    """The processes that can be the controller, as Ray knows them; none if it does not say."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        named = await asyncio.get_running_loop().run_in_executor(_ASKING, ray.util.list_named_actors, True)
+    except (RayError, ConnectionError, RuntimeError):
+        return []
+    return [row["name"] for row in named if row["namespace"] == NAMESPACE and is_controller_host(row["name"])]
+
+
 async def find(host: str) -> Endpoint | Unknown:
     """Where the process of a name listens, as Ray knows it."""
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
     try:
-        handle: Any = await asyncio.to_thread(ray.get_actor, host, NAMESPACE)
+        handle: Any = await asyncio.get_running_loop().run_in_executor(_ASKING, ray.get_actor, host, NAMESPACE)
         return Endpoint(*await handle.endpoint.remote())
     except ValueError:
         return Unknown(f"no process {host}", gone=True)

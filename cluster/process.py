@@ -113,6 +113,11 @@ class ProcessActors:
             return Unknown(f"no actor {actor} in {self.name}", gone=True)
         return await running.hosted.answer(kind, packed)
 
+    def has(self, address: Address) -> bool:
+        """Whether the actor at an address runs here."""
+        host, _, actor = address.partition("/")
+        return host == self.name and actor in self._actors
+
     def inventory(self, *, starting: bool = False) -> list[tuple[str, Address, dict[str, Any]]]:
         """Kind, address and settings of everything that runs, in order of start. starting: also of what soon will."""
         return [

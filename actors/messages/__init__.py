@@ -58,6 +58,7 @@ from actors.messages.controller import (
     BookiesAdded,
     CreateTopic,
     DescribeCluster,
+    Leading,
     ListBookies,
     ListSubscriptions,
     ListTopics,
@@ -71,6 +72,7 @@ from actors.messages.controller import (
     SubscriptionList,
     Suspect,
     TopicList,
+    WhoLeads,
 )
 from actors.messages.delayed import DELAY_ID, CancelDelayed, RescheduleDelayed, SelectDelayed
 from actors.messages.dispatcher import (
@@ -192,6 +194,7 @@ __all__ = [
     "HandOver",
     "HeadsRead",
     "IndexRead",
+    "Leading",
     "LedgerIndex",
     "LedgerList",
     "ListAssignments",
@@ -267,6 +270,7 @@ __all__ = [
     "TopicList",
     "TopicSettings",
     "WhatIf",
+    "WhoLeads",
     "request_of",
     "shown",
 ]

@@ -82,6 +82,31 @@ class LocateSubscription(Locate, kw_only=True):
     waits: bool = True
 
 
+class Leading(Reply, kw_only=True):
+    """What a candidate for the controller knows (actors.candidate).
+
+    host, epoch: the process of the controller, and since which epoch. leads: it is this candidate; acts: and may start
+    and end others on suspicion. silent_ms: how long this one has not heard the controller. candidates: all processes.
+    machine: where this one is.
+    """
+
+    host: str
+    epoch: int
+    leads: bool
+    acts: bool
+    silent_ms: int
+    candidates: list[str]
+    machine: str = ""
+
+
+class WhoLeads(Request[Leading], kw_only=True):
+    """Which candidate is the controller? asker: the candidate that asks, and its machine; empty if it is none."""
+
+    reply: ClassVar[type[Reply]] = Leading
+    asker: str = ""
+    machine: str = ""
+
+
 class StartGateways(Request[Done]):
     """Answered when each machine's gateway for clients of Pulsar has started once, or could not."""
 

@@ -40,8 +40,12 @@ Placed = tuple[str, Address, dict[str, Any]]
 class Placement:
     """What one controller knows of the processes, and what follows from it. Times are monotonic milliseconds."""
 
-    def __init__(self, brokers: int, now: int, *, standby: bool = True, times: Times | None = None) -> None:
+    def __init__(
+        self, brokers: int, now: int, *, standby: bool = True, times: Times | None = None, candidates: int = 0
+    ) -> None:
+        """candidates: on so many machines there shall be a process that can be the controller."""
         self.times = times or Times()
+        self.candidates = candidates
         self.serving: dict[str, HostProcess] = {}
         """By slot; several slots of brokers may have the same one."""
         self.standby = Standby(self.times)
@@ -107,10 +111,17 @@ class Placement:
                 return node.address
         return self.node_for(bookie, left).address
 
-    def is_away(self, bookie: str, tried: list[str]) -> bool:
-        """Whether the machine where it ran is none of those that refused it."""
+    def is_away(self, bookie: str, tried: list[str], away: list[Node]) -> bool:
+        """Whether the machine where it ran is none of those that refused it. away: those that cannot be reached; if it
+        is not known where it ran, that may be one of them.
+        """
         home = self._machines.get(bookie)
-        return home is not None and home not in tried
+        return home not in tried if home is not None else bool(away)
+
+    def waits_for(self, bookie: str, away: list[str]) -> bool:
+        """Whether a machine that is away may have the disk of a bookie: then no other one is tried."""
+        home = self._machines.get(bookie)
+        return bool(away) if home is None else home in away
 
     def stand_ins(self, slot: str, node: Node, nodes: list[Node]) -> list[HostProcess]:
         """The waiting processes that are as well placed for this slot as one on `node` would be, the best first: for a
@@ -140,7 +151,7 @@ class Placement:
 
     def arrived(self, slot: str) -> None:
         """The reverse of `goes`."""
-        del self._going[slot]
+        self._going.pop(slot, None)
 
     def serve(self, slot: str, process: HostProcess, *, instead: HostProcess | None = None) -> bool:
         """A process is ready for a slot. False if another one serves it meanwhile and this one is of no use.
@@ -201,6 +212,11 @@ class Placement:
                 self.serving.setdefault(slot, process)
                 self._co_located[slot, process] = None
         return True
+
+    def replaced(self, name: str, known: Introduction) -> list[Placed]:
+        """What runs in a process that was left, or made by another controller, and whose slot another one serves."""
+        rows = [(self.serving.get(self.slot_for(placed[0], placed[2])), placed) for placed in known.running]
+        return [placed for other, placed in rows if other is not None and other.name != name]
 
     def tell_found(self) -> list[Placed]:
         """The actors that were found running, in order of address; each is returned once."""

@@ -9,21 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from actors.messages import WhoLeads
+from actors.placement.candidates import keep_candidates
 from actors.placement.placement import Placed, Placement
 from actors.placement.slots import STANDBY, HostProcess, is_broker, is_gateway, stem
-from actors.ports import Address, Node, Ports, Processes, Unknown
+from actors.ports import Address, Introduction, Node, Ports, Processes, Unknown
 from actors.signal import Signal
 from actors.supervisor import key_of
 from storage.errors import Corrupt, SluiceError, Unavailable
 
 
 class Placer:
-    """Starts host processes, and actors in them. Implements actors.ports.Places."""
+    """Starts host processes, and actors in them. Implements actors.ports.Places.
 
-    def __init__(self, ports: Ports, processes: Processes, placement: Placement) -> None:
+    candidate: who says whether this controller may act (actors.candidate); empty if it always may.
+    """
+
+    def __init__(self, ports: Ports, processes: Processes, placement: Placement, candidate: Address = "") -> None:
         self._ports = ports
+        self._candidate = candidate
         self._processes = processes
         self._placement = placement
         self._times = placement.times
@@ -31,27 +38,49 @@ class Placer:
         self._replacing = asyncio.Lock()
         self._meeting: dict[str, Signal] = {}
         """By name, the processes that another controller made and that have not introduced themselves yet."""
+        self._unmet: dict[str, None] = {}
+        """Those that said nothing, and whose machine may have been away."""
         self._all_met = Signal()
         self._own: dict[str, None] = {}
         """Names of the processes that this controller is making, or telling whom they serve."""
-        self._filling = self._settling = False
+        self._filling = self._settling = self._begun = False
         self._sooner, self._tried = Signal(), Signal()
 
     # -- Places ----------------------------------------------------------------------------------------------------
 
     async def machines(self) -> list[str]:
-        return sorted({node.address for node in await self._processes.nodes()})
+        nodes = [*await self._processes.nodes(), *self._processes.away()]
+        return sorted({node.address for node in nodes})
+
+    async def acts(self) -> bool:
+        if not self._candidate:
+            return True
+        told = await self._ports.net.call(self._candidate, WhoLeads(), self._times.serve)
+        return not isinstance(told, Unknown) and told.acts
+
+    async def is_away(self, address: Address) -> bool:
+        process = self._placement.named(address.partition("/")[0])
+        if process is None:
+            return False
+        await self._processes.nodes()
+        return any(node.id == process.node for node in self._processes.away())
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
         slot = self._placement.slot_for(kind, settings)
+        if not is_broker(slot) and slot not in self._placement.serving:
+            await self._refuse_while_away(slot, settings.get("machine"))
         if (known := await self._found_late(slot, key_of(kind, settings))) is not None:
             return known
+        if not is_broker(slot) and any(stem(name) == slot for name in self._unmet):
+            raise Unavailable(f"{slot} may be on a machine that was away until now")
         if is_broker(slot) or is_gateway(slot):
             process = await self._process_of(slot, settings.get("machine"))
             return await self._start_in(process, slot, kind, name, settings)
         tried: list[str] = []
         while True:
-            machine = self._placement.machine_for(slot, await self._processes.nodes(), tried)
+            nodes = await self._processes.nodes()
+            machine = self._placement.machine_for(slot, nodes, tried)
+            self._placement.goes(slot, next(node.id for node in nodes if node.address == machine))
             process = await self._process_of(slot, machine)
             try:
                 return await self._start_in(process, slot, kind, name, settings)
@@ -59,16 +88,28 @@ class Placer:
                 tried.append(machine)
                 if any(node.address not in tried for node in await self._processes.nodes()):
                     continue
-                if self._placement.is_away(slot, tried):
+                if self._placement.is_away(slot, tried, self._processes.away()):
                     raise Unavailable(f"the machine where {slot} ran is away") from None
                 raise
+
+    async def _refuse_while_away(self, slot: str, machine: str | None) -> None:
+        """Raises Unavailable while the machine to which a slot belongs is away, or may be. What runs on one that was
+        away until now is there to be found.
+        """
+        await self._processes.nodes()
+        away = [node.address for node in self._processes.away()]
+        if machine in away or (machine is None and self._placement.waits_for(slot, away)):
+            raise Unavailable(f"{slot} may be on a machine that is away ({', '.join(away)})")
+        await self._look_around()
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         name, _, actor = address.partition("/")
         process = self._placement.named(name)
         if process is None:
             return
-        if (
+        if frozen and await self.is_away(address):
+            self._leave(process)
+        elif (
             frozen
             or not is_broker(process.slot)
             or isinstance(await self._processes.stop(name, actor, self._times.stop), Unknown)
@@ -80,29 +121,41 @@ class Placer:
 
         One that is slow to answer keeps waiting those only who want something of its slot.
         """
+        await self._processes.nodes()  # who is away is not waited for
         await self._look_around()
         if self._meeting:
             self._all_met.clear()
             await self._all_met.wait(self._ports, self._times.prompt)
         self._placement.note_machines(await self._processes.nodes())
         self._placement.begin(self._now())
+        self._begun = True
         self._refill_known()
         self._tend()
         self._ports.spawn(self._discover(), "discover")
+        if self._placement.candidates:
+            self._ports.spawn(keep_candidates(self._ports, self._processes, self._placement), "candidates")
         return self._placement.tell_found()
 
     # -- what another controller made ------------------------------------------------------------------------------
 
     async def _discover(self) -> None:
-        """Look around now and then: a controller that was frozen may have worked beside this one for a while."""
+        """Look around now and then: a controller that was frozen may have worked beside this one for a while, and what
+        ran on a machine that was away is there again.
+        """
+        last, was_away = self._now(), False
         while True:
-            await self._ports.clock.sleep(self._times.discover)
-            with contextlib.suppress(Unavailable):
-                await self._look_around()
+            await self._ports.clock.sleep(self._times.back)
+            is_away = bool(self._processes.away())
+            if is_away or was_away or self._now() - last >= self._times.discover:
+                last, was_away = self._now(), is_away
+                with contextlib.suppress(Unavailable):
+                    await self._look_around()
 
     async def _look_around(self) -> None:
         """Let every process introduce itself that this controller neither knows nor makes. Raises Unavailable."""
-        for name in await self._processes.names():
+        names = await self._processes.names()
+        self._unmet = {name: None for name in self._unmet if name in names}
+        for name in names:
             if name not in self._meeting and name not in self._own and not self._placement.knows(name):
                 self._meeting[name] = Signal()
                 self._ports.spawn(self._introduce(name), "meet")
@@ -118,13 +171,17 @@ class Placer:
 
     async def _introduce(self, name: str) -> None:
         """Get to know a process that another controller made, and what runs in it. Never raises."""
+        self._unmet.pop(name, None)
         try:
-            known = await self._processes.introduce(name, self._times.introduce)
+            known = await self._known(name)
             if isinstance(known, Unknown):
                 if not known.gone:
                     self._ports.log("process_unknown", host=name, error=known.reason)
                     self._processes.kill(name)
-            elif not self._placement.introduced(name, known):
+            elif known is None:
+                self._ports.log("process_away", host=name)
+                self._unmet[name] = None
+            elif not self._placement.introduced(name, known := await self._without_replaced(name, known)):
                 self._processes.kill(name)
         finally:
             self._meeting.pop(name).set()
@@ -132,6 +189,36 @@ class Placer:
                 self._all_met.set()
         self._refill_known()
         self._tend()
+
+    async def _without_replaced(self, name: str, known: Introduction) -> Introduction:
+        """End what runs in a process although others have taken its place, as when its machine was away.
+
+        It does not know that yet, and whoever was sent to it would wait until it does.
+        """
+        if not self._begun:
+            return known  # at the start of a controller it is not known which of two is the one that was replaced
+        replaced = self._placement.replaced(name, known)
+        for _, address, _ in replaced:
+            self._ports.log("replaced_ends", address=address)
+            await self._processes.stop(name, address.partition("/")[2], self._times.stop)
+        return replace(known, running=[placed for placed in known.running if placed not in replaced])
+
+    async def _known(self, name: str) -> Introduction | Unknown | None:
+        """What a process says of itself; None if it says nothing and may be on a machine that is away.
+
+        It is asked twice: what was asked when its machine was away says nothing of it when that is back.
+        """
+        for _ in range(2):
+            was_away = bool(self._processes.away())
+            patience = self._times.prompt if was_away else self._times.introduce // 2
+            known = await self._processes.introduce(name, patience)
+            if not isinstance(known, Unknown) or known.gone:
+                return known
+            with contextlib.suppress(Unavailable):
+                await self._processes.nodes()
+            if was_away or self._processes.away():
+                return None
+        return known
 
     async def _found_late(self, slot: str, key: str) -> Address | None:
         """Where an actor of this key runs that the controller does not know; waits for the processes of its slot."""
@@ -175,6 +262,11 @@ class Placer:
         self._ports.log("start_given_up", host=process.name, actor=actor)
         return True
 
+    def _leave(self, process: HostProcess) -> None:
+        """A process is on a machine that is away: others serve its slots. It is met again if that comes back."""
+        slots = self._placement.forget(process, self._now())
+        self._ports.log("process_left", slots=slots, host=process.name)
+
     def _end(self, process: HostProcess) -> None:
         """End a process that does not answer, or is of no use."""
         slots = self._placement.forget(process, self._now())
@@ -189,6 +281,7 @@ class Placer:
         async with self._making.setdefault(slot, asyncio.Lock()):
             if slot not in self._placement.serving:
                 await self._get_process(slot, machine)
+            self._placement.arrived(slot)
             return self._placement.serving[slot]
 
     async def _get_process(self, slot: str, machine: str | None, *, moves: HostProcess | None = None) -> None:
@@ -200,7 +293,8 @@ class Placer:
         """
         placement = self._placement
         replaced = moves is None and placement.is_replaced(slot)
-        placement.goes(slot, "")
+        if is_broker(slot) or is_gateway(slot):
+            placement.goes(slot, "")
         try:
             async with self._replacing if replaced else contextlib.nullcontext():
                 nodes = await self._processes.nodes()

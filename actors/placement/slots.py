@@ -30,7 +30,8 @@ class Times:
     another one made before it begins to work. calm: after so long without a loss, slots leave their fallback. first,
     again: until a process that waits is made; after the first broker process or a failure, and after one was used or
     made. soon: who needs one and finds none waits so long for the one that is being made. discover: between looks for
-    processes that another controller made.
+    processes that another controller made; back: the same while a machine is away, or was at the last look.
+    candidates: between looks for those that can be the controller.
     """
 
     start: int = 120_000
@@ -43,6 +44,8 @@ class Times:
     again: int = 2_000
     soon: int = 5_000
     discover: int = 60_000
+    back: int = 1_000
+    candidates: int = 5_000
 
 
 @dataclass(eq=False, slots=True)

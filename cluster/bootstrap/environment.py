@@ -25,6 +25,12 @@ LOOPBACK = "127.0.0.1"
 CONTROLLER_HOST = "controller"
 """The host that is not placed: Ray knows it by this name, and starts it again itself."""
 
+
+def is_controller_host(name: str) -> bool:
+    """Whether a process is a candidate for the controller: the first one, or one that it made on another machine."""
+    return name == CONTROLLER_HOST or name.startswith(f"{CONTROLLER_HOST}-")
+
+
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """The undocumented switch: with "0" Ray stays on the loopback, and `ray start` refuses to join another machine."""
 

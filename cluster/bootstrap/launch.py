@@ -34,6 +34,7 @@ from cluster.bootstrap.environment import (
     NAMESPACE,
     POOLS_NAMESPACE,
     TOKEN_PATH,
+    is_controller_host,
     prepare,
     ray_folder,
     short_folder,
@@ -216,15 +217,15 @@ def start_controller(settings: dict[str, Any], *, undo: bool = False) -> None:
     from ray.exceptions import RayError, RayTaskError
 
     from actors.messages import AddBookies, StartGateways
+    from cluster.bootstrap.own_node import own_node
     from cluster.build import make_host
 
-    boot: list[tuple[str, str, dict[str, Any]]] = [("controller", "controller", {}), ("admin", "admin", {})]
     found = handle = None
     try:
         found = _controller()
         if not found:
             forget_ports(Path(settings["data_dir"]))
-        handle = found or make_host(CONTROLLER_HOST, settings, boot=boot, restarts=-1)
+        handle = found or make_host(CONTROLLER_HOST, settings, restarts=-1, node=own_node())
         ray.get(handle.ready.remote(), timeout=READY_TIMEOUT)
         if found:
             _ask(AddBookies(ids=settings["bookies"]))
@@ -257,18 +258,22 @@ def stop_hosts() -> None:
 
     if not ray.is_initialized():
         return
-    with contextlib.suppress(ValueError, RayError):
-        # It would start others while they are ended.
-        ray.kill(ray.get_actor(CONTROLLER_HOST, NAMESPACE))
     try:
         named = [(row["namespace"], row["name"]) for row in ray.util.list_named_actors(all_namespaces=True)]
     except RayError:
         return
-    # Pools of workers first, of these the keepers, which would start others; bookies last.
-    for space, name in sorted(named, key=lambda one: (one[0] != POOLS_NAMESPACE, one[1].startswith("bookie"), one[1])):
+    # Pools of workers first, of these the keepers, which would start others; then the controller, after the candidates
+    # that would take its place; bookies last.
+    for space, name in sorted(named, key=_order_of_ends):
         if space in (NAMESPACE, POOLS_NAMESPACE):
             with contextlib.suppress(ValueError, RayError):
                 ray.kill(ray.get_actor(name, space))
+
+
+def _order_of_ends(named: tuple[str, str]) -> tuple[bool, bool, bool, bool, str]:
+    space, name = named
+    controller = is_controller_host(name)
+    return space != POOLS_NAMESPACE, not controller, name == CONTROLLER_HOST, name.startswith("bookie"), name
 
 
 # -- a cluster that stays ---------------------------------------------------------------------------------------------

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
 from actors.host import Answer
 from actors.ports import Unknown
-from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
-from cluster.bootstrap.environment import CONTROLLER_HOST, TOKEN_PATH
+from actors.wire import Packed, pack, pack_error, unpack
+from cluster.bootstrap.environment import TOKEN_PATH
 from cluster.bootstrap.folder import DOOR_FILE, replace_file
-from cluster.net import DirectNet, cluster_token, find
+from cluster.net import NAMING, DirectNet, Listening, Whereabouts, cluster_token
 from cluster.ownership import read_own_file
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint
+from cluster.wire.peers import Find
 from storage.errors import Invalid, SluiceError
 
-ACTOR = "naming"
-"""What is asked there; it is no actor, but the process itself."""
 ASK_TIMEOUT = 10_000
 
 
@@ -38,22 +36,7 @@ class Door(msgspec.Struct, frozen=True):
     token_file: str = ""
 
 
-class Listening(Reply):
-    """Where a process listens. Without an endpoint: why that is not known, and whether the process has ended."""
-
-    endpoint: Endpoint | None = None
-    reason: str = ""
-    gone: bool = False
-
-
-class Whereabouts(Request[Listening]):
-    """Where does the process of this name listen?"""
-
-    reply: ClassVar[type[Reply]] = Listening
-    host: str
-
-
-async def answer(packed: Packed) -> Answer:
+async def answer(packed: Packed, find: Find) -> Answer:
     """Answer a Whereabouts, in a process that is attached to Ray."""
     try:
         asked = unpack(Whereabouts, packed.head, packed.attachments, packed.handles)
@@ -98,7 +81,7 @@ def through(data_dir: Path, address: str) -> DirectNet | None:
         return None
     asking = _Asking(data_dir, door)
     token = ensure_token(Path(door.token_file)).encode() if door.token_file else b""
-    asking.net = DirectNet(None, asking, token)
+    asking.net = DirectNet(None, asking, token, controller=door.endpoint.name)
     return asking.net
 
 
@@ -111,13 +94,13 @@ class _Asking:
         self._data_dir, self._door = data_dir, door
 
     async def __call__(self, host: str) -> Endpoint | Unknown:
-        if host == CONTROLLER_HOST:
+        if host == self._door.endpoint.name:
             try:
                 self._door = read_door(self._data_dir) or self._door
             except Invalid as error:
                 return Unknown(f"{error}")
             return self._door.endpoint
-        listening = await self.net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host=host), ASK_TIMEOUT)
+        listening = await self.net.call(f"{self._door.endpoint.name}/{NAMING}", Whereabouts(host=host), ASK_TIMEOUT)
         if isinstance(listening, Unknown):
             return Unknown(f"where {host} is cannot be asked: {listening.reason}")
         return listening.endpoint or Unknown(listening.reason, gone=listening.gone)

@@ -1,37 +1,153 @@
-"""Starts, asks and ends host processes in the Ray cluster, as placement decides (`actors/placement`)."""
+"""Starts, asks and ends host processes in the Ray cluster, as placement decides (`actors/placement`).
+
+Ray makes and ends processes, and says which nodes and processes there are. While its head does not answer, what it said
+last holds. Everything else is said to the processes themselves (`process_requests.py`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from actors.ports import Address, Introduction, Node, Unknown
+from actors.ports import Address, Introduction, Net, Node, Unknown
 from cluster.bootstrap.attach import answers, first_line
-from cluster.bootstrap.environment import CONTROLLER_HOST, NAMESPACE
+from cluster.bootstrap.environment import NAMESPACE, is_controller_host
+from cluster.bootstrap.process_requests import ACTOR, Introduce, ServeSlot, StartActor, StopActor
 from storage.errors import SluiceError, Unavailable
 
 LOST_NODES_S = 1.0
 """Seconds between two looks for lost nodes."""
 CONNECT_TIMEOUT = 0.5
-"""Seconds in which the port of a node that lives takes a connection."""
+"""Seconds in which the port of a node that lives takes a connection; it is tried twice."""
+HEAD_S = 1.0
+"""So long Ray's head is waited for, before what it said last is taken."""
+WARM_S, WARM_MS = 5.0, 1_000
+
+
+class Listed:
+    """What Ray's head said last, for everybody in this process.
+
+    A head that is away is asked by one thread at a time, which may wait for minutes.
+    """
+
+    def __init__(self) -> None:
+        self.asking = ThreadPoolExecutor(3, "ray")
+        self.making = ThreadPoolExecutor(8, "make")
+        self.ending = ThreadPoolExecutor(4, "end")
+        self._probing = ThreadPoolExecutor(8, "probe")
+        self._rows: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._silent: dict[str, float] = {}
+        """Until when a node that was silent is not tried again."""
+        self.away: list[Node] = []
+        """Nodes that belong to the cluster, and that could not be reached at the last look."""
+        self.places: dict[str, str] = {}
+        """The node of each process that said so to this one, while it was no controller."""
+
+    async def nodes(self) -> list[Node]:
+        """The nodes that can be reached, in order of id. Raises Unavailable."""
+        self._rows = await self._asked("nodes", ray.nodes, self._rows)
+        rows = [row for row in self._rows if row["Alive"]]
+        loop = asyncio.get_running_loop()
+        reached = [row for row in rows if len(rows) == 1]
+        if len(rows) > 1:
+            outcome = await asyncio.gather(*(loop.run_in_executor(self._probing, self._probe, row) for row in rows))
+            reached = [row for row, told in zip(rows, outcome, strict=True) if told is True]
+            self.away = _sorted([row for row, told in zip(rows, outcome, strict=True) if told is None])
+        return _sorted(reached)
+
+    def _probe(self, row: dict[str, Any]) -> bool | None:
+        """Whether a node takes connections: False if it refuses them, None if nothing is heard of it.
+
+        Ray takes a second or two to notice that one has died; its port refuses at once.
+        """
+        node = row["NodeID"]
+        if self._silent.get(node, 0.0) > time.monotonic():
+            return None
+        for _ in range(2):
+            began = time.monotonic()
+            if answers(f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}", CONNECT_TIMEOUT):
+                return True
+            if time.monotonic() - began < CONNECT_TIMEOUT / 2:
+                return False
+        self._silent[node] = time.monotonic() + LOST_NODES_S
+        return None
+
+    async def head_answers(self) -> bool:
+        """Whether Ray's head answers now. Raises Unavailable."""
+        return await self._asked("head", ray.nodes, None) is not None
+
+    async def names(self) -> list[str]:
+        """All host processes and candidates, in order. Raises Unavailable."""
+        # Ray waits for this answer with the interpreter's lock in its hand: nothing else in this process would go on.
+        listed = None
+        if await self.head_answers():
+            listed = await self._asked("names", lambda: ray.util.list_named_actors(True), None)
+        if listed is not None:
+            self._names = sorted(row["name"] for row in listed if row["namespace"] == NAMESPACE)
+        return self._names
+
+    async def _asked(self, what: str, ask: Callable[[], Any], last: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        pending = self._pending.get(what)
+        if pending is None or pending.done():
+            pending = self._pending[what] = loop.run_in_executor(self.asking, ask)
+            pending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await asyncio.wait_for(asyncio.shield(pending), HEAD_S)
+        except TimeoutError:
+            return last
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise Unavailable(f"Ray does not say which {what} it has: {first_line(error)}") from error
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[Node]:
+    return sorted((Node(row["NodeID"], row["NodeManagerAddress"]) for row in rows), key=lambda node: node.id)
+
+
+LISTED = Listed()
+
+
+async def keep_warm(net: Net) -> None:
+    """Know every process and be connected to it, for when this one is to be the controller; for ever."""
+
+    async def know(name: str) -> None:
+        with contextlib.suppress(SluiceError):
+            told = await net.call(f"{name}/{ACTOR}", Introduce(), WARM_MS)
+            if not isinstance(told, Unknown):
+                LISTED.places[name] = told.node
+
+    while True:
+        with contextlib.suppress(Unavailable):
+            await LISTED.nodes()
+            names = await LISTED.names()
+            LISTED.places = {name: LISTED.places[name] for name in names if name in LISTED.places}
+            await asyncio.gather(*map(know, names))
+        await asyncio.sleep(WARM_S)
 
 
 class RayProcesses:
     """Implements actors.ports.Processes. make_host: starts a host and returns its Ray handle at once."""
 
-    def __init__(self, settings: dict[str, Any], make_host: Callable[..., Any]) -> None:
+    def __init__(self, settings: dict[str, Any], make_host: Callable[..., Any], net: Net) -> None:
         self._settings = settings
         self._make_host = make_host
+        self._net = net
         self._handles: dict[str, Any] = {}
         self._nodes: dict[str, str] = {}
         """The node of each process, as far as it is known."""
+        self._ending: dict[str, None] = {}
+        """Processes that are to be ended as soon as Ray's head answers."""
 
     async def part_from_lost_nodes(self, part: Callable[[str], None]) -> None:
         """Ask anew where the processes of lost nodes are, again and again. part: forgets how a process is reached.
@@ -42,24 +158,30 @@ class RayProcesses:
         while True:
             await asyncio.sleep(LOST_NODES_S)
             with contextlib.suppress(Unavailable):
-                live = [node.id for node in await self.nodes()]
+                known = [node.id for node in [*await self.nodes(), *self.away()]]
                 for name, node in list(self._nodes.items()):
-                    if node not in live:
+                    if node not in known:
                         part(name)
 
     async def nodes(self) -> list[Node]:
-        try:
-            return await asyncio.to_thread(live_nodes)
-        except (RayError, ConnectionError, RuntimeError) as error:
-            raise Unavailable(f"Ray does not say which nodes it has: {first_line(error)}") from error
+        return await LISTED.nodes()
+
+    def away(self) -> list[Node]:
+        return LISTED.away
 
     async def names(self) -> list[str]:
-        listed = await asyncio.to_thread(ray.util.list_named_actors, True)
-        return sorted(row["name"] for row in listed if row["namespace"] == NAMESPACE and row["name"] != CONTROLLER_HOST)
+        return [name for name in await LISTED.names() if not is_controller_host(name)]
+
+    async def candidates(self) -> list[str]:
+        return [name for name in await LISTED.names() if is_controller_host(name)]
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
+        if not await LISTED.head_answers():
+            raise Unavailable("Ray's head does not answer, and makes no process")
         try:
-            handle = self._handles[name] = self._make_host(name, self._settings, node=node)
+            # Ray registers a name before it returns: whoever waits for that must not be everybody's event loop.
+            make = functools.partial(self._make_host, name, self._settings, node=node)
+            handle = self._handles[name] = await asyncio.wait_for(_in_thread(make), timeout / 1000)
             await asyncio.wait_for(handle.ready.remote(), timeout / 1000)
             where = self._nodes[name] = str(await asyncio.wait_for(handle.node.remote(), timeout / 1000))
             return where
@@ -68,78 +190,58 @@ class RayProcesses:
             raise Unavailable((str(error).strip() or type(error).__name__).splitlines()[-1]) from error
 
     async def introduce(self, name: str, timeout: int) -> Introduction | Unknown:
-        if name not in self._handles:
-            try:
-                self._handles[name] = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
-            except (ValueError, RayError):
-                return Unknown(f"there is no process {name}", gone=True)
+        node = LISTED.places.get(name)
+        if any(away.id == node for away in LISTED.away):
+            return Unknown(f"the machine of {name} is away")  # nobody has to wait to be told that
         try:
-            said = await self._ask(name, timeout, lambda host: host.introduce.remote())
+            known = await self._net.call(f"{name}/{ACTOR}", Introduce(), timeout)
         except SluiceError as error:
             return Unknown(f"{name} does not start: {error}")
-        if isinstance(said, Unknown):
-            return said
-        slot, node, running = said
-        self._nodes[name] = node
-        return Introduction(slot, node, [(kind, address, json.loads(packed)) for kind, address, packed in running])
+        if isinstance(known, Unknown):
+            return known
+        self._nodes[name] = known.node
+        self._ending.pop(name, None)  # it is in use again
+        rows = [(kind, address, json.loads(packed)) for kind, address, packed in known.running]
+        return Introduction(known.slot, known.node, rows)
 
     async def serve(self, name: str, slot: str, timeout: int) -> Unknown | None:
-        said = await self._ask(name, timeout, lambda host: host.serve.remote(slot))
-        return said if isinstance(said, Unknown) else None
+        done = await self._net.call(f"{name}/{ACTOR}", ServeSlot(slot=slot), timeout)
+        return done if isinstance(done, Unknown) else None
 
     async def start(
         self, name: str, kind: str, actor: str, settings: dict[str, Any], timeout: int
     ) -> Address | Unknown:
-        said = await self._ask(name, timeout, lambda host: host.start.remote(kind, actor, settings))
-        return said if isinstance(said, Unknown) else str(said)
+        request = StartActor(kind=kind, actor=actor, settings=json.dumps(settings))
+        started = await self._net.call(f"{name}/{ACTOR}", request, timeout)
+        return started if isinstance(started, Unknown) else started.address
 
     async def stop(self, name: str, actor: str, timeout: int) -> Unknown | None:
         try:
-            said = await self._ask(name, timeout, lambda host: host.stop.remote(actor))
+            done = await self._net.call(f"{name}/{ACTOR}", StopActor(actor=actor), timeout)
         except SluiceError as error:
             return Unknown(f"{actor} does not stop: {error}")
-        return said if isinstance(said, Unknown) else None
+        return done if isinstance(done, Unknown) else None
 
     def kill(self, name: str) -> None:
         self._nodes.pop(name, None)
+        self._ending[name] = None
         handle = self._handles.pop(name, None)
-        if handle is not None:
-            end(handle)
+        asyncio.get_running_loop().run_in_executor(LISTED.ending, self._end_process, name, handle)
 
-    async def _ask(self, name: str, timeout: int, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """The result of a call to a host, or Unknown. Raises its error as a SluiceError."""
-        handle = self._handles.get(name)
-        if handle is None:
-            return Unknown(f"{name} was ended", gone=True)
-        try:
-            return await asyncio.wait_for(call(handle), timeout / 1000)
-        except TimeoutError:
-            return Unknown(f"no answer of {name} within {timeout / 1000:g} s")
-        except RayTaskError as error:
-            if isinstance(error.cause, SluiceError):
-                raise error.cause from None
-            raise Unavailable(f"failed in {name}: {error.cause!r}") from error
-        except RayActorError as error:
-            gone = not isinstance(error, ray.exceptions.ActorUnavailableError)
-            return Unknown(f"{name}: {first_line(error)}", gone=gone)
-        except RayError as error:
-            return Unknown(f"{name}: {first_line(error)}")
+    def _end_process(self, name: str, handle: Any) -> None:
+        """End it, unless it was taken into use again before Ray's head answered: an order would wait for that, too."""
+        with contextlib.suppress(ValueError, RayError, ConnectionError, RuntimeError):
+            ray.nodes()
+            if name in self._ending:
+                end(ray.get_actor(name, NAMESPACE) if handle is None else handle)
+        self._ending.pop(name, None)
+
+
+def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().run_in_executor(LISTED.making, work)
 
 
 def end(handle: Any) -> None:
     """End a process; fine if it is gone."""
     with contextlib.suppress(RayError, ValueError):
         ray.kill(handle)
-
-
-def live_nodes() -> list[Node]:
-    """The live nodes. Ray takes a second or two to notice that one has died; its port refuses at once."""
-    rows = [node for node in ray.nodes() if node["Alive"]]
-    if len(rows) > 1:
-        with ThreadPoolExecutor(len(rows)) as pool:
-            rows = [node for node, listens in zip(rows, pool.map(_listens, rows), strict=True) if listens]
-    return sorted((Node(node["NodeID"], node["NodeManagerAddress"]) for node in rows), key=lambda node: node.id)
-
-
-def _listens(node: dict[str, Any]) -> bool:
-    return answers(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", CONNECT_TIMEOUT)

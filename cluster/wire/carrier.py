@@ -315,13 +315,15 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A machine that died says nothing: what it does not acknowledge, or does not answer when idle, ends.
+        # A machine that died says nothing: what it does not acknowledge, or does not answer when idle, ends. The kernel
+        # acknowledges for a process that is busy or frozen. Without an end it would send again later and later, and
+        # after a heal nobody would know that before the next time.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
-            ("TCP_KEEPIDLE", 5),
-            ("TCP_KEEPINTVL", 2),
-            ("TCP_KEEPCNT", 5),
-            ("TCP_USER_TIMEOUT", 15_000),
+            ("TCP_KEEPIDLE", 1),
+            ("TCP_KEEPINTVL", 1),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", 3_000),
         ):
             if (number := getattr(socket, name, None)) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, number, value)

@@ -23,9 +23,12 @@ from cluster.wire.handshake import Caller, HandshakeRefused
 from cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
 from storage.errors import Invalid
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-"""Between attempts to reach a process that could not be reached: doubled each time."""
-FIND_S, CONNECT_S = 10.0, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_SILENT_PAUSE_S = 0.02, 1.0, 0.1
+"""Between attempts to reach a process that could not be reached: doubled each time. Where nobody refused, the attempt
+has taken its time already."""
+FIND_S, CONNECT_S = 10.0, 0.9
+"""A machine that is cut off answers nothing, and the moment at which it is back shall not be missed by much. The kernel
+would begin again after a second."""
 PROBE_S = 1.0
 """So long callers whose connection was lost wait to be told whether the process has ended."""
 
@@ -196,7 +199,8 @@ class _Peer:
 
     def failed(self, why: Unknown | Invalid) -> None:
         """It was not reached: nobody tries again for a while. A name may have got a new process meanwhile."""
-        self.pause = min(max(2 * self.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        refused = not isinstance(why, Unknown) or why.gone
+        self.pause = min(max(2 * self.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S if refused else LONGEST_SILENT_PAUSE_S)
         self.rest_until = asyncio.get_running_loop().time() + self.pause
         self.failure, self.connection, self.endpoint = why, None, None
 

@@ -5,11 +5,14 @@ Controller, topic and bookies are the real ones; the world around them is simula
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from actors.bookie import Bookie, BookieSettings
 from actors.controller import Controller
@@ -17,6 +20,7 @@ from actors.directory import Directory
 from actors.ledger.record import PartitionRecord, record_key, unpack_record
 from actors.messages import (
     AddRun,
+    Alive,
     BookieList,
     CreateTopic,
     DescribeCluster,
@@ -28,6 +32,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Ports, Unknown
+from actors.supervisor import PING_TIMEOUT, Supervisor
 from actors.topic.topic import Topic
 from actors.wire import Blob
 from storage.errors import SluiceError
@@ -230,3 +235,67 @@ def test_a_bookie_that_missed_a_deletion_is_told_again() -> None:
         assert await cluster.held(missed) == kept
 
     play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["bookie", "topic"])
+def test_who_may_not_act_learns_nothing(kind: str) -> None:
+    """A controller that is cut off hears nobody. What was silent then has to be silent again, when it may act."""
+
+    async def run(world: World) -> None:
+        places = Silent()
+        ports = world.client("controller")
+        net: Any = places
+        supervisor = Supervisor(replace(ports, net=net), places)
+        entry = supervisor.want(kind, {"bookie": "b"} if kind == "bookie" else {"topic": "t", "partition": 0})
+        await supervisor.ensure(entry)
+        ports.spawn(supervisor.watch(), "watch")
+        places.silent, places.may_act = True, False
+        await world.loop.pause(60_000)
+        places.may_act = True
+        await world.loop.pause(PING_TIMEOUT)
+        assert (entry.restarts, places.stopped) == (0, [])
+        places.away = kind == "bookie"
+        await world.loop.pause(60_000)
+        assert (entry.restarts > 0, entry.away) == ((False, True) if kind == "bookie" else (True, False))
+
+    World(5).play(run)
+
+
+class Silent:
+    """Places and connections of one actor that answers, or does not."""
+
+    def __init__(self) -> None:
+        self.silent = self.away = False
+        self.may_act = True
+        self.stopped: list[str] = []
+
+    async def call(self, to: str, request: Any, timeout: int) -> Any:
+        """As the Net port does."""
+        if self.silent:
+            await asyncio.sleep(timeout / 1000)
+            return Unknown("no answer")
+        return Alive()
+
+    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> str:
+        """It runs at once."""
+        return f"host/{name}"
+
+    async def stop(self, address: str, *, frozen: bool = False) -> None:
+        """It ends at once."""
+        self.stopped.append(address)
+
+    async def acts(self) -> bool:
+        """Whether the controller may act."""
+        return self.may_act
+
+    async def is_away(self, address: str) -> bool:
+        """Whether its machine is away."""
+        return self.away
+
+    async def inventory(self) -> list[Any]:
+        """Nothing runs at first."""
+        return []
+
+    async def machines(self) -> list[str]:
+        """One."""
+        return ["m"]

@@ -15,7 +15,8 @@ from cli import main
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.environment import CONTROLLER_HOST
 from cluster.bootstrap.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, prepare_folder, read_state
-from cluster.bootstrap.naming import ACTOR, Door, Whereabouts, read_door, through
+from cluster.bootstrap.naming import Door, read_door, through
+from cluster.net import NAMING, Whereabouts
 from cluster.tokens import ensure_token
 from cluster.wire.endpoint import Endpoint, this_machine
 from tests.cluster.helpers import values
@@ -123,7 +124,7 @@ async def test_a_door_that_is_planted_later_is_not_asked(tmp_path: Path) -> None
     net = through(tmp_path, "127.0.0.1:6379")
     assert net is not None
     door.chmod(0o666)
-    told = await net.call(f"{CONTROLLER_HOST}/{ACTOR}", Whereabouts(host="x"), 30_000)
+    told = await net.call(f"{CONTROLLER_HOST}/{NAMING}", Whereabouts(host="x"), 30_000)
     assert isinstance(told, Unknown)
     assert "others may write to" in told.reason
     net.close()

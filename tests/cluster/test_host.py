@@ -16,6 +16,7 @@ from actors.messages import Alive, Done, ListBookies, ListLedgers, Ping, ReadRow
 from actors.ports import Meta, Objects, Ports, Unknown
 from actors.wire import Reply, Request, pack
 from cluster import host
+from cluster.bootstrap.process_requests import Introduce, Introduced
 from storage.errors import InvariantViolation
 
 
@@ -177,3 +178,14 @@ async def test_a_callers_later_changes_of_its_columns_reach_nobody() -> None:
     assert seen.tolist() == list(range(2000))
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 7
+
+
+async def test_a_process_is_asked_by_itself_as_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller asks all processes where they are, and its own is one of them."""
+    monkeypatch.setattr(host, "own_node", lambda: "n1")
+    monkeypatch.setattr(host, "watch_own_node", lambda: None)
+    monkeypatch.setattr(host, "is_controller_host", lambda name: False)
+    runs = host.Host("controller", Parts(), {}, [])
+    told = await runs.net.call("controller/process", Introduce(), 5_000)
+    assert isinstance(told, Introduced)
+    assert told.node == "n1"

@@ -118,7 +118,7 @@ def test_the_list_of_stores_is_true() -> None:
     assert sorted(STORES) == sorted(one.path for one in modules("storage") if one.path in STORES)
 
 
-RAY_METHODS = {"ready", "wake", "serve", "node", "start", "stop", "endpoint", "introduce"}
+RAY_METHODS = {"ready", "wake", "node", "endpoint"}
 """All that is asked of a host through Ray: starting, placing, naming. What actors say to each other is not among it."""
 
 WORKERS_FOLDER = "cluster/workers/"

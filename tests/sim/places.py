@@ -99,6 +99,14 @@ class SimPlaces:
             return
         world.stop(address)
 
+    async def acts(self) -> bool:
+        """See actors.ports.Places."""
+        return True
+
+    async def is_away(self, address: Address) -> bool:
+        """See actors.ports.Places: machines are not told apart here."""
+        return False
+
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         """Everything that lives and was started through places."""
         await self._world.loop.pause(self._world.rng.randrange(20))

@@ -7,6 +7,9 @@ it was frozen it does when it thaws, also if nobody waits for it any more. One t
 seconds, and does so with the lock of its bookie's disk. A bookie's disk is in the machine where the bookie started
 first; on every other machine it is refused, and its process keeps the lock of the empty folder there.
 
+A machine can be cut off for a while: then no controller hears of its processes, which live, and an order to end one of
+them is carried out when the machine is back.
+
 The model complains of what must never be asked of it: a bookie that shares its process, a process that serves two
 slots, two processes that serve one disk.
 """
@@ -19,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.placement.candidates import CANDIDATE_HOST
+from actors.placement.slots import is_broker, stem
 from actors.ports import Address, Introduction, Node, Unknown
 from storage.errors import Corrupt, SluiceError, Unavailable
 from tests.sim.world import World
@@ -59,6 +64,11 @@ class SimProcess:
     waiting: list[asyncio.Future[Any]] = field(default_factory=list)
 
 
+def is_candidate(name: str) -> bool:
+    """Whether a process is made to be a controller, and serves no slot."""
+    return name.startswith(CANDIDATE_HOST)
+
+
 class SimCluster:
     """Every node and process there is."""
 
@@ -73,6 +83,33 @@ class SimCluster:
         self.locks: dict[tuple[str, str], SimProcess] = {}
         """Who has the lock of a bookie's folder, by machine and bookie."""
         self._stale: dict[str, tuple[Node, int]] = {}
+        self.cut_off: dict[str, None] = {}
+        """Machines that no controller reaches, and that live."""
+        self._orders: list[str] = []
+        """Processes whose end was ordered meanwhile: Ray carries that out when it can."""
+        self.only_cuts = False
+        """Nothing else goes wrong: then there is no reason to end a bookie."""
+
+    def cut_machine(self, machine: str) -> None:
+        """From now on no controller reaches it."""
+        self.world.record(machine, "is cut off")
+        self.world.count("machine cut off")
+        self.cut_off[machine] = None
+
+    def heal_machine(self, machine: str) -> None:
+        """It is reached again; what was ordered meanwhile is carried out."""
+        if machine in self.cut_off:
+            self.world.record(machine, "is back")
+            del self.cut_off[machine]
+            orders, self._orders = self._orders, []
+            for name in orders:
+                self.kill(name)
+
+    def is_cut_off(self, process: SimProcess | None) -> bool:
+        """Whether no controller reaches a process."""
+        if process is None or process.node not in self.nodes:
+            return False
+        return self.nodes[process.node].address in self.cut_off
 
     def add_node(self, number: str, machine: str) -> None:
         """A node joins."""
@@ -157,6 +194,11 @@ class SimCluster:
         process = self.processes.get(name)
         if process is None or process.given_up:
             return
+        if self.is_cut_off(process):
+            self._orders.append(name)
+            return
+        if self.only_cuts and process.actors and process.slot in ("", stem(name)) and not is_broker(stem(name)):
+            self.world.loop.fail(AssertionError(f"S: {name} is ended although nothing but its machine was away"))
         if process.frozen:
             self.world.count("lingers")
             self.world.loop.after(self.rng.randrange(LINGER_MS), self.die, process, "killed")
@@ -167,7 +209,7 @@ class SimCluster:
         """Whether an actor runs there; None if nobody answers."""
         name, _, actor = address.partition("/")
         process = self.processes.get(name)
-        if process is not None and process.frozen:
+        if process is not None and (process.frozen or self.is_cut_off(process)):
             return None
         return process is not None and actor in process.actors
 
@@ -180,16 +222,32 @@ class SimProcesses:
         self._world = cluster.world
         self._maker = maker
         self._made = made
+        self._away: list[Node] = []
+        self._knows_places = random.Random(f"places/{cluster.world.seed}/{maker}").random() < 0.5
+        """Whether it was told before where each process is, and need not ask one that is away."""
 
     async def nodes(self) -> list[Node]:
         """See actors.ports.Processes."""
         await self._pause(20)
-        return self._cluster.listed()
+        listed = self._cluster.listed()
+        self._away = [node for node in listed if node.address in self._cluster.cut_off]
+        return [node for node in listed if node not in self._away]
+
+    def away(self) -> list[Node]:
+        """See actors.ports.Processes."""
+        return self._away
+
+    async def candidates(self) -> list[str]:
+        """See actors.ports.Processes. The controllers of the world itself are none of its processes."""
+        await self._pause(20)
+        listed = [process.name for process in self._cluster.alive() if not process.given_up]
+        return sorted(name for name in listed if is_candidate(name))
 
     async def names(self) -> list[str]:
         """See actors.ports.Processes."""
         await self._pause(20)
-        return sorted(process.name for process in self._cluster.alive() if not process.given_up)
+        listed = [process.name for process in self._cluster.alive() if not process.given_up]
+        return sorted(name for name in listed if not is_candidate(name))
 
     async def make(self, name: str, node: str | None, timeout: int) -> str:
         """See actors.ports.Processes."""
@@ -197,7 +255,7 @@ class SimProcesses:
         self._made(name)
         await self._pause(5)
         node = node or rng.choice([*cluster.nodes] or [""])
-        if node not in cluster.nodes:
+        if node not in cluster.nodes or cluster.nodes[node].address in cluster.cut_off:
             raise Unavailable("there is no such node")
         process = cluster.processes[name] = SimProcess(name, node, self._maker)
         self._world.record(name, "is made", node=node, by=self._maker)
@@ -215,6 +273,8 @@ class SimProcesses:
         """See actors.ports.Processes."""
         await self._pause(10)
         process = self._cluster.processes.get(name)
+        if process is not None and any(node.id == process.node for node in self._away) and self._knows_places:
+            return Unknown("its machine is away")
 
         def work() -> Introduction:
             assert process is not None
@@ -314,6 +374,9 @@ class SimProcesses:
         await self._pause(5)
         if process is None or process.dead or process.given_up:
             return Unknown("there is no such process", gone=True)
+        if self._cluster.is_cut_off(process):
+            await self._world.loop.pause(timeout)
+            return Unknown("no answer in time")
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         lost = self._cluster.rng.random() < self._cluster.trouble.answer_lost
 

@@ -18,6 +18,7 @@ from tests.sim.worlds import WORLDS
 SEEDS = {
     "bookie": 100,
     "cancels": 30,
+    "candidates": 60,
     "dead_letters": 30,
     "delays": 30,
     "gateway": 40,
@@ -25,6 +26,7 @@ SEEDS = {
     "history": 40,
     "idle": 30,
     "ledger": 70,
+    "machines": 60,
     "nack_order": 30,
     "owners": 20,
     "parking": 30,

@@ -15,8 +15,8 @@ from actors.wire import Packed
 from cluster.bootstrap import naming
 from cluster.bootstrap.environment import CONTROLLER_HOST
 from cluster.bootstrap.folder import DOOR_FILE
-from cluster.bootstrap.naming import Listening, Whereabouts, open_door, read_door, through
-from cluster.net import DirectNet, open_endpoint
+from cluster.bootstrap.naming import open_door, read_door, through
+from cluster.net import NAMING, DirectNet, Listening, Whereabouts, open_endpoint
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener
 from storage.errors import Invalid
@@ -26,23 +26,24 @@ KNOWN = Endpoint("bookie-1", "m", "n", "/s", "127.0.0.1", 5)
 TIMEOUT = 30_000
 
 
+async def find(host: str) -> Endpoint | Unknown:
+    """What the process that is asked knows."""
+    return KNOWN if host == KNOWN.name else Unknown(f"no process {host}", gone=True)
+
+
 class Keeper:
     """A process that knows one other."""
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
-        assert (actor, kind) == (naming.ACTOR, "Whereabouts")
-        return await naming.answer(packed)
+        assert (actor, kind) == (NAMING, "Whereabouts")
+        return await naming.answer(packed, find)
 
 
 @pytest.fixture(autouse=True)
 def ray_that_knows_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def find(host: str) -> Endpoint | Unknown:
-        return KNOWN if host == KNOWN.name else Unknown(f"no process {host}", gone=True)
-
     (tmp_path / "token").write_text("t" * 64)
     (tmp_path / "token").chmod(0o600)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(naming, "find", find)
     monkeypatch.setattr(naming, "cluster_token", lambda: b"t" * 64)
 
 
@@ -54,7 +55,7 @@ def keep(folder: Path) -> Listener:
 
 
 async def ask(net: DirectNet, host: str) -> Listening | Unknown:
-    return await net.call(f"{CONTROLLER_HOST}/{naming.ACTOR}", Whereabouts(host=host), TIMEOUT)
+    return await net.call(f"{CONTROLLER_HOST}/{NAMING}", Whereabouts(host=host), TIMEOUT)
 
 
 async def answers(net: DirectNet, kind: type[Listening | Unknown]) -> None:

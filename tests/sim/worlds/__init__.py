@@ -6,6 +6,7 @@ from tests.sim.runner import Scenario
 from tests.sim.worlds.bookie import BookieWorld
 from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.cancels import CancelsWorld
+from tests.sim.worlds.candidates import CandidatesWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
@@ -16,7 +17,7 @@ from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
 from tests.sim.worlds.parking import ParkingWorld
-from tests.sim.worlds.placement import PlacementWorld
+from tests.sim.worlds.placement import MachinesWorld, PlacementWorld
 from tests.sim.worlds.redeliveries import RedeliveriesWorld
 from tests.sim.worlds.restless import RestlessWorld
 from tests.sim.worlds.restored import RestoredWorld
@@ -33,6 +34,7 @@ WORLDS: dict[str, Scenario] = {
         HistoryWorld(),
         BrokerWorld(),
         CancelsWorld(),
+        CandidatesWorld(),
         DeadLettersWorld(),
         DelaysWorld(),
         GatewayWorld(),
@@ -41,6 +43,7 @@ WORLDS: dict[str, Scenario] = {
         OwnersWorld(),
         ParkingWorld(),
         PlacementWorld(),
+        MachinesWorld(),
         RedeliveriesWorld(),
         NackOrderWorld(),
         RelayWorld(),

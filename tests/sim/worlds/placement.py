@@ -27,7 +27,7 @@ from actors.supervisor import Running, Supervisor
 from actors.wire import Request
 from storage.errors import Unavailable
 from tests.sim.faults import Fault, Nemesis
-from tests.sim.processes import SimCluster, SimProcess, SimProcesses
+from tests.sim.processes import SimCluster, SimProcess, SimProcesses, is_candidate
 from tests.sim.world import World
 
 TROUBLE_MS, BOUND_MS = 90_000, 400_000
@@ -42,12 +42,27 @@ class PlacementWorld:
     name = "placement"
     kinds = [*TROUBLES, "slow_process", "start_death", "answer_loss"]
     favourites: Sequence[str] = ("process_crash", "controller_restart")
+    candidates = 0
+    """On so many machines there shall be a process that can be the controller."""
 
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
-        course = _Course(world, faults)
+        course = _Course(world, faults, self.candidates)
         world.play(lambda _: course.run())
         return course.counters
+
+
+class MachinesWorld(PlacementWorld):
+    """The same, and little goes wrong but that machines are cut off for a while, and controllers end.
+
+    While a machine was away nothing there has ended, so nothing of it that nobody else can do may be ended afterwards:
+    at no moment is a bookie ended.
+    """
+
+    name = "machines"
+    kinds = ["machine_cut", "controller_restart"]
+    favourites: Sequence[str] = ("machine_cut",)
+    candidates = 2
 
 
 class PingNet:
@@ -76,7 +91,7 @@ class _Controller:
         self.course = course
         net: Any = PingNet(course.cluster)
         self.ports: Ports = replace(course.world.client(self.name), net=net)
-        self.placement = Placement(course.brokers, self.ports.clock.monotonic())
+        self.placement = Placement(course.brokers, self.ports.clock.monotonic(), candidates=course.candidates)
         processes = SimProcesses(course.cluster, self.name, self.makes)
         self.supervisor = Supervisor(self.ports, Placer(self.ports, processes, self.placement))
         self.entries: list[Running] = []
@@ -129,15 +144,19 @@ class _Controller:
         if waiting != placement.wanted():
             return f"L: {waiting} processes wait, and {placement.wanted()} are wanted"
         for other in cluster.alive():
-            if not placement.knows(other.name):
+            if not placement.knows(other.name) and not is_candidate(other.name):
                 return f"L: {other.name} runs, and is known to nobody"
+        nodes = [process.node for process in cluster.alive() if is_candidate(process.name)]
+        places = dict.fromkeys(cluster.nodes[node].address for node in nodes if node in cluster.nodes)
+        if len(places) < min(self.course.candidates, len(self.course.machines)):
+            return f"L: there are candidates on {list(places)} only"
         return ""
 
 
 class _Course:
     """One run."""
 
-    def __init__(self, world: World, faults: list[Fault]) -> None:
+    def __init__(self, world: World, faults: list[Fault], candidates: int) -> None:
         self.world = world
         self.faults = faults
         self.rng = rng = random.Random(f"course/{world.seed}")
@@ -151,6 +170,7 @@ class _Course:
             *(("topic", share) for share in shares),
             *(("dispatcher", {**share, "subscription": "s"}) for share in shares),
         ]
+        self.candidates = candidates
         self.controllers: list[_Controller] = []
         self.counters = dict.fromkeys(("checked", "made", "controllers"), 0)
         self.nemesis = Nemesis(world, faults)
@@ -197,6 +217,7 @@ class _Course:
     def begin_trouble(self) -> None:
         """From now on things go wrong."""
         trouble = self.cluster.trouble
+        self.cluster.only_cuts = all(fault.kind in MachinesWorld.kinds for fault in self.faults)
         for fault in self.faults:
             if fault.kind == "slow_process":
                 trouble.slow_start, trouble.slow_ms = fault["chance"], fault.whole("most")
@@ -204,7 +225,7 @@ class _Course:
                 trouble.start_fails = fault["chance"]
             elif fault.kind == "answer_loss":
                 trouble.answer_lost = fault["chance"]
-        for kind in TROUBLES:
+        for kind in (*TROUBLES, "machine_cut"):
             self.nemesis.special[kind] = getattr(self, kind)
         self.nemesis.begin()
 
@@ -215,6 +236,8 @@ class _Course:
         self.cluster.trouble = type(self.cluster.trouble)()
         for process in self.cluster.alive():
             self.cluster.thaw(process)
+        for machine in list(self.cluster.cut_off):
+            self.cluster.heal_machine(machine)
         for machine in self.machines:
             if all(node.address != machine for node in self.cluster.nodes.values()):
                 self.add_node(machine)
@@ -260,6 +283,14 @@ class _Course:
             goes(name)
             await self.world.loop.pause(int(rng.random() * fault["down"]))
             self.add_node(machine)
+
+    async def machine_cut(self, fault: Fault, rng: random.Random) -> None:
+        """No controller reaches a machine for a while, on which everything lives."""
+        machine = self.machines[rng.randrange(len(self.machines))]
+        if machine not in self.cluster.cut_off:
+            self.cluster.cut_machine(machine)
+            await self.world.loop.pause(int(rng.random() * fault["length"]))
+            self.cluster.heal_machine(machine)
 
     async def controller_restart(self, fault: Fault, rng: random.Random) -> None:
         """The controller dies, and another one comes."""

@@ -1,0 +1,50 @@
+"""A machine that is cut off for a while: what is left as it is, and what others take over."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.errors import Unavailable
+from tests.actors.placement.site import BOOKIE, OTHER, TOPIC, Site, play
+
+LONG_MS = 60_000
+
+
+def test_what_was_replaced_meanwhile_ends_when_it_is_back() -> None:
+    """It does not know that it was replaced. Its process lives, and its slot comes back to it later."""
+
+    async def scenario(site: Site) -> None:
+        await site.places.inventory()
+        first = await site.places.start("topic", "a", TOPIC)
+        await site.places.start("topic", "b", OTHER)
+        old = site.process("broker-0")
+        machine = site.cluster.nodes[old.node].address
+        site.cluster.cut_machine(machine)
+        assert await site.places.is_away(first)
+        await site.places.stop(first, frozen=True)
+        second = await site.places.start("topic", "c", TOPIC)
+        assert second.partition("/")[0] != old.name
+        site.cluster.heal_machine(machine)
+        await site.world.loop.pause(LONG_MS)
+        assert not old.dead
+        assert "a" not in old.actors
+
+    play(scenario, "m", "elsewhere")
+
+
+def test_a_bookie_is_started_nowhere_else() -> None:
+    """Its disk is on the machine that is away; when that is back the bookie is found as it was."""
+
+    async def scenario(site: Site) -> None:
+        await site.places.inventory()
+        address = await site.places.start("bookie", "a", BOOKIE)
+        machine = site.cluster.nodes[site.process("bookie-0").node].address
+        site.cluster.cut_machine(machine)
+        await site.places.is_away(address)
+        site.controller()
+        with pytest.raises(Unavailable, match="away"):
+            await site.places.start("bookie", "b", BOOKIE)
+        site.cluster.heal_machine(machine)
+        assert await site.places.start("bookie", "c", BOOKIE) == address
+
+    play(scenario, "m", "elsewhere")
