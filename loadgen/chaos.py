@@ -25,13 +25,25 @@ import psutil
 
 from loadgen.broker import BrokerClient
 from loadgen.faults import Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
-from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, HANG, JOIN, KILL_NODE, S3_DOWN, standard_kinds
+from loadgen.kinds import (
+    CONSUMER_KINDS,
+    FLOOD_KINDS,
+    HANG,
+    JOIN,
+    KILL_NODE,
+    MACHINE_KINDS,
+    S3_DOWN,
+    standard_kinds,
+)
+from loadgen.machine_control import control_of_environment
+from loadgen.machine_faults import MachineEpisode, MachineFaults
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
 from loadgen.rolling import Moves, plan_rolling
 from loadgen.slowdowns import Episode
 from loadgen.victims import Victims
 from storage.errors import SluiceError, Unavailable
 
+CONTROLLER = "controller"
 NODE_AWAY_S = 3.0
 """How long a node that was killed stays away before another one joins."""
 LOOK_EVERY = 12
@@ -63,6 +75,12 @@ class ProcessFinder(Protocol):
     def s3(self) -> int:
         """The process that answers at the S3 endpoint."""
 
+    def kinds(self) -> list[str]:
+        """The kinds of faults that the cluster can stand."""
+
+    def machines(self) -> list[str]:
+        """The addresses of all machines."""
+
 
 def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
     """The faults and their times: by the scenario, by time, or by the share of the messages that are delivered."""
@@ -79,7 +97,7 @@ def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
         return plan_by_time(FLOOD_KINDS, every, seconds - every / 2, options.seed)
     kinds = options.faults
     if kinds == [EVERYTHING]:
-        kinds = standard_kinds(nodes=processes.nodes(), s3=options.s3_endpoint_url is not None)
+        kinds = processes.kinds()
     return plan_by_time(kinds, every, seconds, options.seed)
 
 
@@ -108,11 +126,11 @@ class Chaos:
         self._client = client
         self._topic, self._subscription = topic, subscription
         self.moves = Moves()
-        self._s3 = options.s3_endpoint_url
+        self._machines = machine_faults(options)
         self._holding = Victims(client, topic, subscription)
         self._often = options.scenario == ROLLING
         self._done = 0
-        self._episodes: list[Episode] = []
+        self._episodes: list[Episode | MachineEpisode] = []
         self._mending: list[threading.Thread] = []
         self._looking, self._striking = threading.Lock(), threading.Lock()
         self._others: tuple[float, list[str]] = (float("-inf"), [])
@@ -155,7 +173,9 @@ class Chaos:
         return self._holding.until_held if fault.holding else None
 
     def _strike(self, fault: Fault) -> None:
-        if fault.kind == KILL_NODE:
+        if fault.kind in MACHINE_KINDS:
+            self._hit_machine(fault)
+        elif fault.kind == KILL_NODE:
             self._kill_node(fault)
         elif fault.kind == S3_DOWN:
             self._freeze(fault, "s3", self._processes.s3(), {})
@@ -170,6 +190,8 @@ class Chaos:
         for thread in self._mending:
             thread.join()
         self._mending = []
+        if self._machines is not None:
+            self.troubles += self._machines.troubles
         self.look()
 
     def close(self) -> None:
@@ -180,8 +202,7 @@ class Chaos:
     def _hit(self, fault: Fault) -> None:
         action, _, role = fault.kind.partition("-")
         rows = self._processes.actors()
-        host = self._choose(rows, role, fault.lot, fault.target)
-        pid = self._processes.pid(host)
+        host, pid = self._one_here(rows, role, fault)
         lost = self._of_host(rows, host)
         if action == "kill":
             self._note(fault, host, lost)
@@ -189,10 +210,35 @@ class Chaos:
         else:
             self._freeze(fault, host, pid, lost)
 
+    def _one_here(self, rows: list[dict[str, Any]], role: str, fault: Fault) -> tuple[str, int]:
+        """The host that a fault hits, and its process: the next one of this machine, if it is on another one."""
+        elsewhere: list[str] = []
+        while True:
+            try:
+                left = [row for row in rows if _host_of(row) not in elsewhere]
+                host = self._choose(left, role, fault.lot, fault.target)
+            except Unavailable:
+                if elsewhere:
+                    raise LookupError(f"every {role} is on another machine") from None
+                raise
+            try:
+                return host, self._processes.pid(host)
+            except LookupError:
+                if fault.target or role == CONTROLLER:
+                    raise
+                elsewhere.append(host)
+
+    def _hit_machine(self, fault: Fault) -> None:
+        if self._machines is None:
+            raise LookupError("this cluster has no machines that can be cut from each other")
+        machines = self._processes.machines()
+        self._episodes.append(self._machines.begin(fault, machines, lambda who: self._note(fault, who, {})))
+
     def _choose(self, rows: list[dict[str, Any]], role: str, lot: float, target: str = "") -> str:
         """The host of an actor of a role, or of the one that is named; an owner is one of this run's."""
-        if role == "controller":
-            return "controller"
+        if role == CONTROLLER:
+            found = [row for row in rows if row["kind"] == CONTROLLER]
+            return _host_of(found[0]) if found else CONTROLLER
         mine = [row for row in self._of_role(rows, role) if target in ("", row["name"])]
         names = sorted(row["address"] for row in mine if row["address"])
         if not names:
@@ -214,14 +260,14 @@ class Chaos:
             for row in sorted(self._of_role(rows, role), key=lambda row: str(row["name"])):
                 short = f"{label} {row['name'].split('/')[2]}" if label else row["name"].replace("/", " ")
                 found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}")))
-        return [*found, Victim("controller", "controller", ("kill-controller", "freeze-controller"))]
+        return [*found, Victim(CONTROLLER, CONTROLLER, ("kill-controller", "freeze-controller"))]
 
     def _of_everybody(self) -> list[str]:
         """Kinds that choose their victim themselves, and that this cluster can stand."""
         looked, found = self._others
         if time.monotonic() - looked > COUNT_EVERY_S:
-            known = standard_kinds(nodes=self._processes.nodes(), s3=bool(self._s3))
-            found = [kind for kind in (KILL_NODE, S3_DOWN) if kind in known]
+            known = self._processes.kinds()
+            found = [kind for kind in (KILL_NODE, S3_DOWN, *MACHINE_KINDS) if kind in known]
             self._others = (time.monotonic(), found)
         return found
 
@@ -243,7 +289,7 @@ class Chaos:
         if any(thread.is_alive() for thread in self._mending):
             raise LookupError("another node is still being replaced")
         name, pids, another = self._processes.node(fault.lot)
-        hosts = {self._host_of(row) for row in self._processes.actors()}
+        hosts = {_host_of(row) for row in self._processes.actors()}
         lost = {"dispatchers": list[int](), "topics": list[int]()}
         rows = self._processes.actors()
         for host in sorted(hosts - {""}):
@@ -266,15 +312,22 @@ class Chaos:
             # Ray's and the system's errors are many; whatever it was, the run goes on with a node less, and says so.
             self.troubles.append(f"the killed node could not be replaced: {error}")
 
-    def _host_of(self, row: dict[str, Any]) -> str:
-        return str(row["address"].partition("/")[0])
-
     def _note(self, fault: Fault, target: str, lost: dict[str, list[int]]) -> None:
         self.fleet.note({**fault.row, "target": target, **lost})
 
 
+def machine_faults(options: FloodOptions) -> MachineFaults | None:
+    """What can be done to machines, if this process runs on one that was made for that."""
+    control = control_of_environment()
+    if control is None:
+        return None
+    from cluster.bootstrap.nodes import own_address
+
+    return MachineFaults(control, own_address(), urlparse(options.s3_endpoint_url or "").hostname or "")
+
+
 class ClusterProcesses:
-    """The processes of the Ray cluster that this process is attached to; all of them must be on this machine."""
+    """The processes of the Ray cluster that this process is attached to; those on this machine can be hit."""
 
     def __init__(self, client: Any, address: str | None, s3_endpoint_url: str | None = None) -> None:
         self._client = client
@@ -282,19 +335,37 @@ class ClusterProcesses:
         self._s3 = s3_endpoint_url
 
     def actors(self) -> list[dict[str, Any]]:
-        return list(self._client.status()["actors"])
+        told = self._client.status()
+        return [*told["actors"], {"kind": CONTROLLER, "name": CONTROLLER, "address": told["controller"]}]
 
     def pid(self, host: str) -> int:
-        """See ProcessFinder. Raises Unavailable if the host does not say."""
+        """See ProcessFinder. Raises Unavailable if the host does not say, LookupError if it is on another machine."""
         import ray
         from ray.exceptions import RayError
 
         from cluster.bootstrap.environment import NAMESPACE
+        from cluster.bootstrap.process_watch import this_process
 
         try:
-            return int(ray.get(ray.get_actor(host, NAMESPACE).usage.remote(), timeout=_ASK_S)["pid"])
+            place = str(ray.get(ray.get_actor(host, NAMESPACE).process.remote(), timeout=_ASK_S))
         except (RayError, ValueError) as error:
             raise Unavailable(f"{host} does not say its process id: {type(error).__name__}") from error
+        machine, pid, _ = place.split("/")
+        if machine != this_process().partition("/")[0]:
+            raise LookupError(f"{host} is on another machine")
+        return int(pid)
+
+    def kinds(self) -> list[str]:
+        """See ProcessFinder."""
+        if control_of_environment() is not None:
+            return standard_kinds(machines=True)
+        return standard_kinds(nodes=self.nodes(), s3=self._s3 is not None)
+
+    def machines(self) -> list[str]:
+        """See ProcessFinder."""
+        from cluster.bootstrap.nodes import known_nodes
+
+        return sorted({str(node["address"]) for node in known_nodes() if node["alive"]})
 
     def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
         """See ProcessFinder. Spares the head, without which there is no cluster, and what this process hangs on."""
@@ -334,6 +405,10 @@ class ClusterProcesses:
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 return int(connection.pid)
         raise LookupError(f"nobody on this machine listens at the S3 endpoint {self._s3}")
+
+
+def _host_of(row: dict[str, Any]) -> str:
+    return str(row["address"].partition("/")[0])
 
 
 def _store_bytes(command: list[str]) -> int:

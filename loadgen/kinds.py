@@ -34,6 +34,11 @@ RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
 HANG, FREEZE, SLOW = "hang-consumer", "freeze-consumer", "slow-consumer"
 KILL_NODE, S3_DOWN = "kill-node", "s3-down"
 NODES, S3 = "a second node", "an S3 server on this machine"
+CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE = "cut", "cut-one-way", "isolate", "isolate-store"
+SLOW_LINK, LOSSY_LINK, FULL_DISK = "slow-link", "lossy-link", "full-disk"
+MACHINES = "machines that can be cut from each other (loadgen.machines)"
+_AWAY_S = (1.0, 25.0)
+"""How long machines are cut from each other."""
 
 KINDS: dict[str, FaultKind] = {
     kind.name: kind
@@ -56,12 +61,21 @@ KINDS: dict[str, FaultKind] = {
         FaultKind("freeze-controller", "the controller's process is stopped", "pause", "", (0.3, 6.0)),
         FaultKind(KILL_NODE, "a node with all its processes gets SIGKILL; another one joins", "crash", NODES),
         FaultKind(S3_DOWN, "the S3 server answers nobody", "cut_stores", S3, (1.0, 5.0)),
+        FaultKind(CUT, "two machines do not reach each other", "partition", MACHINES, _AWAY_S),
+        FaultKind(CUT_ONE_WAY, "what a machine sends another one does not arrive", "partition", MACHINES, _AWAY_S),
+        FaultKind(ISOLATE, "a machine reaches no other and no store", "machine_cut", MACHINES, _AWAY_S),
+        FaultKind(ISOLATE_STORE, "a machine does not reach the store", "cut_stores", MACHINES, _AWAY_S),
+        FaultKind(SLOW_LINK, "what two machines send each other takes 100 ms longer", "delay", MACHINES, _AWAY_S),
+        FaultKind(LOSSY_LINK, "of what two machines send each other a twentieth is lost", "loss", MACHINES, _AWAY_S),
+        FaultKind(FULL_DISK, "a machine has no room for data", "full_disk", MACHINES, _AWAY_S),
     )
 }
 """Every kind, by name."""
 
 CONSUMER_KINDS = (RESTART, KILL, JOIN, HANG, FREEZE, SLOW)
 """The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
+MACHINE_KINDS = (CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE, SLOW_LINK, LOSSY_LINK, FULL_DISK)
+"""The kinds that are done to machines, or to what is between them (loadgen.machine_faults)."""
 FLOOD_KINDS = (RESTART, KILL, JOIN)
 """What a flood by time or by share does to its consumers in turn."""
 ACT_KINDS = (JOIN, HANG, RESTART, KILL, FREEZE)
@@ -77,7 +91,10 @@ def check_kinds(names: Sequence[str]) -> None:
             raise Invalid(f"there is no fault {name!r}; there are {', '.join(KINDS)}")
 
 
-def standard_kinds(*, nodes: int = 1, s3: bool = False) -> list[str]:
-    """The kinds that a cluster with so many nodes, with or without an S3 server on this machine, can stand."""
-    has = {"": True, NODES: nodes > 1, S3: s3}
+def standard_kinds(*, nodes: int = 1, s3: bool = False, machines: bool = False) -> list[str]:
+    """The kinds that a cluster with so many nodes, with or without an S3 server on this machine, can stand.
+
+    machines: it has some that can be cut from each other.
+    """
+    has = {"": True, NODES: nodes > 1, S3: s3, MACHINES: machines}
     return [kind.name for kind in KINDS.values() if has[kind.needs]]

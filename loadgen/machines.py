@@ -6,14 +6,16 @@ same path on all of them, and is another folder on each; the rest of the file sy
 
 The machines are joined by a router in a namespace of its own, so nothing outside of these namespaces is touched, and
 several runs that use the same addresses at the same time do not meet. The router lets packets vanish in either
-direction (`Network.drop`): as with a cable that is cut, nobody is told. Namespaces need the rights of an administrator:
-`missing` says what is lacking.
+direction (`Network.drop`): as with a cable that is cut, nobody is told. Others it delays, or loses in part
+(`loadgen.relay`). The folder with the data of Sluice can be a file system of its own, which can be filled. Namespaces
+need the rights of an administrator: `missing` says what is lacking.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -25,6 +27,8 @@ from pathlib import Path
 
 import psutil
 
+from loadgen.relay import DEVICE
+
 PREFIX = "sluice"
 NETWORK, ROUTER = "10.77.0", "10.77.255"
 """Of the machines' addresses, and of the router's; they lead nowhere else."""
@@ -32,8 +36,16 @@ END_S = 10.0
 RUN_S = 120.0
 """How long a command may take on a busy machine."""
 COMMANDS = ("ip", "nsenter", "unshare", "mount")
-INIT = 'mount --bind "$1" "$2" && echo ready && read -r _'
+DATA = "sluice-data"
+"""Where Sluice keeps its data, in the home folder."""
+INIT = """
+mount --bind "$1" "$2" || exit
+[ "$3" = 0 ] || { mkdir "$2/$4" && mount -t tmpfs -o "size=$3,mode=700" data "$2/$4"; } || exit
+echo ready && read -r _
+"""
 """The first process of a machine: it collects what ends there, and all others end with it."""
+_TABLE = "77"
+"""The router's table of routes for packets that make a detour."""
 _numbers = itertools.count()
 
 
@@ -141,6 +153,8 @@ class Network:
     hub: str
     machines: list[Machine]
     _dropped: dict[tuple[str, str], None] = field(default_factory=dict)
+    _hampered: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    _relay: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def drop(self, sender: Machine, receiver: Machine) -> None:
         """Let what one machine sends another one vanish on its way; nobody is told."""
@@ -160,28 +174,103 @@ class Network:
             if other is not machine and other not in but:
                 self.cut(machine, other)
 
+    def join(self, one: Machine, other: Machine) -> None:
+        """Let everything through between two machines again, unhampered."""
+        for sender, receiver in ((one.address, other.address), (other.address, one.address)):
+            if (sender, receiver) in self._dropped:
+                _ip("-n", self.hub, "rule", "delete", "from", sender, "to", receiver, "blackhole")
+                del self._dropped[sender, receiver]
+            if (sender, receiver) in self._hampered:
+                del self._hampered[sender, receiver]
+                _ip("-n", self.hub, "rule", "delete", *self._detour(sender, receiver))
+        if self._relay:
+            self._tell_relay()
+
     def heal(self) -> None:
         """Let everything through again."""
-        for sender, receiver in self._dropped:
-            _ip("-n", self.hub, "rule", "delete", "from", sender, "to", receiver, "blackhole")
-        self._dropped.clear()
+        for one, other in itertools.combinations(self.machines, 2):
+            self.join(one, other)
+
+    def hamper(self, one: Machine, other: Machine, *, delay_ms: float = 0.0, loss: float = 0.0) -> None:
+        """Delay what two machines send each other, in each direction, and lose a part of it. Raises OSError."""
+        for sender, receiver in ((one.address, other.address), (other.address, one.address)):
+            new = (sender, receiver) not in self._hampered
+            self._hampered[sender, receiver] = delay_ms, loss
+            self._tell_relay()
+            if new:
+                _ip("-n", self.hub, "rule", "add", *self._detour(sender, receiver))
+
+    def fill(self, machine: Machine) -> None:
+        """Leave no room in the file system with the data of a machine."""
+        machine.try_to_run(
+            ["sh", "-c", f"dd if=/dev/zero of={DATA}/filled bs=1M; dd if=/dev/zero bs=1k >>{DATA}/filled"]
+        )
+
+    def empty(self, machine: Machine) -> None:
+        """Give that room back."""
+        machine.run(["rm", "-f", f"{DATA}/filled"])
+
+    def close(self) -> None:
+        """End what runs beside the machines."""
+        for relay in self._relay:
+            relay.communicate()  # its input ends, and so does it
+        self._relay.clear()
+
+    def _detour(self, sender: str, receiver: str) -> list[str]:
+        port = f"port{sender.rpartition('.')[2]}"
+        return ["iif", port, "from", sender, "to", receiver, "lookup", _TABLE]
+
+    def _tell_relay(self) -> None:
+        if not self._relay:
+            program = [sys.executable, "-m", "loadgen.relay"]
+            self._relay.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", self.hub, *program],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=Path(__file__).parent.parent,
+                )
+            )
+            self._await_relay()
+            _ip("-n", self.hub, "link", "set", DEVICE, "up")
+            _ip("-n", self.hub, "route", "add", "default", "dev", DEVICE, "table", _TABLE)
+        (relay,) = self._relay
+        assert relay.stdin is not None
+        relay.stdin.write(json.dumps([[*pair, *how] for pair, how in self._hampered.items()]) + "\n")
+        relay.stdin.flush()
+        self._await_relay()
+
+    def _await_relay(self) -> None:
+        (relay,) = self._relay
+        assert relay.stdout is not None
+        if relay.stdout.readline() != "ready\n":
+            raise OSError("packets cannot make a detour here: is there a /dev/net/tun?")
 
 
 @contextlib.contextmanager
-def machines(count: int) -> Iterator[Network]:
-    """So many machines on one network; afterwards nothing of them is left: no process, no namespace, no file."""
+def machines(count: int, *, data_bytes: int = 0) -> Iterator[Network]:
+    """So many machines on one network; afterwards nothing of them is left: no process, no namespace, no file.
+
+    data_bytes: the folder with the data of each is a file system of so many bytes, in memory.
+    """
     run = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
     with contextlib.ExitStack() as cleanup:
         home = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="slm-", dir="/tmp"))
         hub = cleanup.enter_context(_namespace(f"{run}-hub"))
-        forwards = ["ip", "netns", "exec", hub, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
+        # What comes back from a detour does not come from where its sender is.
+        settings = "cd /proc/sys/net/ipv4 && echo 1 > ip_forward && echo 0 > conf/all/rp_filter"
+        forwards = ["ip", "netns", "exec", hub, "sh", "-c", f"{settings} && echo 0 > conf/default/rp_filter"]
         subprocess.run(forwards, check=True, capture_output=True)
-        made = [cleanup.enter_context(_machine(run, hub, Path(home), number)) for number in range(1, count + 1)]
-        yield Network(hub, made)
+        numbers = range(1, count + 1)
+        made = [cleanup.enter_context(_machine(run, hub, Path(home), number, data_bytes)) for number in numbers]
+        network = Network(hub, made)
+        cleanup.callback(network.close)
+        yield network
 
 
 @contextlib.contextmanager
-def _machine(run: str, hub: str, home: Path, number: int) -> Iterator[Machine]:
+def _machine(run: str, hub: str, home: Path, number: int, data_bytes: int) -> Iterator[Machine]:
     with (
         tempfile.TemporaryDirectory(prefix=f"{home.name}-", dir=home.parent, ignore_cleanup_errors=True) as folder,
         _namespace(f"{run}-{number}") as name,
@@ -199,7 +288,21 @@ def _machine(run: str, hub: str, home: Path, number: int) -> Iterator[Machine]:
         _ip("-n", name, "route", "add", "default", "via", router, "dev", "eth0", "src", address)
         spaces = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
         init = subprocess.Popen(
-            ["ip", "netns", "exec", name, *spaces, "bash", "-c", INIT, "init", folder, str(home)],
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                *spaces,
+                "bash",
+                "-c",
+                INIT,
+                "init",
+                folder,
+                str(home),
+                str(data_bytes),
+                DATA,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -16,6 +16,7 @@
                 is the unexplained wait. It was on its way when anything was received, by anybody, that the dispatcher
                 had sent after it: so the time that it lay in its receiver's own queue does not count.
     stalls      The longest time in which a partition delivered nothing although it had something to deliver.
+    pauses      The same of each fault and partition, until the next fault, by kind of fault.
 
 Histories are cut by key over Spark's tasks, so everything here can be added up: smallest times by name, largest
 positions, counts in time steps, the worst few.
@@ -23,7 +24,7 @@ positions, counts in time steps, the worst few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -147,6 +148,30 @@ class RecoveryTimes:
         {partition, at_us, length_us}; zeros if there is none. An act that waits for the next one is no stall.
         """
         longest = {"partition": -1, "at_us": 0, "length_us": 0}
+        for partition, begins, steps in self._gaps():
+            worst = int(np.argmax(steps))
+            if steps[worst] * STEP_US > longest["length_us"]:
+                at = span.start + int(begins[worst]) * STEP_US
+                longest = {"partition": partition, "at_us": at, "length_us": int(steps[worst]) * STEP_US}
+        return longest
+
+    def pauses(self, faults: Sequence[Fault], span: Span) -> dict[str, list[int]]:
+        """By kind of fault: of each fault and partition the longest stall that began between it and the next fault.
+
+        Zeros are among them: a partition that never paused. Stalls are as in `stall`.
+        """
+        found: dict[str, list[int]] = {}
+        times = np.array([int(fault["at_us"]) for fault in faults], np.int64)
+        for _, begins, steps in self._gaps() if faults else ():
+            longest = np.zeros(len(times) + 1, np.int64)  # the first one: before any fault
+            # A fault that comes within the step is the reason for what begins with it.
+            np.maximum.at(longest, np.searchsorted(times, span.start + (begins + 1) * STEP_US), steps * STEP_US)
+            for fault, length in zip(faults, longest[1:].tolist(), strict=True):
+                found.setdefault(str(fault["kind"]), []).append(length)
+        return found
+
+    def _gaps(self) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """Of each partition: the first steps of its stalls, and their lengths in steps; shapes (stalls,)."""
         for partition, counts in sorted(self.deliveries.items(), key=lambda one: int(one[0])):
             busy = np.flatnonzero(counts)
             if len(busy) < 2:
@@ -154,12 +179,8 @@ class RecoveryTimes:
             ready = np.cumsum(self.waiting.get(partition, counts)) > 0
             # The first step after each busy one at whose beginning something was ready.
             begins = np.minimum.accumulate(np.where(ready, np.arange(len(ready)), len(ready))[::-1])[::-1] + 1
-            gaps = busy[1:] - begins[busy[:-1]]
-            worst = int(np.argmax(gaps))
-            if gaps[worst] * STEP_US > longest["length_us"]:
-                at = span.start + int(begins[busy[worst]]) * STEP_US
-                longest = {"partition": int(partition), "at_us": at, "length_us": int(gaps[worst]) * STEP_US}
-        return longest
+            begins = begins[busy[:-1]]
+            yield int(partition), begins, np.maximum(busy[1:] - begins, 0)
 
 
 _PLAIN = ("redelivery", "next", "before", "worst", "deliveries", "waiting")
@@ -211,6 +232,7 @@ def tell(recovery: RecoveryTimes, faults: Sequence[Fault], span: Span, start_us:
             "ms": stall["length_us"] / 1000,
             "after": f"{before[-1]['kind']} {before[-1]['target']}" if before and stall["length_us"] else "",
         },
+        "pauses_ms": {kind: _percentiles(times) for kind, times in sorted(recovery.pauses(faults, span).items())},
         "unexplained_hold_ms": _percentiles_of(recovery.unexplained),
         "longest_holds": [
             f"hash {wait['hash']} of partition {wait['partition']} went from {wait['from']} to {wait['to']} at "

@@ -22,6 +22,7 @@ from loadgen.memory import WARM_US, by_role, summarise
 from loadgen.result import BROKEN, OK, Report, percentiles
 
 FEW_FAULTS = 6
+_PAUSES = ("p50", "p99", "max")
 _MEANINGS = {
     "lost": ("Lost", "confirmed, and nobody ever finished it"),
     "stored_twice": ("Stored twice", "one message at two places"),
@@ -308,6 +309,24 @@ def _recovery_rows(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
+def _pause_rows(report: Report) -> list[tuple[str, ...]]:
+    pauses = report.recovery()["pauses_ms"].items()
+    return [
+        (kind, f"{of['count']:,}", *(_short_ms(of[name]) if of[name] else "none" for name in _PAUSES))
+        for kind, of in pauses
+    ]
+
+
+def _pause_table(report: Report) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(kind)}</td>{''.join(f'<td class=number>{escape(value)}</td>' for value in values)}</tr>"
+        for kind, *values in _pause_rows(report)
+    )
+    head = "".join(f"<th class=number>{name}</th>" for name in ("faults and partitions", *_PAUSES))
+    told = '<p class="note">How long a partition delivered nothing, although it could have:</p>'
+    return f"{told}<table><tr><th>after</th>{head}</tr>{rows}</table>" if rows else ""
+
+
 def _recovery_table(report: Report) -> str:
     rows = "".join(
         f'<tr><td>{escape(what)}</td><td class="number">{escape(text)}</td></tr>'
@@ -315,7 +334,7 @@ def _recovery_table(report: Report) -> str:
     )
     holds = "".join(f"<li>{escape(line)}</li>" for line in report.recovery()["longest_holds"])
     longest = f'<p class="note">The longest waits of keys that changed hands:</p><ul>{holds}</ul>' if holds else ""
-    return f"<table>{rows}</table>{longest}"
+    return f"<table>{rows}</table>{longest}{_pause_table(report)}"
 
 
 def _rest_table(report: Report) -> str:
@@ -393,6 +412,10 @@ def summary(report: Report) -> RenderableType:
     parts: list[RenderableType] = [table, Text(), facts]
     if report.faults:
         parts += [Text(), recovery]
+    if len(report.faults) > FEW_FAULTS and (rows := _pause_rows(report)):
+        parts += [Text(), Table("pauses after", "times", *_PAUSES, box=None, padding=(0, 2))]
+        for row in rows:
+            parts[-1].add_row(*row)  # type: ignore[union-attr]
     if report.verdict != OK:
         parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
         parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]

@@ -18,7 +18,7 @@ from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
 from loadgen.faults import FREEZE, Fault, Fleet
 from loadgen.history import HistoryClock
-from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, S3_DOWN
+from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, standard_kinds
 from loadgen.options import FloodOptions
 from loadgen.rolling import HASHES, Moves, plan_rolling
 from loadgen.slowdowns import Episode
@@ -46,11 +46,14 @@ class Processes:
         self.node_pids: list[int] = []
         self.started = 0
         self.pids = dict(PIDS)
+        self.elsewhere: list[str] = []
 
     def actors(self) -> list[dict[str, Any]]:
         return self.rows
 
     def pid(self, host: str) -> int:
+        if host in self.elsewhere:
+            raise LookupError(f"{host} is on another machine")
         if host not in self.pids:
             raise Unavailable(f"{host} does not say its process id")
         return self.pids[host]
@@ -66,6 +69,12 @@ class Processes:
 
     def s3(self) -> int:
         raise LookupError("nobody listens")
+
+    def kinds(self) -> list[str]:
+        return standard_kinds()
+
+    def machines(self) -> list[str]:
+        return ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
 @pytest.fixture
@@ -122,6 +131,24 @@ def test_frozen_owner_goes_on_at_the_end_at_the_latest(chaos: Chaos, signals: li
     chaos.finish()
     assert signals == [(20, signal.SIGSTOP), (20, signal.SIGCONT)]
     assert chaos.fleet.history[0]["lasts_s"] == 3_600
+
+
+def test_a_process_of_another_machine_is_left_alone(
+    chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]
+) -> None:
+    """Its process id is that of somebody else here. Another one of its role is hit, if there is one."""
+    processes.elsewhere = ["broker-0-a", "bookie-0-a"]
+    chaos.inject(Fault("kill-topic", lot=0.0))
+    chaos.inject(Fault("kill-bookie", lot=0.0))
+    assert signals == [(21, signal.SIGKILL)]
+    assert chaos.passed_over == ["kill-bookie: every bookie is on another machine"]
+
+
+def test_the_controller_is_hit_where_it_is(chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]) -> None:
+    processes.rows = [*ROWS, {"kind": "controller", "name": "controller", "address": "controller-7/controller"}]
+    processes.pids["controller-7"] = 77
+    chaos.inject(Fault("kill-controller"))
+    assert signals == [(77, signal.SIGKILL)]
 
 
 def test_victim_that_cannot_be_found_is_passed_over(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
@@ -237,14 +264,14 @@ def test_slowed_process_runs_and_stops_in_turn(child: psutil.Process) -> None:
 
 
 class _Nodes(Processes):
-    def nodes(self) -> int:
-        return 3
+    def kinds(self) -> list[str]:
+        return standard_kinds(nodes=3)
 
 
 def test_plan_follows_the_options() -> None:
     everything = plan(FloodOptions.of(minutes=1, faults="all", seed=1), _Nodes())  # type: ignore[arg-type]
     assert len(everything) == 20
-    assert {fault.kind for fault in everything[: len(KINDS) - 1]} == set(KINDS) - {S3_DOWN}
+    assert {fault.kind for fault in everything} == {*KINDS} - {S3_DOWN, *MACHINE_KINDS}
     some = plan(FloodOptions.of(minutes=1, faults="kill-topic", fault_every_ms=500), _Nodes())  # type: ignore[arg-type]
     assert {fault.kind for fault in some} == {"kill-topic"}
     assert len(some) == 120

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.kinds import CONSUMER_KINDS, FLOOD_KINDS, KILL_NODE, KINDS, S3_DOWN, check_kinds, standard_kinds
+from loadgen.kinds import (
+    CONSUMER_KINDS,
+    FLOOD_KINDS,
+    KILL_NODE,
+    KINDS,
+    MACHINE_KINDS,
+    S3_DOWN,
+    check_kinds,
+    standard_kinds,
+)
 from storage.errors import Invalid
 from tests.sim import faults as simulated
 
@@ -20,7 +29,7 @@ def test_what_ends_a_process_is_a_crash_what_stops_it_a_pause(name: str) -> None
     expected = {"kill": "crash", "freeze": "pause", "restart": "churn", "join": "churn"}
     assert KINDS[name].simulated == expected.get(action, KINDS[name].simulated)
     lasts = KINDS[name].seconds != (0.0, 0.0)
-    assert lasts == (action in ("freeze", "slow") or name == S3_DOWN)
+    assert lasts == (action in ("freeze", "slow") or name == S3_DOWN or name in MACHINE_KINDS)
 
 
 def test_every_kind_says_what_it_means_and_is_known_by_its_name() -> None:
@@ -29,8 +38,8 @@ def test_every_kind_says_what_it_means_and_is_known_by_its_name() -> None:
 
 
 def test_what_a_cluster_can_stand_depends_on_what_it_has() -> None:
-    assert set(KINDS) - set(standard_kinds()) == {KILL_NODE, S3_DOWN}
-    assert set(standard_kinds(nodes=2, s3=True)) == set(KINDS)
+    assert set(KINDS) - set(standard_kinds()) == {KILL_NODE, S3_DOWN, *MACHINE_KINDS}
+    assert set(standard_kinds(nodes=2, s3=True, machines=True)) == set(KINDS)
 
 
 def test_unknown_kind_is_named() -> None:

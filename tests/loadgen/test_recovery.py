@@ -230,6 +230,21 @@ def test_a_stall_is_a_partitions_longest_silence() -> None:
     assert STEP_US == 100_000
 
 
+def test_pauses_belong_to_the_fault_before_them() -> None:
+    """Of each fault and partition one is counted, also none at all."""
+    run = Run()
+    for at in (0, 300, 2_600, 2_700, 3_900, 4_000):
+        run.message("c1", 1, at, at)
+    for at in range(0, 9_000, 100):
+        run.message("c1", 2, at, at, partition=1)
+    faults = [fault("kill-topic", 250), fault("kill-bookie", 2_650), fault("kill-topic", 3_950)]
+    assert run.recover().pauses(faults, SPAN) == {
+        "kill-topic": [2_200 * MS, 0, 0, 0],
+        "kill-bookie": [1_100 * MS, 0],
+    }
+    assert tell(run.recover(), faults, SPAN, START)["pauses_ms"]["kill-bookie"]["max"] == 1_100
+
+
 def test_time_in_which_nothing_was_there_to_deliver_is_no_stall() -> None:
     """An act that is over waits for the next; only from the next act's first message on does anybody wait."""
     run = Run()

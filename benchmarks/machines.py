@@ -1,0 +1,78 @@
+"""What faults of machines cost: chaos on three machines with networks of their own, TLS between them, a store beside.
+
+    .venv/bin/python benchmarks/machines.py [--minutes N] [--every 30s] [--faults A,B] [--rate N] [--seed N] [--small]
+
+The machines are namespaces of this one (`loadgen/machines.py`), prepared as `deploy/README.md` says, and
+`./sluice chaos` is typed on the second one. So a run needs the rights of an administrator, and all machines share the
+processors of this one. Prints one JSON object: the verdict, and of each kind of fault how many pauses there were and
+how long they took: of each fault and partition the longest time in which nothing was delivered, until the next one, its
+heal included. `restarts` is how often processes were replaced, by kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks._arguments import amount, count
+from loadgen.kinds import CUT, CUT_ONE_WAY, ISOLATE
+from loadgen.machines import missing
+from tests.kit.site import Site, prepared, typed
+
+
+def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Type it, and read its report."""
+    (up, status) = site.page.lines("Sluice")
+    typed(site.first, f"{up} --set brokers=3")
+    where = site.others[0]
+    chaos = f"./sluice chaos --minutes {arguments.minutes} --every {arguments.every} --faults {arguments.faults}"
+    chaos += f" --rate {arguments.rate} --seed {arguments.seed} --keys 300 --address {site.address} --json report.json"
+    where.variables.update(site.stores)
+    code, output, errors = where.try_to_run(["bash", "-c", f"exec {chaos}"], 300 + arguments.minutes * 120)
+    print(output[-6_000:], errors[-2_000:], file=sys.stderr)
+    report = json.loads((where.folder / "report.json").read_text())
+    rows = json.loads(typed(where, f"{status} --json").splitlines()[-1])["actors"]
+    restarts: Counter[str] = Counter()
+    for row in rows:
+        restarts[row["kind"]] += int(row["restarts"])
+    return {
+        "command": chaos,
+        "code": code,
+        "verdict": report["verdict"],
+        "reasons": report["reasons"],
+        "messages": report["messages"],
+        "publish_latency_ms": report["publish_latency_ms"],
+        "pauses_ms": report["recovery"]["pauses_ms"],
+        "faults": [
+            {name: fault[name] for name in ("kind", "target", "at_s", "lasts_s") if name in fault}
+            for fault in report["faults"]
+        ],
+        "passed_over": report["recovery"]["passed_over"],
+        "restarts": dict(restarts),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=amount, default=3.0)
+    parser.add_argument("--every", default="40s")
+    parser.add_argument("--faults", default=",".join((ISOLATE, CUT, CUT_ONE_WAY)))
+    parser.add_argument("--rate", type=count, default=300)
+    parser.add_argument("--seed", type=count, default=1)
+    parser.add_argument("--small", action="store_true", help="a minute with one fault, to see that it works")
+    arguments = parser.parse_args()
+    if arguments.small:
+        arguments.minutes, arguments.every, arguments.faults = 1.0, "20s", ISOLATE
+    if (reason := missing()) is not None:
+        raise SystemExit(reason)
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, prepared(Path(folder)) as site:
+        print(json.dumps(measure(site, arguments), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Three machines with Ray, prepared as deploy/README.md says, a store on a fourth one and a client's machine.
+
+The commands come from that page. Names alone are replaced: those of the first machine, of the store, and of the folder
+with the cluster's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from loadgen.machine_control import served
+from loadgen.machines import Machine, Network, machines
+from tests.hygiene.source import ROOT
+from tests.kit.certificates import Authority
+from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
+
+BUCKET = "sluice"
+MAKE_BUCKET = "import boto3, sys; boto3.client('s3', endpoint_url=sys.argv[1]).create_bucket(Bucket=sys.argv[2])"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+PATIENCE_S = 300.0
+"""For one command, on a machine that does much else."""
+DATA_BYTES = 1 << 30
+"""Room for the data of a machine."""
+
+
+class Page:
+    """The part of deploy/README.md about several machines."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        text = (ROOT / "deploy" / "README.md").read_text()
+        text = text[text.index("## 3. ") : text.index("## 4. ")]
+        for name, real in names.items():
+            assert name in text
+            text = text.replace(name, real)
+        parts = text.split("\n### ")[1:]
+        self._parts = {part.partition("\n")[0]: part.partition("\n")[2] for part in parts}
+
+    def lines(self, title: str) -> list[str]:
+        """The commands below a heading, in order."""
+        shown = self._parts[title].partition("```python\n")[0]
+        return [line.strip() for line in shown.splitlines() if line.startswith("    ")]
+
+    def program(self, title: str) -> str:
+        """The program in Python below a heading."""
+        return self._parts[title].partition("```python\n")[2].partition("```")[0]
+
+
+class Site(NamedTuple):
+    """Machines that a person has prepared as the page says, with Ray on three of them. outside: a client's machine."""
+
+    network: Network
+    first: Machine
+    others: list[Machine]
+    outside: Machine
+    page: Page
+    address: str
+    store: str
+
+    @property
+    def all(self) -> list[Machine]:
+        """Those with Ray."""
+        return [self.first, *self.others]
+
+    @property
+    def stores(self) -> dict[str, str]:
+        """Where the cluster keeps what, as variables of whoever has to know it."""
+        return {
+            "SLUICE_METADATA": f"s3://{BUCKET}/metadata",
+            "SLUICE_OBJECTS": f"s3://{BUCKET}/objects",
+            "SLUICE_S3_ENDPOINT_URL": self.store,
+        }
+
+
+def typed(machine: Machine, line: str) -> str:
+    """What a line prints, and what it says beside that, if a person types it in a shell there."""
+    return machine.run(["bash", "-c", f"{{ {line}; }} 2>&1"], PATIENCE_S)
+
+
+def everywhere(where: list[Machine], line: str) -> list[str]:
+    """The same on several machines at once."""
+    begun = [machine.begin(["bash", "-c", line]) for machine in where]
+    ended = [child.communicate(timeout=PATIENCE_S) for child in begun]
+    assert [child.returncode for child in begun] == [0] * len(begun), ended
+    return [output for output, _ in ended]
+
+
+@contextlib.contextmanager
+def prepared(folder: Path) -> Iterator[Site]:
+    """Ray as the page starts it, without Sluice. folder: for what is no machine's."""
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(machines(5, data_bytes=DATA_BYTES))
+        first, second, third, store, outside = network.machines
+        cluster = [first, second, third]
+        stack.enter_context(served(network, cluster))
+        (folder / "authority").mkdir()
+        authority = Authority(folder / "authority")
+        server = S3Server(available_kinds()[0], folder / "s3", store)
+        for machine in (*cluster, outside):
+            machine.variables.update(CREDENTIALS)
+            for name in ("sluice", ".venv", "deploy"):
+                (machine.folder / name).symlink_to(ROOT / name)
+            files = machine.folder / "etc"
+            files.mkdir()
+            shutil.copy(authority.trust, files / "authority.pem")
+            pair = authority.issue(machine.name, address=machine.address)
+            shutil.copy(pair.certificate, files / "node.pem")
+            shutil.copy(pair.key, files / "node.key")
+        server.start()
+        stack.callback(server.kill)
+        first.run([sys.executable, "-c", MAKE_BUCKET, server.endpoint, BUCKET])
+        names = {"10.0.0.1": first.address, "http://s3.example:9000": server.endpoint}
+        page = Page({**names, "/etc/sluice": str(first.home / "etc")})
+        for line in page.lines("Once"):
+            typed(first, line)
+        for machine in cluster[1:]:
+            for name in (".ray/auth_token", "etc/token.key"):
+                (machine.folder / name).parent.mkdir(exist_ok=True)
+                shutil.copy(first.folder / name, machine.folder / name)
+        head, node = page.lines("Ray on each machine")
+        typed(first, head)
+        everywhere(cluster[1:], node)
+        yield Site(network, first, cluster[1:], outside, page, f"{first.address}:6379", server.endpoint)
+
+
+def hosts_of(machine: Machine) -> list[str]:
+    """Titles of the processes that Sluice runs there."""
+    pids = [process.pid for process in machine.processes()]
+    titles = [Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode() for pid in pids]
+    return [title for title in titles if title.startswith("ray::") and "Agent" not in title and "IDLE" not in title]
