@@ -1,9 +1,10 @@
 """Pulsar's commands and metadata as a table of field numbers, and protobuf's message classes made from it.
 
-Only what is read or answered here is in the table. Whatever else a client writes is carried by protobuf as unknown
-fields, so nothing that passes through is lost. Enumerations are plain numbers, keys and properties are bytes (what
-clients in other languages send as text need not be UTF-8), and nothing is required: what must be there is checked where
-it is read. Names are this module's own; the numbers are the protocol's.
+Only what is read or answered here is in the table. Whatever else a client says of a message or a batch is carried by
+protobuf as unknown fields, so nothing that passes through is lost; of a message inside a batch, `Single`, the table has
+every field that Pulsar has. Enumerations are plain numbers, keys and properties are bytes (what clients in other
+languages send as text need not be UTF-8), and nothing is required: what must be there is checked where it is read.
+Names are this module's own; the numbers are the protocol's.
 """
 
 from __future__ import annotations

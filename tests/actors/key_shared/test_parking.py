@@ -283,6 +283,24 @@ def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
     assert stats(new)["msgParked"] == 3
 
 
+def test_what_is_redriven_asks_back_what_follows_it() -> None:
+    """A consumer comes back with a later message of the key, and the key goes on before the next dispatch."""
+    driver = parking()
+    driver.send("k", "k", "k")
+    fail(driver, "1:0")
+    new = taken_over(driver)
+    new.join("b")
+    new.publish("k", "k", "k")
+    new.route()
+    look(new)
+    new.join("c", holding=at("1:1"))
+    redrive(new, "k")
+    assert [show(int(p)) for p in new.dispatch.take_revoked(new.numbers["c"])] == ["1:1"]
+    assert new.route() == {}
+    new.nack("c", "1:1", counted=False)
+    assert sorted(one for each in new.route().values() for one in each) == ["1:0", "1:1", "1:2"]
+
+
 def test_a_delayed_message_of_the_key_is_parked_when_it_is_due() -> None:
     driver = parking()
     driver.send("k", "other")
