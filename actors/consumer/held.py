@@ -63,6 +63,11 @@ class Received:
         return len(self.positions)
 
     @property
+    def size(self) -> int:
+        """About so many bytes the rows have."""
+        return int(self.rows.nbytes)
+
+    @property
     def schema(self) -> pa.Schema:
         """Which columns the rows have."""
         return self.rows.schema
@@ -155,6 +160,14 @@ class Unread(Received):
     @rows.setter
     def rows(self, rows: pa.RecordBatch) -> None:
         self._pieces = ((rows, None),)
+
+    @property
+    def size(self) -> int:
+        """See Received; each row counts as much as the others of its run."""
+        return sum(
+            rows.nbytes if chosen is None else rows.nbytes * len(chosen) // max(rows.num_rows, 1)
+            for rows, chosen in self._pieces
+        )
 
     @property
     def schema(self) -> pa.Schema:

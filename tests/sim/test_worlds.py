@@ -71,7 +71,9 @@ ONCE_FAILED = [
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
 
-OPEN: list[tuple[str, int]] = []
+OPEN = [
+    ("grace", 700016),  # 81 messages are not acknowledged: two sessions of one consumer, of which only one is left
+]
 """Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 
 

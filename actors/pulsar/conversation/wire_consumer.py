@@ -38,6 +38,7 @@ from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.pulsar.conversation.unacked_frames import UnackedFrames
 from actors.pulsar.conversation.wire_reader import LogReader
 from actors.signal import Signal
+from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import NotFound, SluiceError
 from storage.position import entry_of, ledger_of, show
 
@@ -45,6 +46,8 @@ LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
+AHEAD_BYTES = 16 * 1024 * 1024
+"""The same in bytes, by the size of those that came last: a client may read none of them."""
 TAKING_BACK = TakingBack(shown_too=False)
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
@@ -75,6 +78,8 @@ class WireConsumer:
         self._write, self._lost, self._alive = write, lost, alive
         self._sent = UnackedFrames()
         self._unsent: deque[Received] = deque()
+        self._size = MAX_MESSAGE_BYTES
+        """Bytes of one message, by those that came last; the most as long as none came."""
         self._cumulative = -1
         self._waiting = self._choked = self._subscribed = self._ended = False
         self._lookups, self._looked_up = 0, Signal()
@@ -162,7 +167,8 @@ class WireConsumer:
     def _grant(self) -> None:
         """Keep as many messages on their way as the client wants, and one connection may."""
         here = 0 if self._whole is None else self._whole.waiting
-        self._want(min(self.permits, self._gateway.rates.at_once(self.tp.topic, MOST_GRANTED)) - here)
+        most = min(MOST_GRANTED, AHEAD_BYTES // self._size)
+        self._want(min(self.permits, self._gateway.rates.at_once(self.tp.topic, most)) - here)
 
     def _want(self, messages: int) -> None:
         """Set how many messages may be on their way."""
@@ -199,6 +205,8 @@ class WireConsumer:
 
     def _received(self, part: Received) -> None:
         self._unsent.append(part)
+        known = self._size // 2 if self._size < MAX_MESSAGE_BYTES else 0
+        self._size = min(max(part.size // max(len(part), 1), known, 1), MAX_MESSAGE_BYTES)
         self._send()
 
     def _send(self) -> None:

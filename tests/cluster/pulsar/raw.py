@@ -18,21 +18,21 @@ class Raw:
 
     def __init__(self, url: str, address: str = "127.0.0.1") -> None:
         at = "127.0.0.1", int(url.rpartition(":")[2])
-        self._socket = socket.create_connection(at, source_address=(address, 0))
-        self._socket.settimeout(PATIENCE / 1000)
+        self.socket = socket.create_connection(at, source_address=(address, 0))
+        self.socket.settimeout(PATIENCE / 1000)
         self._cutter = Cutter()
         self._frames: list[Any] = []
 
     def send(self, data: bytes) -> None:
         """Bytes, or as many as are taken of them."""
         with contextlib.suppress(OSError):  # it was closed meanwhile, which is what `closed` looks at
-            self._socket.sendall(data)
+            self.socket.sendall(data)
 
     def read(self) -> Any:
         """The next command; None when the connection has ended."""
         while not self._frames:
             try:
-                data = self._socket.recv(65536)
+                data = self.socket.recv(65536)
             except ConnectionError:
                 return None
             if not data:
@@ -52,7 +52,7 @@ class Raw:
         return True
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def __enter__(self) -> Raw:
         return self

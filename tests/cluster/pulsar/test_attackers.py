@@ -83,9 +83,9 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 
 
 @contextmanager
-def attack(url: str, data: Iterator[bytes]) -> Iterator[threading.Event]:
+def attack(raw: Raw, data: Iterator[bytes]) -> Iterator[threading.Event]:
     """Sends all that is taken, and never reads. The event is set when nothing more is taken, or everything was."""
-    one = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    one = raw.socket
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
     one.settimeout(2)
     full = threading.Event()
@@ -135,7 +135,7 @@ def large(server: Client) -> None:
 def test_who_floods_and_reads_nothing_costs_little(server: Client, name: str) -> None:
     """Meanwhile another client connects and publishes."""
     before = resident()
-    with attack(server.pulsar_service_url, flood(FLOODS[name])) as full:
+    with attack(Raw(server.pulsar_service_url), flood(FLOODS[name])) as full:
         client = joined(server)
         producer = client.create_producer("calm")
         for _ in range(20):

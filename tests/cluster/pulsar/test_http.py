@@ -91,7 +91,7 @@ def test_a_request_may_come_in_pieces(server: Client, raw: Raw) -> None:
     for piece in (b"G", b"ET ", f"{path} HTTP/1.1\r\nHost: localhost:1\r\n".encode(), b"Connection: close\r\n\r\n"):
         raw.send(piece)
     data = b""
-    while chunk := raw._socket.recv(65536):
+    while chunk := raw.socket.recv(65536):
         data += chunk
     assert data.startswith(b"HTTP/1.1 200")
     assert server.pulsar_service_url.encode() in data
@@ -110,7 +110,7 @@ def test_a_body_that_no_header_announces(server: Client, raw: Raw, apart: bool) 
     else:
         raw.send(head + body)
     data = b""
-    while chunk := raw._socket.recv(65536):
+    while chunk := raw.socket.recv(65536):
         data += chunk
     assert data.startswith(b"HTTP/1.1 204")
     assert data.count(b"HTTP/1.") == 2
@@ -123,7 +123,7 @@ def test_requests_that_come_at_once_are_answered_in_turn(server: Client, raw: Ra
     put = f"PUT {counts} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n3\r\n\r\n"
     raw.send(f"{put}GET {counts} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     data = b""
-    while chunk := raw._socket.recv(65536):
+    while chunk := raw.socket.recv(65536):
         data += chunk
     assert data.startswith(b"HTTP/1.1 204")
     assert b'{"partitions": 3' in data
