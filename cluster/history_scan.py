@@ -29,7 +29,7 @@ from actors.ledger.record import HistoryPart, LedgerRecord, LedgerState, Partiti
 from actors.names import check_name
 from cluster.log_reader import StoredRange
 from cluster.options import ClusterOptions
-from cluster.stores import is_visible, read_metadata, read_objects
+from cluster.stores import is_visible, object_url, read_metadata, read_objects
 from storage.errors import Corrupt, NotFound
 from storage.history import decode_footer
 from storage.history_columns import PartColumns, Selection
@@ -77,12 +77,25 @@ class StoredPiece:
     part: HistoryPart
 
 
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of a ledger. url: where other programs find it. first_day, last_day: of its messages, since 1970."""
+
+    partition: int
+    ledger: int
+    part: HistoryPart
+    url: str
+    first_day: int
+    last_day: int
+
+
 class HistoryScan:
     """Reads a topic's ledgers in the object store. Small enough to be pickled; every process opens its own stores."""
 
     def __init__(self, urls: StoreUrls, topic: str) -> None:
         self.topic = check_name("topic", topic)
         self._urls = urls
+        self._days: dict[str, tuple[int, int]] = {}
         self.bytes_read = 0
         """Of objects, by this one."""
 
@@ -91,6 +104,7 @@ class HistoryScan:
 
     def __setstate__(self, state: Any) -> None:
         self.topic, self._urls = state
+        self._days = {}
         self.bytes_read = 0
 
     # -- planning ----------------------------------------------------------------------------------------------------
@@ -145,6 +159,31 @@ class HistoryScan:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="footers") as pool:
             kept = list(pool.map(may_hold, pieces))
         return [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
+
+    def objects(self) -> list[StoredObject]:
+        """Every object that the records name, in order, but for those that went meanwhile. Raises as `records` does."""
+        store = read_objects(self._urls.objects, self._urls.endpoint)
+        named = [
+            (number, ledger.id, part)
+            for number, record in self.records().items()
+            for ledger in record.ledgers
+            if ledger.offloaded is not None
+            for part in ledger.offloaded.parts
+        ]
+
+        def look(one: tuple[int, int, HistoryPart]) -> StoredObject | None:
+            number, ledger, part = one
+            url = object_url(store, part.name)
+            days = self._days.get(url)
+            if days is None:
+                try:
+                    days = self._days[url] = _columns(store, part).days()
+                except NotFound:
+                    return None
+            return StoredObject(number, ledger, part, url, *days)
+
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="footers") as pool:
+            return [found for found in pool.map(look, named) if found is not None]
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

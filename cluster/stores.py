@@ -236,6 +236,14 @@ def read_objects(url: str, endpoint: str | None = None) -> ObjectStore:
     return LocalObjects(rest, read_only=True) if scheme == "file" else _objects(url, endpoint)
 
 
+def object_url(store: ObjectStore, name: str) -> str:
+    """Where programs that are not Sluice find an object. Raises Invalid for a store that no other process sees."""
+    url_of = getattr(store, "url_of", None)
+    if url_of is None:
+        raise Invalid("objects in memory are seen by nobody else")
+    return str(url_of(name))
+
+
 def is_visible(url: str) -> bool:
     """Whether this process can see the store that a URL names: one in memory is another process's. Raises Invalid."""
     scheme, rest = _split(url, "file:///path, sqlite:///path, a path, s3://bucket/prefix or memory:")

@@ -40,9 +40,13 @@ class SparkStart:
     messages and judges histories needs none.
     """
 
-    def __init__(self, folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g") -> None:
-        """Begin at once. folder: where Spark may keep its shuffle files, its warehouse and its log."""
-        self._settings = _settings(folder, cores, attempts, memory)
+    def __init__(
+        self, folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g", java: str | None = None
+    ) -> None:
+        """Begin at once. folder: where Spark may keep its shuffle files, its warehouse and its log. java: its options,
+        by default those of a process that lives for a minute.
+        """
+        self._settings = _settings(folder, cores, attempts, memory, _SHORT_LIVED if java is None else java)
         self._others = {process.pid for process in launched()}
         self._log = folder / "spark.log"
         self._context: Any = None
@@ -124,7 +128,7 @@ def session_of(context: Any) -> Any:
     return SparkSession.builder.config(conf=context.getConf()).getOrCreate()
 
 
-def _settings(folder: Path, cores: int, attempts: int, memory: str) -> dict[str, str]:
+def _settings(folder: Path, cores: int, attempts: int, memory: str, java: str) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     _environment()
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -144,7 +148,7 @@ def _settings(folder: Path, cores: int, attempts: int, memory: str) -> dict[str,
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder),
         "spark.driver.extraJavaOptions": (
-            f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder} {_quiet(folder)} {_SHORT_LIVED}"
+            f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder} {_quiet(folder)} {java}"
         ),
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "loadgen.workers",

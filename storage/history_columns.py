@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from storage.errors import Corrupt
 from storage.history import PartFooter
 
+DAY_MS = 86_400_000
 GAP_BYTES = 16 * 1024
 """Columns that lie so close to each other are read with one request, and what is between them too."""
 
@@ -92,9 +93,13 @@ class PartColumns:
             and (wanted.keys is None or any(self._overlap(number, "key", key, key) for key in wanted.keys))
         ]
 
-    def bytes_of(self, number: int, columns: Iterable[str]) -> int:
-        """How many bytes these columns of a row group have."""
-        return sum(stop - start for start, stop in self._extents(number, columns))
+    def days(self) -> tuple[int, int]:
+        """The first and the last day of its messages' publish times, in days since 1970. Raises Corrupt."""
+        known = [self._range(number, "publish_time") for number in range(self._metadata.num_row_groups)]
+        times = [time for ends in known if ends is not None for time in ends]
+        if len(times) < 2 * len(known):
+            raise Corrupt("its footer does not say when its messages were published")
+        return min(times) // DAY_MS, max(times) // DAY_MS
 
     def stop_entry(self, number: int, last: int) -> int:
         """The entry behind a row group, of entries up to `last`."""

@@ -190,6 +190,10 @@ class LocalObjects:
         except OSError as error:
             raise self._unavailable(error) from error
 
+    def url_of(self, name: str) -> str:
+        """Where other programs find an object. Nothing in it is escaped, as these expect it."""
+        return f"file://{self._path(name)}"
+
     def _path(self, name: str) -> Path:
         *folders, last = check_name(name).split("/")
         return self.folder.joinpath(*[part + "+" for part in folders], last)

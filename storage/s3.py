@@ -159,6 +159,10 @@ class S3Objects:
         with self._errors(name, "deleting"), contextlib.suppress(NotFound):
             self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
 
+    def url_of(self, name: str) -> str:
+        """Where other programs find an object."""
+        return f"s3://{self.bucket}/{self._key(name)}"
+
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name) + _END
 

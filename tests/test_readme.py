@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +67,33 @@ def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
 def test_the_history_of_its_page_is_a_table(tmp_path: Path) -> None:
     (example,) = examples("docs/history.md")
     assert run(example, tmp_path).splitlines() == ["read by the broker: 5000", "in tables: 5000 of 10 customers"]
+
+
+@pytest.mark.spark
+def test_the_commands_of_the_history_page_answer(tmp_path: Path) -> None:
+    """From a topic to SQL: what has left and what is still with the broker, and then without a broker."""
+    (block,) = re.findall(r"```shell\n(.*?)```", (ROOT / "docs" / "history.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(block.splitlines()) <= 8
+    sluice = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
+    program = block.replace("./sluice", sluice).replace(f"{sluice} sql", f"{sluice} sql --json")
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            ["sh", "-e", "-c", program],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+    finally:
+        subprocess.run(["sh", "-c", f"{sluice} down"], cwd=tmp_path, env=environ, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert '"customer": "customer-3"' in done.stdout
+    assert done.stdout.count('"orders": 500') >= 10, done.stdout
+    last = json.loads(done.stdout[done.stdout.rindex("[") :])
+    assert 4_000 <= last[0]["orders"] <= 5_000
 
 
 def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:

@@ -1,0 +1,241 @@
+"""An Iceberg table of what a topic has in the object store, for every engine that reads Iceberg.
+
+The table's files are the objects themselves (storage.history): nothing is written twice. It is partitioned by the day
+of the publish time. A file belongs to one day; an object whose messages lie on several is copied, a file for each day.
+The table's order is by publish time, which is that of the log as far as the clocks of the producers agree.
+
+**The table follows the partitions' records** (actors.ledger.record), which alone say what there is. `follow` compares
+the objects that they name with the files of the newest snapshot, and commits the difference at once: files that came
+and files that went, because their ledger was trimmed or its messages were written anew. An object's name is never used
+twice. So whoever was interrupted between two steps, or meets another who follows the same table, compares again, and
+nothing is in the table twice. The summary of a snapshot names the ledgers that came with it and those that went.
+
+A catalog is a SQL database, by default a SQLite file that needs no server, or a REST server. pyiceberg is the extra
+`iceberg`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.types import (
+    BinaryType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    TimestamptzType,
+)
+
+from cluster.history_scan import HistoryScan, StoredObject, StoreUrls
+from storage.errors import Conflict, Invalid, Unavailable
+from storage.history import SCHEMA
+
+NAMESPACE = "sluice"
+ATTEMPTS = 5
+"""So often a commit that lost its race is made anew."""
+LEDGERS, GONE = "sluice.ledgers", "sluice.ledgers-gone"
+"""Properties of a snapshot: PARTITION:LEDGER, divided by spaces."""
+_NO_RETRIES = {"commit.retry.num-retries": "0"}  # a lost race means to compare again, not to commit the same again
+_PLAIN: dict[pa.DataType, IcebergType] = {
+    pa.int64(): LongType(),
+    pa.int32(): IntegerType(),
+    pa.binary(): BinaryType(),
+    pa.string(): StringType(),
+    pa.timestamp("ms", "UTC"): TimestamptzType(),
+}
+
+
+@dataclass(slots=True)
+class TableChange:
+    """What one commit changed; ledgers as PARTITION:LEDGER. snapshot: 0 if there was nothing to commit."""
+
+    snapshot: int = 0
+    added: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+
+
+def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -> Catalog:
+    """The catalog at `sqlite:///FILE`, another SQL database, or `http(s)://HOST`, with tables in `warehouse` (a URL).
+
+    Raises Invalid, Unavailable.
+    """
+    if "://" not in uri:
+        raise Invalid(f"{uri} is no catalog: give sqlite:///FILE or http://HOST:PORT")
+    kind = "rest" if uri.startswith(("http://", "https://")) else "sql"
+    properties = {"type": kind, "uri": uri, "warehouse": warehouse}
+    if s3_endpoint_url:
+        properties["s3.endpoint"] = s3_endpoint_url
+    if uri.startswith("sqlite:///"):
+        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        catalog = load_catalog(NAMESPACE, **properties)
+        with contextlib.suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(NAMESPACE)
+        return catalog
+    except (RESTError, OSError) as error:
+        raise Unavailable(f"the catalog {uri} does not answer: {error}") from error
+
+
+class IcebergTable:
+    """The table of one topic."""
+
+    def __init__(self, catalog: Catalog, urls: StoreUrls, topic: str) -> None:
+        self._catalog, self._scan = catalog, HistoryScan(urls, topic)
+        self.identifier = (NAMESPACE, self._scan.topic)
+
+    def table(self) -> Table:
+        """The table, made if it is missing."""
+        try:
+            return self._catalog.load_table(self.identifier)
+        except NoSuchTableError:
+            schema = iceberg_schema()
+            time = schema.find_field("publish_time").field_id
+            try:
+                return self._catalog.create_table(
+                    self.identifier,
+                    schema,
+                    partition_spec=PartitionSpec(PartitionField(time, 1000, DayTransform(), "publish_day")),
+                    sort_order=SortOrder(SortField(time, IdentityTransform())),
+                    properties={"schema.name-mapping.default": schema.name_mapping.model_dump_json(), **_NO_RETRIES},
+                )
+            except TableAlreadyExistsError:
+                return self._catalog.load_table(self.identifier)
+
+    def follow(self) -> TableChange:
+        """Commit what the records name and the table has not, and the other way round, together.
+
+        Raises NotFound if there is no such topic, Unavailable, Corrupt; Conflict if others commit all the time.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                return self._commit_difference(self.table())
+            except (CommitFailedException, ValidationException):
+                continue  # somebody else committed in between
+            except FileNotFoundError:
+                continue  # an object went away after the records were read
+            except (RESTError, OSError) as error:
+                raise Unavailable(f"the table of {self._scan.topic!r} cannot be reached: {error}") from error
+        raise Conflict(f"others commit to the table of {self._scan.topic!r} all the time; try again")
+
+    def _commit_difference(self, table: Table) -> TableChange:
+        stored = {one.url: one for one in self._scan.objects()}
+        held: dict[str, list[DataFile]] = {}
+        for file in _files_of(table):
+            held.setdefault(_origin_of(table, file.file_path), []).append(file)
+        came = [one for url, one in stored.items() if _name_of(one) not in held and url not in held]
+        known = {*stored, *(_name_of(one) for one in stored.values())}
+        went = [file for origin, files in held.items() if origin not in known for file in files]
+        if not came and not went:
+            return TableChange()
+        change = TableChange(added=_ledgers(came), gone=sorted({_ledger_in(file.file_path) for file in went}))
+        for file in went:
+            if _is_copy(table, file.file_path):  # the objects are their owner's to delete
+                table.io.delete(file.file_path)
+        said = {LEDGERS: " ".join(change.added), GONE: " ".join(change.gone)}
+        with table.transaction() as transaction:
+            snapshots = transaction.update_snapshot({name: text for name, text in said.items() if text})
+            with snapshots.overwrite() if went else snapshots.fast_append() as snapshot:
+                for one in came:
+                    for path in self._files(table, one):
+                        snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
+                for file in went:
+                    snapshot.delete_data_file(file)
+        newest = self._catalog.load_table(self.identifier).current_snapshot()
+        change.snapshot = 0 if newest is None else newest.snapshot_id
+        return change
+
+    def _files(self, table: Table, one: StoredObject) -> Iterator[str]:
+        """The files that hold an object's messages, each of one day: itself, or copies. Raises FileNotFoundError."""
+        if one.first_day == one.last_day:
+            yield one.url
+            return
+        from pyarrow import parquet
+
+        with table.io.new_input(one.url).open() as source:
+            rows = parquet.read_table(source)
+        days = pc.floor_temporal(rows.column("publish_time"), unit="day")
+        for day in pc.unique(days):
+            path = f"{_copies(table)}{_name_of(one)}~{day.as_py():%Y-%m-%d}.parquet"
+            with table.io.new_output(path).create(overwrite=True) as sink:
+                parquet.write_table(rows.filter(pc.equal(days, day)), sink, compression="zstd", store_schema=False)
+            yield path
+
+    def expire(self, older_than: timedelta) -> int:
+        """Forget snapshots that are older, but for the newest; returns how many. Nobody reads them any more."""
+        table = self.table()
+        before = len(table.snapshots())
+        table.maintenance.expire_snapshots().older_than(datetime.now() - older_than).commit()  # it wants local time
+        return before - len(self.table().snapshots())
+
+
+def iceberg_schema() -> Schema:
+    """SCHEMA of storage.history in Iceberg's words. No column is required, so that later files may have fewer."""
+    fields, behind = [], len(SCHEMA)
+    for number, column in enumerate(SCHEMA, 1):
+        kind = _PLAIN.get(column.type)
+        if kind is None:
+            kind = MapType(behind + 1, StringType(), behind + 2, StringType(), value_required=False)
+            behind += 2
+        fields.append(NestedField(number, column.name, kind, required=False))
+    return Schema(*fields)
+
+
+def _files_of(table: Table) -> Iterator[DataFile]:
+    snapshot = table.current_snapshot()
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            yield entry.data_file
+
+
+def _copies(table: Table) -> str:
+    return f"{table.location()}/data/"
+
+
+def _is_copy(table: Table, path: str) -> bool:
+    return path.startswith(_copies(table))
+
+
+def _name_of(one: StoredObject) -> str:
+    """An object's name within its topic, as part of a file name."""
+    return f"{one.partition}+{one.part.name.rpartition('/')[2].removesuffix('.parquet')}"
+
+
+def _origin_of(table: Table, path: str) -> str:
+    """The URL of the object that a file is, or the name of that which it is a copy of."""
+    return path.removeprefix(_copies(table)).partition("~")[0] if _is_copy(table, path) else path
+
+
+def _ledger_in(path: str) -> str:
+    """PARTITION:LEDGER of a file, by its path."""
+    *_, folder, name = path.split("/")
+    partition, plus, own = name.partition("+")
+    return f"{partition}:{int(own.split('-')[0])}" if plus else f"{folder.rstrip('+')}:{int(name.split('-')[0])}"
+
+
+def _ledgers(objects: list[StoredObject]) -> list[str]:
+    return [f"{partition}:{ledger}" for partition, ledger in sorted({(one.partition, one.ledger) for one in objects})]

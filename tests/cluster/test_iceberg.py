@@ -1,0 +1,190 @@
+"""A topic's history as an Iceberg table: the same files, once each, whoever is interrupted or comes second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import cluster
+from cluster.client import Client
+from cluster.history_scan import StoreUrls
+from storage.errors import Conflict, Invalid, NotFound
+from tests.cluster.helpers import eventually
+
+iceberg = pytest.importorskip("cluster.iceberg")
+
+DAY = 86_400_000
+EACH = 40
+"""Messages of a ledger."""
+
+
+class Days:
+    """A topic of ledgers of 40 messages, each of one day unless it is told otherwise, and its table."""
+
+    def __init__(self, client: Client, folder: Path) -> None:
+        self.client, self.folder, self.ledgers = client, folder, 0
+        client.create_topic("orders", 1, roll_entries=EACH, offload_deletion_lag_ms=0)
+        self.producer = client.create_producer("orders", "p")
+
+    def publish(self, *, over_midnight: bool = False) -> None:
+        """A ledger, which leaves for the object store."""
+        numbers = np.arange(self.ledgers * EACH, (self.ledgers + 1) * EACH)
+        times = np.full(EACH, self.ledgers * DAY) + np.arange(EACH)
+        if over_midnight:
+            times[EACH // 2 :] += DAY
+        columns = {
+            "key": [b"k%d" % (number % 4) for number in numbers],
+            "payload": [b"%d" % number for number in numbers],
+            "publish_time": times,
+            "properties": pa.array([[("n", str(number))] for number in numbers], pa.map_(pa.string(), pa.string())),
+        }
+        self.producer.send_batch(pa.table(columns)).result(60)
+        self.ledgers += 1
+        self.client.offload("orders")
+        eventually(self.has_left, lambda: str(self.status()))
+
+    def has_left(self) -> bool:
+        """Whether nothing is on bookies any more."""
+        status = self.status()
+        return not status["asked"] and not status["bookie_bytes"]
+
+    def status(self) -> dict[str, Any]:
+        """How the offloading stands."""
+        return self.client.offload_status("orders")[0]
+
+    def table(self) -> Any:
+        """Opened anew, as by another process."""
+        at = self.folder / "iceberg"
+        catalog = iceberg.open_catalog(f"sqlite:///{at}/catalog.db", f"file://{at}")
+        return iceberg.IcebergTable(catalog, StoreUrls.in_folder(self.folder), "orders")
+
+    def numbers(self, **how: Any) -> list[int]:
+        """The messages of the table, sorted."""
+        rows = self.table().table().scan(**how).to_arrow()
+        return sorted(int(payload) for payload in rows.column("payload").to_pylist())
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Iterator[Days]:
+    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+        yield Days(client, tmp_path / "data")
+
+
+def test_each_offload_is_a_snapshot_that_names_its_ledger(days: Days) -> None:
+    seen = []
+    for _ in range(3):
+        days.publish()
+        change = days.table().follow()
+        assert len(change.added) == 1
+        seen.append(change)
+    assert days.table().follow() == iceberg.TableChange(), "nothing new is no snapshot"
+    assert days.numbers() == list(range(3 * EACH))
+    table = days.table().table()
+    snapshots = table.snapshots()
+    assert [one.summary["sluice.ledgers"] for one in snapshots] == [change.added[0] for change in seen]
+    assert days.numbers(snapshot_id=seen[1].snapshot) == list(range(2 * EACH)), "time travel"
+    files = table.inspect.files()
+    stored = {f"file://{path}" for path in (days.folder / "objects").rglob("*.parquet")}
+    assert set(files.column("file_path").to_pylist()) == stored, "the objects are the files"
+    rows = table.scan(row_filter="publish_time >= '1970-01-02T00:00:00+00:00'").to_arrow()
+    assert rows.num_rows == 2 * EACH
+    assert dict(rows.column("properties")[0].as_py()) == {"n": str(int(rows.column("payload")[0].as_py()))}
+    assert table.spec().fields[0].name == "publish_day"
+    assert len(list(table.scan(row_filter="publish_time < '1970-01-02T00:00:00+00:00'").plan_files())) == 1
+    assert days.table().expire(timedelta(0)) == 2
+    assert days.numbers() == list(range(3 * EACH))
+
+
+def test_an_object_of_two_days_is_a_file_for_each(days: Days) -> None:
+    days.publish(over_midnight=True)
+    days.publish()
+    assert len(days.table().follow().added) == 2
+    table = days.table().table()
+    assert days.numbers() == list(range(2 * EACH))
+    partitions = table.inspect.files().column("file_path").to_pylist()
+    assert len(partitions) == 3
+    early = table.scan(row_filter="publish_time < '1970-01-02T00:00:00+00:00'").to_arrow()
+    assert early.num_rows == EACH // 2
+    assert days.table().follow() == iceberg.TableChange()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_commit_that_was_interrupted_is_done_once(days: Days, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before the catalog has it, or behind."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    days.publish(over_midnight=True)
+    days.publish()
+    commit = SqlCatalog.commit_table
+
+    def dies(self: Any, *arguments: Any) -> Any:
+        if durable:
+            commit(self, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", dies)
+        with pytest.raises(KeyboardInterrupt):
+            days.table().follow()
+    change = days.table().follow()
+    assert len(change.added) == (0 if durable else 2)
+    assert days.numbers() == list(range(2 * EACH))
+    assert len(days.table().table().snapshots()) == 1
+
+
+def test_of_two_who_follow_one_commits(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    days.publish()
+    first, second = days.table(), days.table()
+    commit = type(first._catalog).commit_table
+    overtaken: list[Any] = []
+
+    def late(self: Any, *arguments: Any) -> Any:
+        if not overtaken:
+            overtaken.append(True)
+            overtaken.append(second.follow())
+        return commit(self, *arguments)
+
+    first.table()
+    monkeypatch.setattr(type(first._catalog), "commit_table", late)
+    assert first.follow() == iceberg.TableChange()
+    assert overtaken[1].added == ["0:1"]
+    assert days.numbers() == list(range(EACH))
+
+    def never(self: Any, *arguments: Any) -> Any:
+        raise iceberg.CommitFailedException("planted")
+
+    days.publish()
+    monkeypatch.setattr(type(first._catalog), "commit_table", never)
+    with pytest.raises(Conflict, match="others commit"):
+        first.follow()
+
+
+def test_what_was_trimmed_leaves_the_table(days: Days) -> None:
+    days.publish(over_midnight=True)
+    days.publish()
+    days.table().follow()
+    consumer = days.client.subscribe("orders", "s", initial_position="earliest")
+    for batch in iter(lambda: consumer.receive_batch(timeout_ms=2_000), None):
+        consumer.acknowledge(batch)
+    consumer.wait_acknowledged(30_000)
+    eventually(lambda: not days.client.stored("orders"), "nothing was trimmed")
+    days.publish()
+    change = days.table().follow()
+    assert (change.added, change.gone) == (["0:3"], ["0:1", "0:2"])
+    assert days.numbers() == list(range(2 * EACH, 3 * EACH))
+    copies = list((days.folder / "iceberg").rglob("data/*.parquet"))
+    assert copies == [], "what is erased is not kept in copies"
+
+
+def test_what_is_no_catalog_and_no_topic_is_told(days: Days, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="is no catalog"):
+        iceberg.open_catalog("nothing", f"file://{tmp_path}")
+    catalog = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}")
+    with pytest.raises(NotFound, match="no records of a topic"):
+        iceberg.IcebergTable(catalog, StoreUrls.in_folder(days.folder), "unknown").follow()
