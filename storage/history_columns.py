@@ -114,7 +114,7 @@ class PartColumns:
         entries = self._range(number, "entry")
         whole = entries is not None and first <= entries[0] and entries[1] <= last
         deciding = {*wanted.columns(), *([] if whole else ["entry"])}
-        names = {*columns, *deciding} or {"entry"}
+        names = {*columns} | deciding or {"entry"}
 
         def mask(rows: pa.Table) -> pa.Array | None:
             return _both(wanted.mask(rows), None if whole else _within(rows, first, last))
