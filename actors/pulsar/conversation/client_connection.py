@@ -7,6 +7,7 @@ not offered is refused at once with Pulsar's code, because silence costs a clien
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -30,7 +31,7 @@ from actors.pulsar.codec.vectorized_decoder import read_sends
 from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
-from actors.pulsar.conversation.intake import GREETING_BYTES, TURN, rest
+from actors.pulsar.conversation.intake import GREETING_BYTES, TURN, VECTORIZED_TURN, rest
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import said_name
@@ -81,6 +82,7 @@ class ClientConnection(ClientSession):
         if self.closed:
             return
         self._heard = self.gateway.ports.clock.monotonic()
+        self.gateway.speakers.heard(self, self._heard)
         if not self._sign.is_set():
             self._sign.set()
         try:
@@ -145,17 +147,23 @@ class ClientConnection(ClientSession):
         self.link.resume()
 
     def _turn(self) -> None:
-        """Handle the frames that were read in order, as far as there is room, and neighbouring SENDs together."""
-        left = TURN
+        """Handle the frames that were read in order, as far as there is room, and neighbouring SENDs together.
+
+        While others speak, SENDs take their part of the turn as well.
+        """
+        left, gateway = TURN, self.gateway
+        shared = gateway.speakers.others(self, gateway.ports.clock.monotonic())
+        most = VECTORIZED_TURN if shared else sys.maxsize
         try:
-            while self._read and left and not (self.intake.full or self.closed):
+            while self._read and left > 0 and not (self.intake.full or self.closed):
                 reading = self._read[0]
-                end = reading.sends_from_here(self.gateway.vectorized_from) if self.greeted else reading.at
+                end = reading.sends_from_here(gateway.vectorized_from, most) if self.greeted else reading.at
                 if end > reading.at:
                     self._vectorized(reading, end)
+                    left -= TURN * (shared and reading.at == end)
                 else:
                     frame, reading.at = reading.cut[reading.at], reading.at + 1
-                    left -= self._frame(frame, reading)
+                    left -= max(self._frame(frame, reading), shared)
                 if reading.at == len(reading.cut):
                     self._read.popleft()
         except (MalformedCommand, UnicodeDecodeError) as error:

@@ -30,7 +30,7 @@ from actors.pulsar.conversation.acked_batch_sizes import AckedBatchSizes
 from actors.pulsar.conversation.backlogs import Backlogs
 from actors.pulsar.conversation.clients import ClientIntroduction, clients_here, send_away
 from actors.pulsar.conversation.head_count import HeadCount
-from actors.pulsar.conversation.intake import HeldBytes
+from actors.pulsar.conversation.intake import HeldBytes, Speakers
 from actors.pulsar.conversation.rates import RateLimiter
 from actors.pulsar.conversation.schemas import Schemas
 from actors.pulsar.conversation.topic_names import TopicPartition
@@ -180,7 +180,7 @@ class Gateway:
         """What clients said of the producers and consumers that are connected here."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
-        self.held = HeldBytes()
+        self.held, self.speakers = HeldBytes(), Speakers()
         self.access = AccessControl(ports)
         self.audit: Audit = nowhere
         """Told what clients have done, and what was refused."""

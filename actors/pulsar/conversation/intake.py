@@ -13,9 +13,14 @@ room for what comes of it. Reading stops
 It goes on when there is room again. What was read before it stopped waits, in its order, and commands are taken up in
 turns, so that whoever floods gets a share of the gateway, and not all of it. What a turn costs shows only afterwards,
 in the tasks that it has begun: they make the event loop late for everybody. So a connection rests after a turn, and the
-later the loop was, the longer. Questions cost other actors and threads something as well. So where questions of a
-connection wait for their turn, each that has its answer makes way for the next one after a rest, and the longer it
-took, the longer that is.
+later the loop was, the longer.
+
+SENDs are what a gateway is for. A connection that has the gateway to itself has them taken up as they come, as many
+together as there are. While others speak they are part of a turn: a message of another one then waits for a turn, and
+not for a megabyte of this one's.
+
+Questions cost other actors and threads something as well. So where questions of a connection wait for their turn, each
+that has its answer makes way for the next one after a rest, and the longer it took, the longer that is.
 """
 
 from __future__ import annotations
@@ -41,7 +46,11 @@ BUFFER_BYTES = 128 * 1024 * 1024
 OWN_BYTES = 256 * 1024
 """What a connection may hold of that in any case."""
 TURN = 50
-"""So many frames are taken up one by one before others have their turn."""
+"""So many frames are taken up one by one before others have their turn,"""
+VECTORIZED_TURN = 500
+"""or so many SENDs that are decoded together."""
+SPEAKS_MS = 200
+"""Who has said something within this time is somebody for whom others make room."""
 REST_MS = 1
 """A rest has at least this,"""
 RESTS = 3
@@ -59,6 +68,25 @@ async def rest(clock: Clock, took: int = 0) -> None:
     late = clock.monotonic() - begun - REST_MS
     if (more := RESTS * max(late, took)) > 0:
         await clock.sleep(min(more, MOST_REST_MS))
+
+
+class Speakers:
+    """Whether a connection has the gateway to itself."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+        self._last_at = self._other_at = -SPEAKS_MS
+        """When the last one was heard, and when the last one before it."""
+
+    def heard(self, who: object, now: int) -> None:
+        """It has said something."""
+        if who is not self._last:
+            self._last, self._other_at = who, self._last_at
+        self._last_at = now
+
+    def others(self, who: object, now: int) -> bool:
+        """Whether anybody else has said something lately."""
+        return now - (self._other_at if who is self._last else self._last_at) < SPEAKS_MS
 
 
 class HeldBytes:

@@ -26,8 +26,11 @@ class Reading:
     stretches: deque[tuple[int, int]] | None = None
     """Neighbouring SENDs, number first .. end-1; None before the first look."""
 
-    def sends_from_here(self, least: int) -> int:
-        """The end of the SENDs that begin here, if there are enough and they were not tried before; else `at`."""
+    def sends_from_here(self, least: int, most: int) -> int:
+        """The end of the SENDs that begin here, if there are enough and they were not tried before; else `at`.
+
+        most: so many at once.
+        """
         if len(self.cut) < least:
             return self.at
         if self.stretches is None:
@@ -37,7 +40,11 @@ class Reading:
         while self.stretches and self.stretches[0][0] < self.at:
             self.stretches.popleft()
         if self.stretches and self.stretches[0][0] == self.at:
-            return self.stretches.popleft()[1]
+            first, end = self.stretches.popleft()
+            if end - first - most >= least:
+                self.stretches.appendleft((first + most, end))
+                end = first + most
+            return end
         return self.at
 
     def is_done(self, producer: int) -> bool:

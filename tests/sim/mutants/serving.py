@@ -40,6 +40,14 @@ SERVING: list[Mutant] = [
         test=f"{INTAKE}::test_who_does_not_read_is_not_read",
     ),
     Mutant(
+        name="who floods with sends leaves no room to others",
+        module="actors.pulsar.conversation.intake",
+        old="        return now - (self._other_at if who is self._last else self._last_at) < SPEAKS_MS",
+        new="        return False",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_who_publishes_makes_room_while_others_speak",
+    ),
+    Mutant(
         name="requests under way are not counted",
         module="actors.pulsar.conversation.intake",
         old="        busy = self._requests >= MOST_REQUESTS or ",

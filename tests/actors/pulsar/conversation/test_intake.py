@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from actors.pulsar.codec.frames import U32, encode
-from actors.pulsar.codec.protocol import Schema, command
+from actors.pulsar.codec.frames import U32, encode, encode_message
+from actors.pulsar.codec.protocol import Metadata, Schema, command
+from actors.pulsar.codec.send_decoder import Send
+from actors.pulsar.codec.vectorized_decoder import Sends
 from actors.pulsar.conversation import client_session, intake
 from actors.pulsar.conversation.client_connection import FRAME_MS, KEEP_ALIVE_MS, ClientConnection
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, Gateway
-from actors.pulsar.conversation.intake import GREETING_BYTES, MOST_AT_ONCE, MOST_REQUESTS
+from actors.pulsar.conversation.intake import (
+    GREETING_BYTES,
+    MOST_AT_ONCE,
+    MOST_REQUESTS,
+    SPEAKS_MS,
+    TURN,
+    VECTORIZED_TURN,
+)
+from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.pulsar.conversation.wire_producer import WireProducer
 from actors.signal import Signal
 from storage.errors import Invalid
 from tests.actors.pulsar.test_keep_alive import HELLO, Wire
@@ -134,6 +145,62 @@ def test_who_does_not_read_is_not_read() -> None:
             pongs += wire.said().count("pong")
         assert pongs + wire.said().count("pong") == 5_000
         assert wire.most < 2 * LEAST
+
+    played(scenario)
+
+
+def send(number: int) -> bytes:
+    """A SEND of one message."""
+    metadata = Metadata(producer_name=b"p", sequence_id=number, publish_time=1)
+    asked = command("send", producer_id=1, sequence_id=number, num_messages=1)
+    return encode_message(asked.SerializeToString(), metadata.SerializeToString(), b"x")
+
+
+class Topic:
+    """A producer that counts the SENDs that it is handed, and wants those that were decoded together or does not."""
+
+    ready, closed, place = True, False, TopicPartition("t", 0, -1)
+
+    def __init__(self, takes: bool) -> None:
+        self._takes = takes
+        self.most = self.all = 0
+
+    def takes(self, sends: Sends) -> bool:
+        """See WireProducer."""
+        return self._takes
+
+    def send_vectorized(self, sends: Sends) -> None:
+        """See WireProducer."""
+        self._count(len(sends))
+
+    def send(self, sends: list[Send], size: int) -> None:
+        """See WireProducer."""
+        self._count(len(sends))
+
+    def _count(self, sends: int) -> None:
+        self.most = max(self.most, sends)
+        self.all += sends
+
+
+@pytest.mark.parametrize(("vectorized", "most"), [(True, VECTORIZED_TURN), (False, TURN)])
+def test_who_publishes_makes_room_while_others_speak(vectorized: bool, most: int) -> None:
+    """Alone all that was read is taken up at once; beside another connection no more than a turn, and the rest soon."""
+    sends = b"".join(map(send, range(2_000)))
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        topic = Topic(vectorized)
+        connection.producers[1] = cast(WireProducer, topic)
+        await passes(world, SPEAKS_MS)
+        connection.data(sends)
+        assert (topic.most, topic.all) == (2_000, 2_000)
+        other = ClientConnection(connection.gateway, Slow())
+        other.data(HELLO)
+        await passes(world, 5)
+        topic.most = topic.all = 0
+        connection.data(sends)
+        assert (topic.most, topic.all) == (most, most)
+        await passes(world, SPEAKS_MS)
+        assert topic.all == 2_000
 
     played(scenario)
 
