@@ -52,7 +52,7 @@ async def _cut(ports: Ports, whole: W, blob: Blob, rows: npt.NDArray[np.uint32],
     """The same with these rows alone. It stays whole if they are most of the run, or if its payload cannot be used,
     which the receiver notices.
     """
-    if blob.size < least or len(rows) == whole.count:
+    if blob.size < least or len(rows) == whole.count or len(whole.cut):
         return whole
     payload = await ports.net.fetch(blob)
     if payload is None or payload_crc(payload) != whole.crc:

@@ -31,6 +31,10 @@ _OFFLOAD = {
     "partition": "partition", "offloaded_ledgers": "ledgers there", "offloaded_bytes": "bytes there",
     "bookie_bytes": "bytes on bookies", "ledger": "on its way", "error": "waits for",
 }  # fmt: skip
+_COMPACTION = {
+    "partition": "partition", "messages": "messages", "bytes": "bytes there", "left_bytes": "bytes since then",
+    "error": "waits for",
+}  # fmt: skip
 _PARTITIONS = {
     "partition": "partition", "owner": "owner", "epoch": "epoch", "trimmedBefore": "begins",
     "lastConfirmedEntry": "last confirmed",
@@ -110,6 +114,30 @@ def offload_status(target: Target, again: WatchOption = False) -> None:
     """Show what of a topic is in the object store, and what is on its way there."""
     with target.join() as client:
         watch(again, lambda: show(client.offload_status(target.topic), target.json, _OFFLOAD))
+
+
+@app.command()
+@takes("topic", "json")
+def compact(target: Target, wait: Annotated[bool, typer.Option(help="Wait until it is done.")] = True) -> None:
+    """Keep of each key the last message, for those who read the topic compacted. A message without payload deletes its
+    key. The log stays as it is. Ctrl-C ends the waiting only.
+    """
+    with target.join() as client:
+        rows = client.compact(target.topic)
+        while wait and any(row["asked"] and not row["error"] for row in rows):
+            read, whole = (sum(row[name] for row in rows if row["running"]) for name in ("read_bytes", "all_bytes"))
+            say(f"compacting {target.topic} ... {min(100 * read // max(whole, 1), 99)} %")
+            time.sleep(WATCH_SECONDS)
+            rows = client.compaction_status(target.topic)
+    show(rows, target.json, _COMPACTION)
+
+
+@app.command("compaction-status")
+@takes("topic", "json")
+def compaction_status(target: Target, again: WatchOption = False) -> None:
+    """Show what of a topic is compacted, and what has come since then."""
+    with target.join() as client:
+        watch(again, lambda: show(client.compaction_status(target.topic), target.json, _COMPACTION))
 
 
 @app.command("list")

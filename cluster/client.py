@@ -18,6 +18,7 @@ from actors.consumer.partition import PartitionConsumer
 from actors.directory import Directory
 from actors.messages import (
     AddPartitions,
+    Compact,
     CreateTopic,
     DescribeCluster,
     Explain,
@@ -122,13 +123,23 @@ class Client(StoredMessages):
         """Let closed ledgers of a topic leave for the object store, until at most keep_bytes of each partition are on
         bookies alone. Returns at once what `offload_status` returns; nothing is `asked` any more when it is done.
         """
-        return self._offloading(topic, Offload(keep_bytes=keep_bytes))
+        return self._of_partitions(topic, Offload(keep_bytes=keep_bytes))
+
+    def compact(self, topic: str) -> list[dict[str, Any]]:
+        """Keep of each key of a topic the last message as a table, for who reads it compacted. Returns at once what
+        `compaction_status` returns; nothing is `asked` any more when it is done.
+        """
+        return self._of_partitions(topic, Compact(ask=True))
+
+    def compaction_status(self, topic: str) -> list[dict[str, Any]]:
+        """How the compaction of each partition stands; fields: actors.messages.CompactionStatus."""
+        return self._of_partitions(topic, Compact())
 
     def offload_status(self, topic: str) -> list[dict[str, Any]]:
         """How the offloading of each partition stands; fields: actors.messages.OffloadStatus."""
-        return self._offloading(topic, Offload())
+        return self._of_partitions(topic, Offload())
 
-    def _offloading(self, topic: str, request: Offload) -> list[dict[str, Any]]:
+    def _of_partitions(self, topic: str, request: Offload | Compact) -> list[dict[str, Any]]:
         replies = enumerate(self._ask_owners(check_name("topic", topic), None, request))
         return [{"partition": partition, **msgspec.structs.asdict(reply)} for partition, reply in replies]
 
@@ -250,6 +261,7 @@ class Client(StoredMessages):
         receiver_queue_size: int = 1000,
         key_shared_ranges: list[tuple[int, int]] | None = None,
         priority_level: int = 0,
+        read_compacted: bool = False,
         negative_ack_redelivery_delay_ms: int = 60_000,
         on_ranges: RangesCallback | None = None,
         timeout_ms: int = SUBSCRIBE_TIMEOUT,
@@ -259,8 +271,9 @@ class Client(StoredMessages):
 
         receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
         hash ranges when selector is "sticky". priority_level: 0 is served first, where the type is shared or failover.
-        timeout_ms: how long to try. consumer_name: by which it comes back, with `grace_ms` to its own hashes. Settings:
-        actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
+        read_compacted: of each key the last message alone, as far as the topic was compacted; of type exclusive or
+        failover. timeout_ms: how long to try. consumer_name: by which it comes back, with `grace_ms` to its own hashes.
+        Settings: actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
         """
         topic = check_name("topic", topic)
         check_name("subscription", subscription_name)
@@ -280,6 +293,7 @@ class Client(StoredMessages):
                 queue_size=receiver_queue_size,
                 ranges=key_shared_ranges or (),
                 priority=priority_level,
+                read_compacted=read_compacted,
                 negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
                 on_ranges=on_ranges,
             ),
@@ -321,6 +335,7 @@ class Client(StoredMessages):
                     process=this_process(),
                     priority=options.priority,
                     keep_place=options.named,
+                    read_compacted=options.read_compacted,
                 ),
                 callbacks,
             )

@@ -53,6 +53,7 @@ class ConsumerOptions:
     queue_size: int
     ranges: Sequence[tuple[int, int]] = ()
     priority: int = 0
+    read_compacted: bool = False
     negative_ack_redelivery_delay_ms: int = 60_000
     on_ranges: RangesCallback | None = None
 

@@ -134,6 +134,13 @@ class Cursor:
             self._scatter.setdefault(home, BitMap()).add_range(entry, last + 1)
         self.chain([(home, last), (ledger, None)])
 
+    def pass_over(self, ledger: int, first: int, last: int, kept: npt.NDArray[np.uint32]) -> None:
+        """Entries first .. last of a ledger are done, but for `kept` (ascending): the log was compacted."""
+        gone = BitMap(range(first, last + 1)) - _bitmap(kept)
+        if gone:
+            self._scatter[ledger] = self._scatter.get(ledger, BitMap()) | gone
+            self._advance()
+
     def reset(self, position: int) -> None:
         """Seek: everything before `position` is done, it and everything after is not. The only way back."""
         self._scatter.clear()

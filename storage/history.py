@@ -51,7 +51,7 @@ GROUP_ROWS = 65_536
 PART_BYTES = 32 * 1024 * 1024
 """Payload bytes after which a file ends: what its writer has in hand."""
 _LEVEL = 1
-_MAGIC = b"PAR1"
+MAGIC = b"PAR1"
 
 _TIME = pa.timestamp("ms", "UTC")
 _OPTIONAL = ("ordering_key", "properties", "event_time", "sequence_id", "batch_index", "pulsar")
@@ -98,24 +98,29 @@ class SealedPart:
     headers: list[Header]
 
 
+def parquet_writer(sink: io.BytesIO) -> Any:
+    """Writes tables with SCHEMA, each a row group."""
+    from pyarrow import parquet
+
+    return parquet.ParquetWriter(
+        sink,
+        SCHEMA,
+        compression="zstd",
+        compression_level=_LEVEL,
+        use_dictionary=_REPEATING,
+        write_page_checksum=True,
+        store_schema=False,
+    )
+
+
 class PartWriter:
     """Makes one file. first_run, first_entry: where it begins in its ledger."""
 
     def __init__(self, ledger: int, first_run: int, first_entry: int) -> None:
-        from pyarrow import parquet
-
         self._ledger = ledger
         self._next_run, self._next_entry = first_run, first_entry
         self._sink = io.BytesIO()
-        self._writer = parquet.ParquetWriter(
-            self._sink,
-            SCHEMA,
-            compression="zstd",
-            compression_level=_LEVEL,
-            use_dictionary=_REPEATING,
-            write_page_checksum=True,
-            store_schema=False,
-        )
+        self._writer = parquet_writer(self._sink)
         self._groups: list[RowGroup] = []
         self._headers: list[Header] = []
         self.bytes = 0
@@ -129,8 +134,8 @@ class PartWriter:
                 raise Corrupt(f"run {header.run} does not follow the one before it in ledger {self._ledger}")
             self._next_run, self._next_entry = header.run + 1, header.last_entry + 1
             self._headers.append(header)
-        start = self._sink.tell() if self._groups else len(_MAGIC)
-        table = _table_of(frames)
+        start = self._sink.tell() if self._groups else len(MAGIC)
+        table = rows_of_runs(frames)
         self._writer.write_table(table, row_group_size=table.num_rows)
         written = bytes(self._sink.getbuffer()[start:])
         group = RowGroup(first_run, self._next_run, first_entry, start, len(written), google_crc32c.value(written))
@@ -180,7 +185,7 @@ class GroupRows:
 
     def __init__(self, footer: PartFooter, number: int, table: pa.Table) -> None:
         self._footer, self._group = footer, footer.groups[number]
-        self._rows = _batch_of(table)
+        self._rows = batch_of_table(table)
         self.bytes = int(self._rows.get_total_buffer_size())
 
     def unlike(self, headers: Sequence[Header]) -> list[int]:
@@ -209,15 +214,7 @@ class GroupRows:
         shape, delayed = int(footer.shapes[at]), bool(footer.delayed[at])
         if piece.num_rows != count:
             raise Corrupt(f"run {run} of ledger {footer.ledger} is not whole in the object store")
-        due = pc.fill_null(piece.column("deliver_at").cast(pa.int64()), 0).to_numpy() if delayed else None
-        stored = StoredBatch(
-            pa.RecordBatch.from_arrays(
-                [piece.column(field.name).cast(field.type) for field in schema_of(shape)], schema=schema_of(shape)
-            ),
-            due,
-            piece.column("masked_hash").to_numpy().astype(np.uint32),
-        )
-        made = make_run(stored)
+        made = make_run(stored_batch(piece, schema_of(shape), delayed))
         header = Header(
             ledger=footer.ledger,
             run=run,
@@ -235,34 +232,58 @@ class GroupRows:
         return Frame(header, made.payload)
 
 
+def stored_batch(rows: pa.RecordBatch, schema: pa.Schema, delayed: bool) -> StoredBatch:
+    """Rows with SCHEMA as messages with these columns. delayed: whether any of them may be."""
+    due = pc.fill_null(rows.column("deliver_at").cast(pa.int64()), 0).to_numpy() if delayed else None
+    columns = [rows.column(field.name).cast(field.type) for field in schema]
+    hashes = rows.column("masked_hash").to_numpy().astype(np.uint32)
+    return StoredBatch(pa.RecordBatch.from_arrays(columns, schema=schema), due, hashes)
+
+
 def decode_footer(tail: bytes, size: int, crc: int) -> PartFooter:
     """The footer of a file of `size` bytes. Raises Corrupt if it is not the one with this checksum."""
+    metadata, values = read_footer(tail, crc)
+    try:
+        return PartFooter(metadata, size, values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"the footer cannot be read: {error}") from error
+
+
+def read_footer(tail: bytes, crc: int) -> tuple[Any, dict[str, Any]]:
+    """Parquet's metadata of a file, and what stands in it under METADATA. Raises Corrupt."""
     from pyarrow import parquet
 
     if google_crc32c.value(tail) != crc:
         raise Corrupt("the footer does not fit its checksum")
     try:
-        metadata = parquet.read_metadata(pa.BufferReader(_MAGIC + tail))
+        metadata = parquet.read_metadata(pa.BufferReader(MAGIC + tail))
         packed = zlib.decompress(base64.b64decode(metadata.metadata[METADATA]))
-        values = msgpack.unpackb(packed)
+        values: dict[str, Any] = msgpack.unpackb(packed)
         if values["format"] != FORMAT:
             raise Corrupt(f"a file of the history has format {values['format']}, known is {FORMAT}")
-        return PartFooter(metadata, size, values)
+        return metadata, values
     except (pa.lib.ArrowException, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise Corrupt(f"the footer cannot be read: {error}") from error
 
 
 def decode_group(footer: PartFooter, number: int, data: bytes) -> GroupRows:
     """The rows of a row group, from its bytes. Raises Corrupt if they are not those with its checksum."""
-    from pyarrow import parquet
-
     group = footer.groups[number]
     if len(data) != group.length or google_crc32c.value(data) != group.crc:
         raise Corrupt(f"row group {number} does not fit its checksum")
-    extent = pa.PythonFile(_Extent(data, group.start, footer.size), "r")
+    return GroupRows(footer, number, read_group(footer.metadata, footer.size, number, group.start, data))
+
+
+def read_group(metadata: Any, size: int, number: int, start: int, data: bytes) -> pa.Table:
+    """The rows of a row group whose bytes these are; the file has `size` bytes, and they begin at `start`.
+
+    Raises Corrupt.
+    """
+    from pyarrow import parquet
+
+    extent = pa.PythonFile(_Extent(data, start, size), "r")
     try:
-        table = parquet.ParquetFile(extent, metadata=footer.metadata, pre_buffer=False).read_row_group(number)
-        return GroupRows(footer, number, table)
+        return parquet.ParquetFile(extent, metadata=metadata, pre_buffer=False).read_row_group(number)
     except (pa.lib.ArrowException, OSError, ValueError) as error:
         raise Corrupt(f"row group {number} cannot be read: {error}") from error
 
@@ -281,8 +302,8 @@ def _places(header: Header) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _table_of(frames: Sequence[Frame]) -> pa.Table:
-    """The rows of some runs, with SCHEMA. Raises Corrupt."""
+def rows_of_runs(frames: Sequence[Frame]) -> pa.Table:
+    """The rows of some runs of one ledger that follow one another, with SCHEMA. Raises Corrupt."""
     alike = itertools.groupby(frames, lambda frame: frame.header.shape)
     return pa.concat_tables([_alike(list(group)) for _, group in alike]).combine_chunks()
 
@@ -313,7 +334,7 @@ def _alike(frames: list[Frame]) -> pa.Table:
     return pa.table([column.cast(field.type) for column, field in zip(wanted, SCHEMA, strict=True)], schema=SCHEMA)
 
 
-def _batch_of(table: pa.Table) -> pa.RecordBatch:
+def batch_of_table(table: pa.Table) -> pa.RecordBatch:
     """A table as one batch."""
     columns = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, names=table.schema.names)
@@ -328,7 +349,6 @@ def _packed(groups: Sequence[RowGroup], headers: Sequence[Header]) -> bytes:
         "delayed": np.array([header.delayed for header in headers], np.bool_),
     }
     values = {
-        "format": FORMAT,
         "ledger": headers[0].ledger,
         "groups": [
             (group.first_run, group.stop_run, group.first_entry, group.start, group.length, group.crc)
@@ -337,7 +357,12 @@ def _packed(groups: Sequence[RowGroup], headers: Sequence[Header]) -> bytes:
         "positions": [(header.run, header.positions) for header in headers if header.positions],
         **{name: column.tobytes() for name, column in columns.items()},
     }
-    return base64.b64encode(zlib.compress(msgpack.packb(values)))
+    return pack_metadata(values)
+
+
+def pack_metadata(values: dict[str, Any]) -> bytes:
+    """What stands under METADATA: it can be read without the rows."""
+    return base64.b64encode(zlib.compress(msgpack.packb({"format": FORMAT, **values})))
 
 
 class _Extent(io.RawIOBase):

@@ -14,8 +14,8 @@ from actors.messages import Event, SubscriptionSettings
 class ConsumerConfig:
     """One consumer of a subscription on one partition. settings: of a subscription that is new.
 
-    incarnation: by which it is known from owner to owner. ranges: see messages.Attach, as are process, priority and
-    keep_place. queue_size: messages that may wait here.
+    incarnation: by which it is known from owner to owner. ranges: see messages.Attach, as are process, priority,
+    keep_place and read_compacted. queue_size: messages that may wait here.
     """
 
     topic: str
@@ -29,6 +29,7 @@ class ConsumerConfig:
     process: str = ""
     priority: int = 0
     keep_place: bool = True
+    read_compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ import pyarrow as pa
 from actors.backoff import Backoff
 from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
 from actors.directory import Directory
-from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload
+from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
@@ -85,10 +85,14 @@ class DecodedRun:
 
     def received(self, partition: int, row: int, count: int) -> Received:
         """Rows as they were published, for a reader past every subscription: nobody has to acknowledge them."""
+        if self.held is None:
+            positions = run_positions(self.ledger, self.first_entry + row, count)
+        else:
+            positions = positions_of(self.ledger, self.held[row : row + count])
         return Received(
             rows=self.rows.slice(row, count),
             partition=partition,
-            positions=run_positions(self.ledger, self.first_entry + row, count),
+            positions=positions,
             dispatch=np.zeros(count, np.int64),
             redeliveries=np.zeros(count, np.uint8),
             deliver_at=np.zeros(count, np.int64) if self.due is None else self.due[row : row + count],
@@ -233,6 +237,11 @@ class Payloads:
         if known is not None and known.held is None:
             return known
         return await self._from_topic(ledger, entry, again=False, patience=patience)
+
+    async def sent_along(self, index: RunIndex) -> DecodedRun | None:
+        """A run that came with its index columns, for who reads the log itself; None if it has to be asked for anew."""
+        payload = None if index.blob is None else await self._ports.net.fetch(index.blob)
+        return None if payload is None else _piece(index.ledger, index, owned(payload))
 
     async def _run(self, part: Part, entries: npt.NDArray[np.int64]) -> DecodedRun:
         """The decoded run that holds the first of a part's entries: kept, by the part's handle, or from the topic.
@@ -421,7 +430,7 @@ def _sent(part: Part, payload: memoryview, *, kept: bool) -> DecodedRun | None:
     return _piece(part.ledger, part, payload)
 
 
-def _piece(ledger: int, of: Part | PayloadRead, payload: memoryview) -> DecodedRun | None:
+def _piece(ledger: int, of: Part | PayloadRead | RunIndex, payload: memoryview) -> DecodedRun | None:
     """The run of a payload, or those of its rows that were cut out; None if its checksum does not fit."""
     run = _decode(ledger, of.first_entry, len(of.cut) or of.count, of.delayed, of.shape, of.crc, payload)
     return replace(run, held=of.first_entry + of.cut.astype(np.int64)) if run is not None and len(of.cut) else run

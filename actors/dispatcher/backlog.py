@@ -7,7 +7,7 @@ agree, and the cursor becomes durable.
 from __future__ import annotations
 
 from actors.dispatcher.context import SubscriptionContext
-from storage.position import Positions, ledger_of
+from storage.position import Positions, entries_of, ledger_of, position
 
 
 class Backlog:
@@ -44,6 +44,15 @@ class Backlog:
         """Messages that nobody can read count as done."""
         self._core.acknowledge(positions)
         self._cursor.acknowledge(positions)
+        self._advance()
+
+    def pass_over(self, stretches: list[tuple[int, int, int]], kept: Positions) -> None:
+        """What a compacted log does not have any more counts as done: all of these stretches (ledger, first entry, last
+        entry) but for the positions that are kept, int64, ascending.
+        """
+        for ledger, first, last in stretches:
+            low, high = kept.searchsorted([position(ledger, first), position(ledger, last) + 1])
+            self._cursor.pass_over(ledger, first, last, entries_of(kept[low:high]))
         self._advance()
 
     def skip_to(self, target: int) -> None:

@@ -43,6 +43,8 @@ class Consumers:
     async def attach(self, request: Attach) -> Attached:
         """See messages.Attach. The membership is durable before anything is sent to the consumer."""
         check_name("consumer", request.consumer)
+        if request.read_compacted and (kind := self._state.settings.type) not in ("exclusive", "failover"):
+            raise Invalid(f"a {kind} subscription cannot read a compacted log; exclusive and failover ones can")
         while request.incarnation in self._attaching:
             await self._attaching[request.incarnation].wait(self._ports)
         self._ownership.check_owner()
@@ -95,6 +97,7 @@ class Consumers:
         if self._membership.attach(request.incarnation, number, self._ports.clock.monotonic()):
             self._store.dirty()
         session = self._sessions.open(number, request.consumer, request.incarnation)
+        session.read_compacted = request.read_compacted
         self._leases.identify(session)
         self._wakeups.read.set()
         self._wakeups.route.set()

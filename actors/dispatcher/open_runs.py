@@ -209,6 +209,7 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
         dispatch=dispatch,
         rows=rows,
         redeliveries=redeliveries,
+        cut=run.cut,
         blob=run.blob,
     )
 

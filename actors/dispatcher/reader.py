@@ -23,7 +23,7 @@ from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
 from actors.signal import Signal
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
-from storage.position import ledger_of, position, run_positions
+from storage.position import Positions, entry_of, ledger_of, position, positions_of, run_positions
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT = 2_000
@@ -52,6 +52,8 @@ class Reader:
         """The topic was terminated, and everything in it was read."""
         self.reading = False
         self.generation = self._holds = 0
+        self._table = self._since = -1
+        """Which compacted log was read last, and from where on (messages.ReadIndex)."""
         self._asked: FanOut[None, IndexRead] = FanOut(self._ports, "read")
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
@@ -76,6 +78,7 @@ class Reader:
     def _begin_anew(self) -> None:
         """A read under way becomes void."""
         self.generation += 1
+        self._table = self._since = -1
         self._asked.wake()
 
     async def restore_index(self) -> None:
@@ -173,6 +176,10 @@ class Reader:
         generation = self.generation
         start = self._next()
         request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
+        if self._sessions.read_compacted:
+            request = ReadIndex(
+                start=start, limit=request.limit, wait=READ_WAIT, compacted=True, table=self._table, since=self._since
+            )
         reply = await self._answer(request)
         return reply is None or await self._take(reply, generation, start)
 
@@ -211,6 +218,8 @@ class Reader:
                 self._cursor.chain([(first, None)], complete=True)
             else:
                 self._cursor.trimmed(start, first)
+        if reply.table >= 0 and generation == self.generation:
+            self._pass_over(reply, start)
         for run in reply.runs:
             columns = await self._ports.net.fetch(run.columns)
             if columns is None:
@@ -236,6 +245,22 @@ class Reader:
         self._wakeups.route.set()
         return True
 
+    def _pass_over(self, reply: IndexRead, start: int) -> None:
+        """What a compacted log does not have between the asked position and where to go on is done."""
+        self._table, self._since = reply.table, reply.since
+        home, passed = ledger_of(reply.resume), list(reply.ended)
+        if not passed or passed[-1][0] < home:
+            self._cursor.chain([*passed, (home, None)])
+            passed.append((home, entry_of(reply.resume) - 1))
+        else:
+            self._cursor.chain(list[tuple[int, int | None]](passed))
+        stretches = [(ledger, entry_of(start) if ledger == ledger_of(start) else 0, last) for ledger, last in passed]
+        kept = [_positions_in(run) for run in reply.runs]
+        self._backlog.pass_over(
+            [stretch for stretch in stretches if stretch[1] <= stretch[2]],
+            np.concatenate(kept) if kept else np.empty(0, np.int64),
+        )
+
     async def look(self) -> bool:
         """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
@@ -260,12 +285,12 @@ class Reader:
         first = position(run.ledger, run.first_entry)
         if first + run.count <= self.position:
             return
-        due, hashes = index_columns(columns, run.count, run.delayed)
-        positions = run_positions(run.ledger, run.first_entry, run.count)
+        due, hashes = index_columns(columns, run.rows, run.delayed)
+        positions = _positions_in(run)
         keep = ~self._cursor.is_acknowledged(positions)
         keep &= positions >= self.position
-        self._hot_keys.read(hashes, positions, run.bytes // run.count)
-        waiting = np.zeros(run.count, bool)
+        self._hot_keys.read(hashes, positions, run.bytes // run.rows)
+        waiting = np.zeros(run.rows, bool)
         if due is not None:
             delayed = keep & (due > 0)
             if delayed.any():
@@ -289,6 +314,13 @@ class Reader:
             self._core.append(positions, hashes)
         elif keep.any():
             self._core.append(positions[keep], hashes[keep])
+
+
+def _positions_in(run: RunIndex) -> Positions:
+    """Of the messages that there are of a run."""
+    if not len(run.cut):
+        return run_positions(run.ledger, run.first_entry, run.count)
+    return positions_of(run.ledger, run.first_entry + run.cut.astype(np.int64))
 
 
 def _first_ledger(reply: IndexRead) -> int:

@@ -57,6 +57,8 @@ class Session:
     watch: Task | None = None
     revocation: Revocation | None = None
     knows_end: bool = False
+    read_compacted: bool = False
+    """It wants of each key the last message alone, as far as the topic was compacted."""
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn, which counts once it is `settled`; False if it had arrived before."""
@@ -205,6 +207,11 @@ class Sessions:
     def all(self) -> list[Session]:
         """Every session, oldest first."""
         return list(self._open.values())
+
+    @property
+    def read_compacted(self) -> bool:
+        """Whether there are any, and all want a compacted log."""
+        return self.any() and all(session.read_compacted for session in self._open.values())
 
     def open(self, number: int, name: str, incarnation: str) -> Session:
         """A new session for a consumer that has just got this number."""

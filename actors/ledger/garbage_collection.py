@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from actors.ledger.history_objects import FOLDER, delete_history, history_prefix
+from actors.ledger.history_objects import COMPACTED, FOLDER, compacted_prefix, delete_history, history_prefix
 from actors.ledger.record import unpack_record
 from actors.messages import BookieList, DeleteLedgers, ListLedgers
 from actors.ports import Ports, Unknown
@@ -97,7 +97,8 @@ async def _note(ports: Ports, released: BitMap) -> BitMap:
 async def _forget_objects(ports: Ports, deleted: dict[str, int]) -> list[str]:
     """Delete what deleted partitions have left in the object store. deleted: their last epochs, by prefix."""
     try:
-        folders = {name.rpartition("/")[0] + "/": None for name in await ports.objects.names(FOLDER)}
+        names = [name for folder in (FOLDER, COMPACTED) for name in await ports.objects.names(folder)]
+        folders = {name.rpartition("/")[0] + "/": None for name in names}
         return [
             name for prefix in folders if prefix in deleted
             for name in await delete_history(ports, prefix, deleted[prefix])
@@ -121,5 +122,6 @@ async def _chains(ports: Ports) -> tuple[BitMap, BitMap, dict[str, int]]:
         named.update(ledger.id for ledger in record.ledgers if ledger.fragments)
         released.update(record.released)
         if record.deleted:
-            deleted[history_prefix(record.topic, record.partition)] = record.epoch
+            for prefix in (history_prefix, compacted_prefix):
+                deleted[prefix(record.topic, record.partition)] = record.epoch
     return named, released, deleted

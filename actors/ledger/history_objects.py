@@ -1,6 +1,7 @@
-"""The names of objects with offloaded ledgers, and the end of those whose topic was deleted.
+"""The names of objects with offloaded ledgers and compacted tables, and the end of those whose topic was deleted.
 
     history/<topic>/<partition>/<ledger>-<epoch>-<number>.parquet
+    compacted/<topic>/<partition>/<ledger of the horizon>-<epoch>-<number>.parquet
 
 An owner deletes only what was written under its own epoch or an earlier one: a topic that is made again under the same
 name has higher ones.
@@ -10,13 +11,23 @@ from __future__ import annotations
 
 from actors.ports import Ports
 
-FOLDER = "history/"
+FOLDER, COMPACTED = "history/", "compacted/"
 _NEVER = 1 << 62
 
 
 def history_prefix(topic: str, partition: int) -> str:
     """Where the objects of a partition lie."""
     return f"{FOLDER}{topic}/{partition}/"
+
+
+def compacted_prefix(topic: str, partition: int) -> str:
+    """Where the objects of a partition's compacted table lie."""
+    return f"{COMPACTED}{topic}/{partition}/"
+
+
+def object_name(prefix: str, ledger: int, epoch: int, number: int) -> str:
+    """A name that was never used, if the owner of this epoch never used the number."""
+    return f"{prefix}{ledger:012d}-{epoch:012d}-{number:06d}.parquet"
 
 
 def epoch_of(name: str) -> int:

@@ -59,7 +59,7 @@ class HistoryReader:
         known = self._footers.get(part.name)
         if known is None:
             tail = await self._read(part, part.size - part.footer_bytes, part.footer_bytes)
-            with _naming(part):
+            with naming(part.name):
                 known = self._footers[part.name] = decode_footer(tail, part.size, part.footer_crc)
             if len(self._footers) > FOOTERS:
                 self._footers.popitem(last=False)
@@ -69,7 +69,7 @@ class HistoryReader:
         """A row group, read now. Raises Unavailable, Corrupt."""
         at = footer.groups[number]
         data = await self._read(part, at.start, at.length)
-        with _naming(part):
+        with naming(part.name):
             return await self._ports.work(lambda: decode_group(footer, number, data))
 
     async def _rows(self, part: HistoryPart, footer: PartFooter, number: int) -> GroupRows:
@@ -97,7 +97,7 @@ class HistoryReader:
             self._ports.log("read_ahead_failed", name=part.name, error=str(error))
 
     async def _read(self, part: HistoryPart, start: int, length: int) -> bytes:
-        with _naming(part):
+        with naming(part.name):
             return await attempt(self._ports, lambda: self._ports.objects.get(part.name, start, length))
 
     def forget(self) -> None:
@@ -107,12 +107,12 @@ class HistoryReader:
 
 
 @contextlib.contextmanager
-def _naming(part: HistoryPart) -> Iterator[None]:
+def naming(name: str) -> Iterator[None]:
     """Damage names the object, and so does its absence."""
     try:
         yield
     except (Corrupt, NotFound) as error:
-        raise Corrupt(f"object {part.name}: {error}") from error
+        raise Corrupt(f"object {name}: {error}") from error
 
 
 def _copy_of(ledger: LedgerRecord) -> Offloaded:

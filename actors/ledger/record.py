@@ -26,7 +26,7 @@ from storage.position import EARLIEST, position
 
 FORMAT = 1
 WITH_HISTORY = 2
-"""The format of records with ledgers in the object store, which code that knows only FORMAT must not take for lost."""
+"""The format of records that name objects, which code that knows only FORMAT must not take for lost, or forget."""
 
 
 class LedgerState(StrEnum):
@@ -68,6 +68,45 @@ class Offloaded(msgspec.Struct, frozen=True, array_like=True):
     def part_of(self, run: int) -> HistoryPart:
         """The object that holds a run."""
         return next(part for part in reversed(self.parts) if part.first_run <= run)
+
+
+class CompactedPart(msgspec.Struct, frozen=True, array_like=True):
+    """An object with last messages of keys, which lie at positions first .. last (storage.compacted).
+
+    footer_crc: CRC32C of the last footer_bytes of its size bytes.
+    """
+
+    name: str
+    size: int
+    footer_bytes: int
+    footer_crc: int
+    first: int
+    last: int
+    messages: int
+
+
+class Compacted(msgspec.Struct, frozen=True, array_like=True):
+    """The last message of each key up to `horizon`, in the object store since `at` (ms).
+
+    base: where the log began when it was compacted for the first time. last: of the last message with a payload, -1 for
+    none.
+    """
+
+    base: int
+    horizon: int
+    at: int
+    last: int
+    parts: tuple[CompactedPart, ...]
+
+    @property
+    def messages(self) -> int:
+        """How many it has."""
+        return sum(part.messages for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in the store."""
+        return sum(part.size for part in self.parts)
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,9 +253,10 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     exclusivity: Exclusivity = Exclusivity()
     terminated: bool = False
     highest_ledger: int | None = None
+    compacted: Compacted | None = None
 
     def __post_init__(self) -> None:
-        if self.format == FORMAT and any(ledger.offloaded is not None for ledger in self.ledgers):
+        if self.format == FORMAT and (self.compacted or any(one.offloaded is not None for one in self.ledgers)):
             msgspec.structs.force_setattr(self, "format", WITH_HISTORY)
 
     def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:

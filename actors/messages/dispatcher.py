@@ -35,7 +35,8 @@ class Attach(Request[Attached], kw_only=True):
     unacknowledged positions from before the owner changed, which stay with this consumer. process: where it runs, for
     `ports.Watch`; when that process has ended, nobody waits for the lease. Empty: the lease alone counts. keep_place:
     with `grace_ms`, its hashes may be kept for one of its name, because the name is not one that was made up for it.
-    hands_over_to: as in HandOver, said in this session or an earlier one.
+    hands_over_to: as in HandOver, said in this session or an earlier one. read_compacted: of each key it wants the last
+    message alone, as far as the topic was compacted; on an exclusive or failover subscription, where all want the same.
     """
 
     reply: ClassVar[type[Reply]] = Attached
@@ -47,6 +48,7 @@ class Attach(Request[Attached], kw_only=True):
     process: Annotated[str, Meta(max_length=512)] = ""
     keep_place: bool = True
     hands_over_to: Annotated[str, Meta(max_length=512)] = ""
+    read_compacted: bool = False
 
 
 class Part(msgspec.Struct, kw_only=True):

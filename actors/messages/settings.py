@@ -34,6 +34,8 @@ class TopicSettings(msgspec.Struct, kw_only=True):
     """So do ledgers that were closed so long ago; -1: none does."""
     offload_deletion_lag_ms: int = 4 * 3600 * 1000
     """The bookies keep what is in the object store for so long."""
+    compaction_threshold_bytes: int = 0
+    """A partition is compacted when so many bytes have come since the last time; 0: never by itself."""
     max_delay_ms: int = 0
     deduplication_enabled: bool = False
     """Of Pulsar's clients: a message that a producer of the same name sent before is stored once, by its sequence id.
@@ -124,6 +126,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "offload_threshold_bytes": (-1, _BYTES),
     "offload_threshold_seconds": (-1, _YEARS // 1000),
     "offload_deletion_lag_ms": (0, _YEARS),
+    "compaction_threshold_bytes": (0, _BYTES),
     "max_delay_ms": (0, _YEARS),
     "replica_points": (1, 1_000),
     "max_unacked_messages_per_consumer": (0, _MANY),

@@ -153,7 +153,8 @@ class RunIndex(msgspec.Struct, kw_only=True):
     """The index columns of one confirmed run, as the dispatcher sees it; the payload only by handle.
 
     columns: the frame's columns section. blob: the payload (columns and body): by handle, or here if it is small.
-    bytes: length of the whole payload.
+    bytes: length of the whole payload. cut: of a compacted log, the rows of the run that are left (uint32, ascending);
+    columns and blob hold these alone. Empty: it is whole.
     """
 
     ledger: int
@@ -165,13 +166,21 @@ class RunIndex(msgspec.Struct, kw_only=True):
     bytes: int
     columns: Blob
     blob: Blob | None = None
+    cut: np.ndarray = msgspec.field(default_factory=no_rows)
+
+    @property
+    def rows(self) -> int:
+        """How many messages of it there are."""
+        return len(self.cut) or self.count
 
 
 class IndexRead(Reply, kw_only=True):
     """Confirmed runs in order. resume: where the next read starts. ended: (ledger, last entry) of closed ledgers
     that lie wholly before `resume`, so that a cursor can step over their ends. last_confirmed: end of the topic.
     lost: (ledger, first entry, count) of runs in between that were given up because nobody can read them. ends: the
-    topic was terminated, and there is nothing from `resume` on, for good.
+    topic was terminated, and there is nothing from `resume` on, for good. table: this is of a compacted log, and what
+    is not here between `start` and `resume` does not count any more; -1: it is of the log itself. table, since: to be
+    repeated with the next question.
     """
 
     runs: list[RunIndex]
@@ -180,6 +189,8 @@ class IndexRead(Reply, kw_only=True):
     last_confirmed: int = -1
     lost: list[tuple[int, int, int]] = []
     ends: bool = False
+    table: int = -1
+    since: int = -1
 
 
 class ReadIndex(Request[IndexRead], kw_only=True):
@@ -187,6 +198,8 @@ class ReadIndex(Request[IndexRead], kw_only=True):
 
     With nothing there yet, waits up to `wait` ms for a publish, or for the topic to be terminated. Nothing above the
     last confirmed entry is shown.
+    compacted: of each key the last message alone, as far as the log was compacted. table, since: as in the last answer,
+    from whose `resume` on this goes on; who begins, or was elsewhere, says nothing.
     """
 
     reply: ClassVar[type[Reply]] = IndexRead
@@ -194,6 +207,9 @@ class ReadIndex(Request[IndexRead], kw_only=True):
     limit: int
     wait: int = 0
     max_bytes: int = 5 * 1024 * 1024
+    compacted: bool = False
+    table: int = -1
+    since: int = -1
 
 
 class PayloadRead(Reply, kw_only=True):
@@ -248,13 +264,15 @@ class ReadRowIndex(Request[RowIndex], kw_only=True):
 class Ends(Reply, kw_only=True):
     """first: position of the oldest kept entry. last: of the last confirmed one; -1 if there is none.
 
-    ledgers: (id, last entry) of every kept ledger in order; the last entry is None while the ledger is open.
+    ledgers: (id, last entry) of every kept ledger in order; the last entry is None while the ledger is open. compacted:
+    `last` is of the compacted log.
     """
 
     first: int
     last: int
     next: int
     ledgers: list[tuple[int, int | None]] = []
+    compacted: bool = False
 
     def last_entries(self) -> dict[int, int]:
         """The last confirmed entry of each kept ledger, by its id, in order; -1 for one that is empty."""
@@ -271,10 +289,13 @@ class Terminate(Request[Ends]):
     reply: ClassVar[type[Reply]] = Ends
 
 
-class ReadEnds(Request[Ends]):
-    """Where the topic begins and ends, for initial positions and seeks."""
+class ReadEnds(Request[Ends], kw_only=True):
+    """Where the topic begins and ends, for initial positions and seeks. compacted: `last` is that of who reads the
+    compacted log.
+    """
 
     reply: ClassVar[type[Reply]] = Ends
+    compacted: bool = False
 
 
 class BacklogSize(Reply, kw_only=True):
@@ -385,6 +406,37 @@ class Offload(Request[OffloadStatus], kw_only=True):
     reply: ClassVar[type[Reply]] = OffloadStatus
     keep_bytes: int = -1
     before: int = -1
+
+
+class CompactionStatus(Reply, kw_only=True):
+    """How the compaction of a partition stands.
+
+    running: it is being done; read_bytes of all_bytes are read, most of them twice. asked: an operator's request is not
+    done. done: it was done, at some time. error: why the last try failed. horizon: up to here the log is compacted, -1
+    if nothing is; at: since when (ms). messages, bytes: of the table. left_bytes: payload in the log behind it.
+    """
+
+    running: bool = False
+    read_bytes: int = 0
+    all_bytes: int = 0
+    asked: bool = False
+    done: bool = False
+    error: str = ""
+    horizon: int = -1
+    at: int = 0
+    messages: int = 0
+    bytes: int = 0
+    left_bytes: int = 0
+
+
+class Compact(Request[CompactionStatus], kw_only=True):
+    """Find the last message of each key, up to what is confirmed now, and keep these as a table; ask: else only tell.
+
+    Answered at once; ask again to see it finish.
+    """
+
+    reply: ClassVar[type[Reply]] = CompactionStatus
+    ask: bool = False
 
 
 class AcceptLoss(Request[Text], kw_only=True):

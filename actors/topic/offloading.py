@@ -22,13 +22,14 @@ from dataclasses import dataclass
 import msgspec
 
 from actors.ledger.fan_out import together
-from actors.ledger.history_objects import delete_history, epoch_of, history_prefix
+from actors.ledger.history_objects import history_prefix
 from actors.ledger.record import HistoryPart, LedgerRecord, LedgerState, Offloaded, PartitionRecord
 from actors.messages import Offload, OffloadStatus, TopicSettings
 from actors.ports import Ports
-from actors.store_attempts import REFUSALS, attempt
+from actors.store_attempts import REFUSALS
 from actors.topic.log import PartitionLog
-from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
+from actors.topic.stored_objects import StoredObjects
+from storage.errors import Corrupt, Fenced, NotFound, SluiceError
 from storage.frame import Frame
 from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart, same_rows
 from storage.position import position
@@ -36,8 +37,6 @@ from storage.position import position
 READ_AT_ONCE = 8
 """Runs that are read from bookies at a time."""
 RETRY_MS = 30_000
-COLLECT_MS = 3_600_000
-"""So often an owner looks for objects that no record names: what an earlier one had under way may land at any time."""
 NEVER = -1
 
 
@@ -92,11 +91,8 @@ class Offloading:
 
     def __init__(self, ports: Ports, log: PartitionLog, topic: str, partition: int) -> None:
         self._ports, self._log = ports, log
-        self._prefix = history_prefix(topic, partition)
-        self._numbers = 0
+        self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects)
         self._not_before = 0
-        self._collect_at = 0
-        self._unwanted: list[str] = []
         self._asked = {"keep_bytes": NEVER, "before": NEVER}
         """What operators want, until it is done."""
         self.state = OffloadState()
@@ -138,11 +134,11 @@ class Offloading:
         if self._ports.clock.monotonic() < self._not_before:
             return False
         return bool(
-            self._unwanted
+            self.objects.any_unwanted
             or self.wanted
             or offloadable(record, settings, now)
             or forgettable(record, settings.offload_deletion_lag_ms, now)
-            or (self._ports.clock.monotonic() >= self._collect_at and self.may_have_left_objects(settings))
+            or (self.objects.collection_due() and self.may_have_left_objects(settings))
         )
 
     def may_have_left_objects(self, settings: TopicSettings) -> bool:
@@ -156,7 +152,7 @@ class Offloading:
         Raises Fenced. What fails is told in `state` and tried again.
         """
         try:
-            await self._clean_up()
+            await self.objects.clean_up()
             asked = dict(self._asked)
             for ledger_id in offloadable(self._log.record, settings, self._ports.clock.now(), **asked):
                 ledger = self._log.record.ledger(ledger_id)
@@ -196,7 +192,7 @@ class Offloading:
         try:
             await self._write(ledger, parts)
         except SluiceError:
-            self._unwanted += [part.name for part in parts]
+            self.objects.unwanted(part.name for part in parts)
             raise
 
         def change(record: PartitionRecord) -> PartitionRecord:
@@ -211,7 +207,7 @@ class Offloading:
         self._log.wake()
         newest = self._log.record.ledger(ledger.id)
         if newest is None or newest.offloaded is None or newest.offloaded.parts != tuple(parts):
-            self._unwanted += [part.name for part in parts]
+            self.objects.unwanted(part.name for part in parts)
         self._ports.log("offloaded", ledger=ledger.id, runs=ledger.last_run + 1, objects=len(parts))
 
     async def _write(self, ledger: LedgerRecord, parts: list[HistoryPart]) -> None:
@@ -221,7 +217,7 @@ class Offloading:
             sealed = await self._sealed(ledger, run, entry)
             part = self._named(ledger, sealed, run, entry)
             parts.append(part)
-            await self._put(part, sealed)
+            await self.objects.put(part.name, sealed.data)
             await self._compare(ledger, part, sealed)
             run, entry = sealed.headers[-1].run + 1, sealed.headers[-1].last_entry + 1
         if entry != ledger.last_entry + 1:
@@ -251,25 +247,8 @@ class Offloading:
 
     def _named(self, ledger: LedgerRecord, sealed: SealedPart, run: int, entry: int) -> HistoryPart:
         """A file under a name that was never used."""
-        self._numbers += 1
-        name = f"{self._prefix}{ledger.id:012d}-{self._log.epoch:012d}-{self._numbers:06d}.parquet"
+        name = self.objects.new_name(ledger.id)
         return HistoryPart(name, len(sealed.data), sealed.footer_bytes, sealed.footer_crc, run, entry)
-
-    async def _put(self, part: HistoryPart, sealed: SealedPart) -> None:
-        """Put a file into the store. What is there is compared afterwards, whatever was answered."""
-        unclear = False
-
-        async def put() -> None:
-            nonlocal unclear
-            try:
-                created = await self._ports.objects.put(part.name, sealed.data)
-            except Unavailable:
-                unclear = True
-                raise
-            if not created and not unclear:
-                raise Corrupt(f"there is an object {part.name} already")
-
-        await attempt(self._ports, put)
 
     async def _compare(self, ledger: LedgerRecord, part: HistoryPart, sealed: SealedPart) -> None:
         """Read a file back and hold each of its runs against the ledger's checksums. Raises Corrupt, NotFound."""
@@ -289,31 +268,9 @@ class Offloading:
 
     # -- what no record names ----------------------------------------------------------------------------------------
 
+    def _named_objects(self) -> set[str]:
+        return {part.name for one in self._log.record.ledgers if one.offloaded for part in one.offloaded.parts}
+
     def unwanted(self, ledgers: Sequence[LedgerRecord]) -> None:
         """These ledgers have left the record: their objects are to be deleted."""
-        self._unwanted += [part.name for one in ledgers if one.offloaded is not None for part in one.offloaded.parts]
-
-    async def _clean_up(self) -> None:
-        """Delete objects of trimmed ledgers, and now and then whatever else the record does not name."""
-        while self._unwanted:
-            name = self._unwanted[-1]
-            await attempt(self._ports, lambda: self._ports.objects.delete(name))  # noqa: B023
-            self._unwanted.pop()
-        if self._ports.clock.monotonic() < self._collect_at:
-            return
-        names = await attempt(self._ports, lambda: self._ports.objects.names(self._prefix))
-        # Whether this is still the owner is asked after the list was made: what a newer one names is not ours to judge.
-        await self._log.metadata.verify()
-        named = {part.name for one in self._log.record.ledgers if one.offloaded for part in one.offloaded.parts}
-        for name in names:
-            if name not in named and epoch_of(name) <= self._log.epoch:
-                await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
-                self._ports.log("history_collected", name=name)
-        self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
-
-    async def delete_all(self) -> None:
-        """The topic was deleted: nothing is named any more. What cannot be deleted now the garbage collection finds."""
-        try:
-            await delete_history(self._ports, self._prefix, self._log.epoch)
-        except SluiceError as error:
-            self._ports.log("history_left", error=str(error))
+        self.objects.unwanted(part.name for one in ledgers if one.offloaded is not None for part in one.offloaded.parts)

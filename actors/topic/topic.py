@@ -31,6 +31,8 @@ from actors.messages import (
     Closed,
     CloseIdle,
     CloseProducer,
+    Compact,
+    CompactionStatus,
     DeleteTopic,
     Done,
     Ends,
@@ -65,13 +67,15 @@ from actors.ports import Ports
 from actors.shared_future import SharedFuture
 from actors.signal import Signal
 from actors.topic.admission import Admission
+from actors.topic.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
+from actors.topic.compacted_reads import CompactedReads
 from actors.topic.log import PartitionLog
 from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from actors.topic.reads import LogReads
 from actors.topic.resources import ProcessResources
 from actors.topic.result_intake import ResultIntake
 from actors.topic.results import check_results
-from actors.topic.stats import backlog_bytes, bytes_behind, describe, describe_loss, first_waiting, weighs_at_most
+from actors.topic.stats import describe, describe_loss
 from actors.topic.termination import Termination
 from actors.topic.unreadable import ALARM_MS, GivingUp
 from actors.topic.upkeep import Upkeep
@@ -118,6 +122,7 @@ class Topic(Actor):
         self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
         self._giving_up = GivingUp(ports, known, self._log)
         self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)
+        self._compacted = CompactedReads(ports, self._log, self._upkeep.compaction.reader)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._serving = Signal()
@@ -147,6 +152,7 @@ class Topic(Actor):
     def release(self) -> None:
         self._log.tail.close()
         self._log.reader.history.forget()
+        self._upkeep.compaction.reader.forget()
         self._reads.close()
 
     def _gone(self) -> str:
@@ -376,6 +382,9 @@ class Topic(Actor):
         await self._ready()
         until, terminated = self.ports.clock.monotonic() + request.wait, self._termination.done
         while True:
+            if request.compacted and (compacted := await self._compacted.index(request)) is not None:
+                await self._ready()
+                return compacted
             reply = await self._reads.index(request)
             await self._ready()
             reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
@@ -388,7 +397,12 @@ class Topic(Actor):
     async def on_read_payload(self, request: ReadPayload) -> PayloadRead:
         """The run that contains an entry."""
         await self._ready()
-        reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
+        try:
+            reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
+        except NotFound:
+            if (compacted := await self._compacted.payload(request.ledger, request.entry)) is None:
+                raise
+            return compacted
         reply.ahead = await self._reads.ahead(request.ledger, request.ahead)
         if not (least := request.rows_from):
             return reply
@@ -403,7 +417,8 @@ class Topic(Actor):
     async def on_read_ends(self, request: ReadEnds) -> Ends:
         """Where the topic begins and ends."""
         await self._ready()
-        return self._reads.ends()
+        ends = self._reads.ends()
+        return self._compacted.ends(ends) if request.compacted else ends
 
     async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:
         await self._ready()
@@ -435,7 +450,11 @@ class Topic(Actor):
     def problem(self) -> str:
         """What an operator must look at: a recovery that does not go on, or runs that nobody can read."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
-        return f"the recovery waits: {waits}" if waits else self._reads.unreadable.line(self.topic)
+        if waits:
+            return f"the recovery waits: {waits}"
+        unreadable = self._reads.unreadable.line(self.topic)
+        compacted = f"the compacted log of {self.topic!r}: {self._compacted.problem}" if self._compacted.problem else ""
+        return "; ".join(filter(None, (unreadable, compacted)))
 
     async def on_accept_loss(self, request: AcceptLoss) -> Text:
         """Give a run up; also while the log is being recovered, because that may be what the recovery waits for."""
@@ -456,6 +475,13 @@ class Topic(Actor):
         await self._ready()
         self._upkeep.offloading.ask(request)
         return self._upkeep.offloading.status()
+
+    async def on_compact(self, request: Compact) -> CompactionStatus:
+        """The last messages of keys become a table; the work goes on behind the answer."""
+        await self._ready()
+        if request.ask:
+            self._upkeep.compaction.ask()
+        return self._upkeep.compaction.status()
 
     async def on_terminate(self, request: Terminate) -> Ends:
         """Take no more messages, for good."""

@@ -20,6 +20,7 @@ from actors.ledger.replication import Replicator, under_replicated
 from actors.messages import DeleteLedgers, Progress
 from actors.policies.retention import TopicRetention
 from actors.ports import Ports
+from actors.topic.compaction import Compaction, trims_up_to
 from actors.topic.log import PartitionLog
 from actors.topic.offloading import Offloading
 from actors.topic.reads import LogReads
@@ -41,7 +42,9 @@ class Upkeep:
     """The background work of one partition's owner."""
 
     def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: PartitionLog, reads: LogReads) -> None:
-        self.offloading = Offloading(ports, log, topic, log.metadata.record.partition)
+        partition = log.metadata.record.partition
+        self.offloading = Offloading(ports, log, topic, partition)
+        self.compaction = Compaction(ports, log, topic, partition, lambda: self.marks)
         self._ports = ports
         self._bookies = bookies
         self._log = log
@@ -51,7 +54,7 @@ class Upkeep:
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
-        self._replicating = self._offloading = False
+        self._replicating = self._offloading = self._compacting = False
         self._verified = 0
         self._fill_not_before = 0
         self.marks: dict[str, int] = {}
@@ -78,6 +81,9 @@ class Upkeep:
         if not self._offloading and self.offloading.due(self._log.record.settings):
             self._offloading = True
             self._ports.spawn(self._offload(), "offload")
+        if not self._compacting and self.compaction.due(self._log.record.settings):
+            self._compacting = True
+            self._ports.spawn(self._compact(), "compact")
 
     async def _offload(self) -> None:
         """Beside the rest: a ledger takes minutes."""
@@ -89,13 +95,22 @@ class Upkeep:
             self._offloading = False
         self._gone(released)
 
+    async def _compact(self) -> None:
+        try:
+            await self.compaction.turn(self._log.record.settings)
+        except Fenced:
+            return  # the record has told the topic
+        finally:
+            self._compacting = False
+
     @property
     def at_work(self) -> bool:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
         offloads = self._offloading or self.offloading.may_have_left_objects(log.record.settings)
+        compacts = self._compacting or self.compaction.due(log.record.settings)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
-        return bool(offloads or moves or self.under_replicated())
+        return bool(offloads or compacts or moves or self.under_replicated())
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
@@ -170,17 +185,17 @@ class Upkeep:
 
     async def trim(self) -> None:
         """Delete what every subscription has passed and retention does not keep."""
-        if not consumed(self._log.record, self.marks):
+        if not consumed(self._log.record, self._trim_marks()):
             return
         kept = await self._kept.now(self._log.record.settings)
-        if not trimmable(self._log.record, self.marks, self._ports.clock.now(), kept):
+        if not trimmable(self._log.record, self._trim_marks(), self._ports.clock.now(), kept):
             return
         gone: list[LedgerRecord] = []
         noted = await noted_released(self._ports) if len(self._log.record.released) >= PRUNE_AT else BitMap()
 
         def change(record: PartitionRecord) -> PartitionRecord:
             # Decided again at the moment of the change: a subscription may have come meanwhile.
-            ids = trimmable(record, self.marks, self._ports.clock.now(), kept)
+            ids = trimmable(record, self._trim_marks(), self._ports.clock.now(), kept)
             gone[:] = [ledger for ledger in record.ledgers if ledger.id in ids]
             left = tuple(number for number in record.released if number not in noted)
             return msgspec.structs.replace(self._with_marks(record), released=left).without_ledgers(ids)
@@ -192,6 +207,9 @@ class Upkeep:
         self._ports.log("trimmed", ledgers=ids)
         self._gone(gone)
         self.offloading.unwanted(gone)
+
+    def _trim_marks(self) -> dict[str, int]:
+        return trims_up_to(self.marks, self.compaction.holds)
 
     def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:
         """The bookies are to forget these ledgers: the record has let them go."""
@@ -241,15 +259,20 @@ class Upkeep:
         """
         self.check_unused(force)
         gone: list[LedgerRecord] = []
+        compacted = self._log.record.compacted is not None or self.compaction.state.running
 
         def change(record: PartitionRecord) -> PartitionRecord:
             gone[:] = record.ledgers
             emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
-            return msgspec.structs.replace(emptied, deleted=True, subscriptions={}, producers={}, results={})
+            return msgspec.structs.replace(
+                emptied, deleted=True, subscriptions={}, producers={}, results={}, compacted=None
+            )
 
         await self._log.metadata.update(change)
         self._log.halt()
         self._gone(gone)
         await self._forget(LAST_TIMEOUT)
         if any(ledger.offloaded is not None for ledger in gone):
-            await self.offloading.delete_all()
+            await self.offloading.objects.delete_all()
+        if compacted:
+            await self.compaction.objects.delete_all()

@@ -12,6 +12,7 @@ PROMISED = (
     "flood", "up", "down", "status", "watch", "produce", "consume", "chaos", "simulate", "bench", "test", "config show",
     "topics create", "topics list", "topics stats", "topics delete", "topics accept-loss", "topics partitions",
     "topics add-partitions", "topics terminate", "topics offload", "topics offload-status",
+    "topics compact", "topics compaction-status",
     "subscriptions list", "subscriptions stats", "subscriptions explain", "subscriptions pending",
     "subscriptions blocked-keys", "subscriptions what-if", "subscriptions owner", "subscriptions seek",
     "subscriptions skip", "subscriptions clear-backlog", "subscriptions delete", "subscriptions delayed",

@@ -92,6 +92,20 @@ def test_offload_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatc
     assert (code, json.loads(out)[0]["asked"]) == (0, True)
 
 
+def test_compact_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
+    known = {"partition": 0, "messages": 3, "bytes": 900, "left_bytes": 0, "error": ""}
+    busy = {**known, "asked": True, "running": True, "read_bytes": 1, "all_bytes": 4}
+    client.answers["compact"] = [busy]
+    client.answers["compaction_status"] = [{**known, "asked": False, "running": False}]
+    code, out, err = cli("topics", "compact", "orders")
+    assert (code, err) == (0, "sluice: compacting orders ... 25 %\n")
+    assert "bytes there" in out
+    code, out, _ = cli("topics", "compact", "orders", "--no-wait", "--json")
+    assert (code, json.loads(out)[0]["asked"]) == (0, True)
+    assert cli("topics", "compaction-status", "orders")[0] == 0
+
+
 def test_offload_does_not_wait_for_a_store_that_is_away(cli: Cli, client: FakeClient) -> None:
     client.answers["offload"] = [row_of(asked=True, error="S3 answers 503")]
     code, out, err = cli("topics", "offload", "orders")

@@ -24,6 +24,7 @@ SEEDS = {
     "gateway": 40,
     "grace": 40,
     "history": 40,
+    "compaction": 40,
     "idle": 30,
     "ledger": 70,
     "machines": 60,

@@ -228,9 +228,9 @@ class CommandHandlers:
         self._session.check_room("consumers")
         wish = of_topic("consume", split_name(asked.topic)[0], quoted(asked.subscription))
         await self._session.check(wish)
-        if asked.read_compacted and (asked.durable or asked.type not in (EXCLUSIVE, FAILOVER)):
-            # A reader gets what Pulsar gives it of a topic that nobody has compacted: every message.
-            raise CommandRefused(ServerError.NOT_ALLOWED, "compaction is not offered")
+        if asked.read_compacted and asked.type not in (EXCLUSIVE, FAILOVER):
+            reason = "readCompacted only allowed on failover or exclusive subscriptions"
+            raise CommandRefused(ServerError.NOT_ALLOWED, reason)
         tp = await find_partition(self._gateway.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
             await self._gateway.schemas.check_reader(tp.topic, asked.schema)
@@ -302,7 +302,8 @@ class CommandHandlers:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
         name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
-        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named)
+        compacted = bool(asked.read_compacted)
+        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named, compacted)
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
@@ -414,9 +415,11 @@ class CommandHandlers:
     async def get_last_id(self, asked: Any) -> None:
         """GET_LAST_MESSAGE_ID: of the last message, with its place in its batch; of none if that was deleted."""
         consumer = self._consumer(asked.consumer_id)
-        ends = await self._ask_owner(consumer.tp, None, ReadEnds())
+        ends = await self._ask_owner(consumer.tp, None, ReadEnds(compacted=consumer.asked.compacted))
         last: dict[str, int] = {"ledger": UNSIGNED, "entry": UNSIGNED, "batch_index": -1}
-        if (at := ends.last) >= max(ends.first, 0):
+        if ends.compacted and ends.last >= 0:  # its messages come alone, whatever batch they came in
+            last = {"ledger": ledger_of(ends.last), "entry": entry_of(ends.last), "batch_index": -1}
+        elif (at := ends.last) >= max(ends.first, 0):
             with contextlib.suppress(NotFound):
                 run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
                 index = _index(run, at)

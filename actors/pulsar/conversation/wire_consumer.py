@@ -111,6 +111,7 @@ class WireConsumer:
                 process=gateway.process,
                 priority=self.asked.priority,
                 keep_place=self.asked.named,
+                read_compacted=self.asked.compacted,
             ),
             self._callbacks(),
             self.payloads,
@@ -123,7 +124,8 @@ class WireConsumer:
 
     def _of_log(self, at: int) -> PartitionConsumer | LogReader:
         ports, directory = self._gateway.ports, self._gateway.directory
-        return LogReader(ports, directory, self.tp, at, self.payloads, self._callbacks())
+        tp, compacted = self.tp, self.asked.compacted
+        return LogReader(ports, directory, tp, at, self.payloads, self._callbacks(), compacted)
 
     def _callbacks(self) -> ConsumerCallbacks:
         return ConsumerCallbacks(on_received=self._received, on_event=self._on_event, taking_back=TAKING_BACK)

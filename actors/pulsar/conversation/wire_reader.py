@@ -15,7 +15,7 @@ from actors.consumer.config import ConsumerCallbacks
 from actors.consumer.held import Received
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.directory import Directory
-from actors.messages import Event, IndexRead, ReadIndex
+from actors.messages import Event, IndexRead, ReadIndex, RunIndex
 from actors.ports import Ports
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.signal import Signal
@@ -39,7 +39,9 @@ class LogReader:
         start: int,
         payloads: Payloads,
         callbacks: ConsumerCallbacks,
+        compacted: bool = False,
     ) -> None:
+        """compacted: of each key the last message alone, as far as the topic was compacted."""
         self._ports, self._payloads, self._tp = ports, payloads, tp
         self._topic = TopicClient(ports, directory, tp.topic, tp.partition)
         self._callbacks = callbacks
@@ -47,6 +49,8 @@ class LogReader:
         """The position of the next message."""
         self.handed_out = 0
         """Messages, those that came again included."""
+        self._compacted = compacted
+        self._table = self._since = -1
         self._permits = 0
         self._signal = Signal()
         self._handed: list[Received] = []
@@ -132,10 +136,22 @@ class LogReader:
                 return
 
     def _question(self) -> ReadIndex:
-        return ReadIndex(start=self.at, limit=min(self._permits, MOST_ROWS), wait=WAIT_MS)
+        return ReadIndex(
+            start=self.at,
+            limit=min(self._permits, MOST_ROWS),
+            wait=WAIT_MS,
+            compacted=self._compacted,
+            table=self._table,
+            since=self._since,
+        )
 
     async def _read(self, found: IndexRead) -> None:
+        self._table, self._since = found.table, found.since
         for run in found.runs:
+            if len(run.cut):
+                if not await self._read_compacted(run):
+                    return
+                continue
             last = position(run.ledger, run.first_entry) + run.count
             at = max(self.at, position(run.ledger, run.first_entry))
             while at < last and not self._closed:
@@ -151,6 +167,21 @@ class LogReader:
                     self._hand_out(part)
         self.at, self._over = max(self.at, found.resume), found.ends
         self._tell_end()
+
+    async def _read_compacted(self, index: RunIndex) -> bool:
+        """Hand out what a compacted log has of a run; False: some of it has to be asked for again."""
+        run = await self._payloads.sent_along(index)
+        if run is None or run.held is None or self._closed:
+            return False
+        positions = position(run.ledger, 0) + run.held
+        first = int(positions.searchsorted(self.at))
+        stop = min(first + max(self._permits, 0), len(positions))
+        if stop > first:
+            part = run.received(self._tp.partition, first, stop - first)
+            self.at = int(positions[stop - 1]) + 1
+            self._permits -= len(part)
+            self._hand_out(part)
+        return stop == len(positions)
 
     def _cut(self, run: DecodedRun, at: int) -> Received:
         """Rows of a run from a position on: as many as are wanted, and the rest of the last batch."""

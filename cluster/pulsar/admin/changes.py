@@ -5,6 +5,8 @@ POST .../terminate               no more messages; the id of the last one. 405 o
 POST .../terminate/partitions    the same of every partition, by its number; 405 of a topic that has none
 PUT .../offload                  closed ledgers before an id leave for the object store; 409 while some do
 GET .../offload                  how that stands
+PUT .../compaction               the last message of each key is kept as a table; 409 while that is being done
+GET .../compaction               how that stands; of all partitions where none is named
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import AddPartitions, Ends, Offload, OffloadStatus, Terminate
+from actors.messages import AddPartitions, Compact, CompactionStatus, Ends, Offload, OffloadStatus, Terminate
 from actors.pulsar.conversation.topic_names import full_name
 from cluster.http.server import MAX_NUMBER, body_of, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, named, topic_of
@@ -37,6 +39,8 @@ class TopicChangeRoutes:
             web.post(f"{TOPIC}/terminate/partitions", self._terminate_all),
             web.put(f"{TOPIC}/offload", self._offload),
             web.get(f"{TOPIC}/offload", self._offload_status),
+            web.put(f"{TOPIC}/compaction", self._compact),
+            web.get(f"{TOPIC}/compaction", self._compaction_status),
         ]
 
     async def _add_partitions(self, request: web.Request) -> web.Response:
@@ -98,6 +102,27 @@ class TopicChangeRoutes:
             raise Conflict(f"Topic {full_name(which.topic)} has partitions: name one of them")
         status: OffloadStatus = await self._broker.ask_owner(which.topic, which.partition or 0, None, request)
         return status
+
+    async def _compact(self, request: web.Request) -> web.Response:
+        which = named(request)
+        if any(status.asked for status in await self._compaction(which, Compact())):
+            raise Conflict("Compaction already in progress")
+        await self._compaction(which, Compact(ask=True))
+        return web.Response(status=204)
+
+    async def _compaction_status(self, request: web.Request) -> web.Response:
+        found = await self._compaction(named(request), Compact())
+        error = next((status.error for status in found if status.error), "")
+        asked, done = any(one.asked or one.running for one in found), all(one.done for one in found)
+        word = "ERROR" if error else "RUNNING" if asked else "SUCCESS" if done else "NOT_RUN"
+        return web.json_response({"status": word, "lastError": error})
+
+    async def _compaction(self, which: Named, request: Compact) -> list[CompactionStatus]:
+        """Of one partition, or of all."""
+        settings = await self._broker.settings(which)
+        wanted = range(settings.partitions) if which.partition is None else [which.partition]
+        asks = [self._broker.ask_owner(which.topic, partition, None, request) for partition in wanted]
+        return list(await asyncio.gather(*asks))
 
     async def _partitions(self, topic: str) -> int:
         """How many a topic has. Raises Conflict where it is one without."""

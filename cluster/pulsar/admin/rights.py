@@ -53,7 +53,8 @@ _ROWS = {
         POST N /{policy} /retention /messageTTL /backlogQuota /permissions/{role}
         POST N /permissions/subscription/{subscription}
         DELETE N /permissions/{role} /permissions/{subscription}/{role}
-        PUT T . /partitions /unload /offload; DELETE T . /partitions /{policy} /retention /messageTTL /backlogQuota
+        PUT T . /partitions /unload /offload /compaction
+        DELETE T . /partitions /{policy} /retention /messageTTL /backlogQuota
         POST T /partitions /terminate /terminate/partitions /createMissedPartitions
         POST T /retention /messageTTL /backlogQuota /permissions/{role}; DELETE T /permissions/{role}
         GET T /permissions /replication /{policy} /backlogQuotaMap /retention /messageTTL

@@ -14,18 +14,13 @@ from typing import Any
 from actors.messages import TopicSettings
 from actors.names import unquoted
 from cluster.pulsar.admin.addresses import Addresses
+from storage.position import ledger_of
 
 Row = dict[str, Any]
 SHORTEST_MS, LONGEST_MS = 1_000, 600_000
 """Rates are of no shorter time, and who asked longer ago is forgotten."""
 _NO_COUNTERS = ("partition", "epoch", "producers")
 _NO_QUOTA = {"backlogQuotaLimitSize": -1, "backlogQuotaLimitTime": -1, "oldestBacklogMessageAgeSeconds": -1}
-_NOT_COMPACTED = {
-    "lastCompactionRemovedEventCount": 0,
-    "lastCompactionSucceedTimestamp": 0,
-    "lastCompactionFailedTimestamp": 0,
-    "lastCompactionDurationTimeInMills": 0,
-}
 ACCESS = {
     "shared": "Shared",
     "exclusive": "Exclusive",
@@ -100,7 +95,12 @@ class PulsarStats:
             "deduplicationStatus": "Enabled" if settings.deduplication_enabled else "Disabled",
             "nonContiguousDeletedMessagesRanges": _sum(subscriptions.values(), "nonContiguousDeletedMessagesRanges"),
             "delayedMessageIndexSizeInBytes": _sum(subscriptions.values(), "delayedMessageIndexSizeInBytes"),
-            "compaction": _NOT_COMPACTED,
+            "compaction": {
+                "lastCompactionRemovedEventCount": 0,
+                "lastCompactionSucceedTimestamp": int(row.get("compaction", {}).get("at", 0)),
+                "lastCompactionFailedTimestamp": 0,
+                "lastCompactionDurationTimeInMills": 0,
+            },
             "ownerBroker": self._at.broker,
         }
 
@@ -231,7 +231,19 @@ def internal(row: Row, cursors: Mapping[str, Row]) -> Row:
         "ledgers": [_ledger(each) for each in ledgers],
         "cursors": {name: _cursor(each) for name, each in cursors.items()},
         "schemaLedgers": [],
-        "compactedLedger": {"ledgerId": -1, "entries": -1, "size": -1, "offloaded": False, "underReplicated": False},
+        "compactedLedger": _compacted(row.get("compaction", {})),
+    }
+
+
+def _compacted(status: Row) -> Row:
+    """The compacted table, as if it were a ledger; it is known by the ledger that its horizon lies in."""
+    there = int(status.get("horizon", -1)) >= 0
+    return {
+        "ledgerId": ledger_of(status["horizon"]) if there else -1,
+        "entries": status["messages"] if there else -1,
+        "size": status["bytes"] if there else -1,
+        "offloaded": there,
+        "underReplicated": False,
     }
 
 
@@ -243,7 +255,7 @@ def _state(row: Row, last: Row) -> str:
 
 def _ledger(row: Row) -> Row:
     bookies = [address for _, copies in row.get("fragments", ()) for address in copies]
-    return {**row, "offloaded": False, "metadata": ", ".join(dict.fromkeys(bookies)), "underReplicated": False}
+    return {**row, "metadata": ", ".join(dict.fromkeys(bookies)), "underReplicated": False}
 
 
 def _cursor(row: Row) -> Row:

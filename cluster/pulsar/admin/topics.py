@@ -13,7 +13,6 @@ GET    .../{topic}/internalStats | partitioned-internalStats | internal-info
 GET    .../{topic}/subscriptions
 PUT    .../{topic}/unload                                     its clients connect again
 POST   .../{topic}/createMissedPartitions                     nothing to do: a topic has all of its partitions
-GET    .../{topic}/compaction | offload                       that there was none
 """
 
 from __future__ import annotations
@@ -63,8 +62,6 @@ class Topics:
             web.get(f"{TOPIC}/subscriptions", self._subscriptions),
             web.put(f"{TOPIC}/unload", self._unload),
             web.post(f"{TOPIC}/createMissedPartitions", self._nothing_missed),
-            web.get(f"{TOPIC}/compaction", self._never_run),
-            web.get(f"{TOPIC}/offload", self._never_run),
         ]
 
     # -- which there are ------------------------------------------------------------------------------------------
@@ -144,10 +141,6 @@ class Topics:
     async def _nothing_missed(self, request: web.Request) -> web.Response:
         await self._broker.settings(named(request))
         return web.Response(status=204)
-
-    async def _never_run(self, request: web.Request) -> web.Response:
-        await self._broker.settings(named(request))
-        return web.json_response({"status": "NOT_RUN", "lastError": ""})
 
     # -- statistics -----------------------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ def test_a_table_of_the_last_values(client: pulsar.Client) -> None:
     assert view.get("k") == b"new"
     view.close()
     with pytest.raises(pulsar.NotAllowedError):
-        client.subscribe("table", "s", is_read_compacted=True)
+        client.subscribe("table", "s", consumer_type=pulsar.ConsumerType.Shared, is_read_compacted=True)
 
 
 def test_a_subscription_that_is_made_with_a_producer(raw: Raw, client: pulsar.Client) -> None:

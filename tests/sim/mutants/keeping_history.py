@@ -7,6 +7,8 @@ from tests.sim.mutants import Mutant
 HISTORY = "history"
 OFFLOADING = "tests/actors/topic/test_offloading.py"
 FORMAT = "tests/storage/test_history.py"
+COMPACTION = "compaction"
+COMPACTING = "tests/actors/topic/test_compaction.py"
 
 KEEPING_HISTORY: list[Mutant] = [
     Mutant(
@@ -35,7 +37,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="what the record names is collected",
-        module="actors.topic.offloading",
+        module="actors.topic.stored_objects",
         old="            if name not in named and epoch_of(name)",
         new="            if epoch_of(name)",
         world=HISTORY,
@@ -43,7 +45,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="what is not ours is collected",
-        module="actors.topic.offloading",
+        module="actors.topic.stored_objects",
         old="            if name not in named and epoch_of(name) <= self._log.epoch:",
         new="            if name not in named:",
         world=HISTORY,
@@ -72,5 +74,69 @@ KEEPING_HISTORY: list[Mutant] = [
         new="            if False:",
         world=HISTORY,
         test=FORMAT,
+    ),
+    Mutant(
+        name="compaction forgets that a key is gone",
+        module="actors.topic.compaction",
+        old="    mask &= ~(is_empty(rows) & (times < old) & (positions <= passed))",
+        new="    mask &= ~is_empty(rows)",
+        world=COMPACTION,
+        test=COMPACTING,
+    ),
+    Mutant(
+        name="a message that says that its key is gone is no message",
+        module="storage.compacted",
+        old="        keyed = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))",
+        new="        keyed = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False) & ~is_empty(rows))",
+        world=COMPACTION,
+        test=COMPACTING,
+    ),
+    Mutant(
+        name="whoever knew a key is not told that it is gone",
+        module="actors.topic.compacted_reads",
+        old="empty=since > table.base",
+        new="empty=False",
+        world=COMPACTION,
+        test=COMPACTING,
+    ),
+    Mutant(
+        name="a newer table is taken for the one that was begun",
+        module="actors.topic.compacted_reads",
+        old="request.since if request.table == table.horizon else start",
+        new="request.since if request.table >= 0 else start",
+        world=COMPACTION,
+        test=COMPACTING,
+    ),
+    Mutant(
+        name="keys that did not fit are left out",
+        module="storage.compacted",
+        old="        self._low, self._high = self._high, MASK + 1",
+        new="        self._low, self._high = MASK, MASK + 1",
+        world=COMPACTION,
+        test="tests/storage/test_compacted.py",
+    ),
+    Mutant(
+        name="a table is named before it was compared",
+        module="actors.topic.compaction",
+        old="        footer = await self.reader.footer(part)\n        for number, wanted in enumerate(sealed.rows):",
+        new="        for number, wanted in ():",
+        world=COMPACTION,
+        test=COMPACTING,
+    ),
+    Mutant(
+        name="what was not compacted is trimmed",
+        module="actors.topic.upkeep",
+        old="        return trims_up_to(self.marks, self.compaction.holds)",
+        new="        return trims_up_to(self.marks, None)",
+        world=COMPACTION,
+        test=COMPACTING,
+    ),
+    Mutant(
+        name="what was compacted away stays in the backlog",
+        module="actors.dispatcher.reader",
+        old="            self._pass_over(reply, start)\n",
+        new="            self._table, self._since = reply.table, reply.since\n",
+        world=COMPACTION,
+        test="tests/cluster/pulsar/test_compaction.py",
     ),
 ]

@@ -7,6 +7,7 @@ from tests.sim.worlds.bookie import BookieWorld
 from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.candidates import CandidatesWorld
+from tests.sim.worlds.compaction import CompactionWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
 from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
@@ -32,6 +33,7 @@ WORLDS: dict[str, Scenario] = {
         BookieWorld(),
         LedgerWorld(),
         HistoryWorld(),
+        CompactionWorld(),
         BrokerWorld(),
         CancelsWorld(),
         CandidatesWorld(),

@@ -45,10 +45,10 @@ class HistoryWorld(LedgerWorld):
 
     @staticmethod
     def course(world: World, faults: list[Fault]) -> Course:
-        return _Course(world, faults)
+        return HistoryCourse(world, faults)
 
 
-class _Course(Course):
+class HistoryCourse(Course):
     """One run."""
 
     bytes_stay = False

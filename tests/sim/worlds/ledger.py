@@ -228,12 +228,7 @@ class Course:
             filler = bytes(rng.choice((0, 10, 900)))
             first = self.sent[number]
             self.sent[number] += count
-            rows = pa.table(
-                {
-                    "key": [b"%d-%d" % (number, row % 3) for row in range(count)],
-                    "payload": [b"%d %d " % (number, first + row) + filler for row in range(count)],
-                }
-            )
+            rows = self.rows(number, first, count, filler)
             batch = make_batch(rows, now=ports.clock.now(), producer=f"p{number}", first_sequence=first)
 
             def done(rows: object, at: int, error: SluiceError | None, first: int = first, count: int = count) -> None:
@@ -244,6 +239,19 @@ class Course:
             producer.send(Outgoing(batch, first, np.arange(count), done))
             await ports.clock.sleep(rng.choice((0, 2, 5, 30) if self.size.dense else (0, 5, 100, 1500)))
         await producer.flush()
+
+    def rows(self, producer: int, first: int, count: int, filler: bytes) -> pa.Table:
+        """The messages first, first+1, ... of a producer; `names_of` finds their numbers again."""
+        return pa.table(
+            {
+                "key": [b"%d-%d" % (producer, row % 3) for row in range(count)],
+                "payload": [b"%d %d " % (producer, first + row) + filler for row in range(count)],
+            }
+        )
+
+    def names_of(self, rows: pa.RecordBatch) -> list[bytes]:
+        """Of each message, whose it is and which."""
+        return [bytes(value) for value in rows.column("payload").to_pylist()]
 
     async def _follow(self, ports: Ports) -> None:
         """Read the log as it grows, whoever owns it."""
@@ -308,7 +316,7 @@ class Course:
         assert payload_crc(payload) == reply.crc, f"S18: the payload of {ledger}:{entry} does not fit"
         assert reply.crc == crc or not self.bytes_stay, f"S18: the payload of {ledger}:{entry} is another one"
         rows = decode_body(payload[reply.count * (12 if reply.delayed else 4) :], reply.shape, reply.count)
-        return [bytes(value) for value in rows.column("payload").to_pylist()]
+        return self.names_of(rows)
 
     def _check_log(self, log: dict[int, list[bytes]]) -> None:
         """S1, S3, S4, S7."""

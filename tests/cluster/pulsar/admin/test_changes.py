@@ -205,5 +205,19 @@ def test_closed_ledgers_leave_as_pulsars_tools_ask(tool: Tool) -> None:
     assert (unknown.status, unknown.body["reason"]) == (412, "a message id has a ledgerId, which is a number")
     assert tool.get(f"{BASE}/leaving/offload")["status"] == "NOT_RUN"
     assert tool.ask("PUT", f"{BASE}/leaving/offload", {"ledgerId": 0, "entryId": 0, "partitionIndex": -1}).status == 204
+    assert "firstUnoffloadedMessage" in tool.get(f"{BASE}/leaving/offload")
     tool.ask("PUT", f"{BASE}/divided/partitions", 2)
     assert tool.ask("PUT", f"{BASE}/divided/offload", {"ledgerId": 1, "entryId": 0}).status == 409
+
+
+def test_a_topic_is_compacted_as_pulsars_tools_ask(tool: Tool) -> None:
+    tool.ask("PUT", f"{BASE}/last")
+    assert tool.get(f"{BASE}/last/compaction") == {"status": "NOT_RUN", "lastError": ""}
+    assert tool.ask("PUT", f"{BASE}/last/compaction").status == 204
+    while (status := tool.get(f"{BASE}/last/compaction")["status"]) == "RUNNING":
+        pass
+    assert status == "SUCCESS", "of nothing"
+    assert tool.get(f"{BASE}/last/internalStats")["compactedLedger"]["ledgerId"] == -1
+    tool.ask("PUT", f"{BASE}/last-of-two/partitions", 2)
+    assert tool.get(f"{BASE}/last-of-two/compaction")["status"] == "NOT_RUN"
+    assert tool.ask("PUT", f"{BASE}/nowhere/compaction").status == 404

@@ -36,6 +36,8 @@ admin topics get-message-ttl orders
 admin topics get-schema-validation-enforce orders
 admin topics get-shadow-topics orders
 admin topics get-subscription-properties orders -s late
+admin topics compact orders
+admin topics compaction-status orders
 admin topics permissions orders
 admin topics stats orders
 admin topics stats-internal orders
@@ -53,7 +55,6 @@ REFUSED = """
 admin topics create-subscription orders -s other -m earliest -p a=b
 admin topics create-subscription orders -s other -m earliest -r
 admin topics create non-persistent://public/default/x
-admin topics compact orders
 admin topics grant-permission orders --role r --actions produce
 admin namespaces grant-permission public/default --role r --actions produce
 admin namespaces set-persistence public/default -e 1 -w 1 -a 1 -r 0

@@ -98,6 +98,7 @@ chief: PUT T
 chief: PUT T/partitions
 chief: PUT T/unload
 chief: PUT T/offload
+chief: PUT T/compaction
 chief: DELETE T
 chief: DELETE T/partitions
 chief: DELETE T/{policy}

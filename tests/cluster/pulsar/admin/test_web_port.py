@@ -52,7 +52,6 @@ def test_slashes_in_a_row_mean_one(tool: Tool) -> None:
 def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/plain")
     for method, path in (
-        ("PUT", f"{BASE}/plain/compaction"),
         ("POST", f"{BASE}/plain/persistence"),
         ("POST", "/admin/v2/namespaces/public/default/persistence"),
         ("GET", "/admin/v2/broker-stats/metrics"),

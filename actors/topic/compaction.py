@@ -1,0 +1,306 @@
+"""Compaction: the last message of each key, up to a horizon, becomes a table in the object store.
+
+    the log up to the horizon -> its last messages in objects, read back -> named in the record -> the old ones deleted
+
+The log is read twice: first the keys, to find the last message of each, then the messages, to keep these. What was
+compacted before is read in place of the log that it stands for. So a compaction costs what the table and the new part
+of the log cost, and needs memory for KEYS_BYTES of keys, however many there are (storage.compacted), and for one file.
+
+The rules are Pulsar's. A message without payload says that its key is gone. Messages without key are left out. A topic
+that was compacted keeps its log behind the horizon, whatever retention says: the table would miss what was trimmed
+there.
+
+**A key that is gone.** Who reads the table from its beginning is not told of such a key. Who knew the key, because it
+had read the log or an earlier table, needs to know: so its last message, without payload, stays in the table for
+EMPTY_MS, and until all durable subscriptions have passed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from actors.ledger.compacted_reader import CompactedReader
+from actors.ledger.fan_out import together
+from actors.ledger.history_objects import compacted_prefix
+from actors.ledger.record import Compacted, CompactedPart, LedgerRecord
+from actors.messages import CompactionStatus, TopicSettings
+from actors.ports import Ports
+from actors.store_attempts import REFUSALS
+from actors.topic.amounts import bytes_behind
+from actors.topic.log import PartitionLog
+from actors.topic.stored_objects import StoredObjects
+from storage.compacted import KEYS_BYTES, LastOfKeys, TableWriter, is_empty, positions_in
+from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
+from storage.frame import Frame
+from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, rows_of_runs
+from storage.position import EARLIEST, entry_of, ledger_of, position
+
+READ_AT_ONCE = 8
+"""Runs that are read from bookies at a time."""
+RETRY_MS = 30_000
+EMPTY_MS = 24 * 3600 * 1000
+"""So long after it was published a message stays that says that its key is gone."""
+
+
+@dataclass(slots=True)
+class CompactionState:
+    """How the compaction of a partition stands. error: why the last try failed; empty if it did not."""
+
+    running: bool = False
+    read_bytes: int = 0
+    all_bytes: int = 0
+    error: str = ""
+
+
+class Compaction:
+    """The compaction of one partition's owner. marks: mark-delete positions of its durable subscriptions."""
+
+    def __init__(
+        self, ports: Ports, log: PartitionLog, topic: str, partition: int, marks: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._ports, self._log, self._marks = ports, log, marks
+        self.objects = StoredObjects(ports, log, compacted_prefix(topic, partition), self._named_objects)
+        self.reader = CompactedReader(ports)
+        self._asked = 0
+        """How often operators asked for it since the last one began."""
+        self._not_before = 0
+        self._done = False
+        self.state = CompactionState()
+
+    def ask(self) -> None:
+        """Take an operator's request: `status` says when it is done."""
+        self._asked += 1
+        self._not_before = 0
+
+    def _named_objects(self) -> set[str]:
+        table = self._log.record.compacted
+        return {part.name for part in table.parts} if table is not None else set()
+
+    @property
+    def horizon(self) -> int:
+        """Up to here the log was compacted."""
+        table = self._log.record.compacted
+        return EARLIEST if table is None else table.horizon
+
+    @property
+    def holds(self) -> int | None:
+        """Behind this position nothing may be trimmed; None: it does not care."""
+        if self._log.record.compacted is None and not self.state.running and not self._asked:
+            return None
+        return self.horizon
+
+    def status(self) -> CompactionStatus:
+        """How it stands."""
+        table, state = self._log.record.compacted, self.state
+        return CompactionStatus(
+            running=state.running,
+            read_bytes=state.read_bytes,
+            all_bytes=state.all_bytes,
+            asked=self._asked > 0,
+            done=self._done or table is not None,
+            error=state.error,
+            horizon=self.horizon,
+            at=0 if table is None else table.at,
+            messages=0 if table is None else table.messages,
+            bytes=0 if table is None else table.bytes,
+            left_bytes=bytes_behind(self._log, self.horizon),
+        )
+
+    def due(self, settings: TopicSettings) -> bool:
+        """Whether there is something to do."""
+        if self._ports.clock.monotonic() < self._not_before:
+            return False
+        collects = self._log.record.compacted is not None and self.objects.collection_due()
+        return bool(self.objects.any_unwanted or collects or self._asked or self._is_long(settings))
+
+    def _is_long(self, settings: TopicSettings) -> bool:
+        limit = settings.compaction_threshold_bytes
+        return limit > 0 and bytes_behind(self._log, self.horizon) > limit
+
+    async def turn(self, settings: TopicSettings) -> None:
+        """Compact what is to be. Raises Fenced. What fails is told in `state` and tried again."""
+        try:
+            await self.objects.clean_up()
+            if self._asked or self._is_long(settings):
+                asked, self.state.running = self._asked, True
+                await self._compact()
+                self._asked -= asked
+                self._done = True
+            self.state.error = ""
+        except (*REFUSALS, Corrupt, NotFound) as error:
+            self.state.error = str(error)
+            self._not_before = self._ports.clock.monotonic() + RETRY_MS
+            self._ports.log("compaction_waits", error=str(error))
+        finally:
+            self.state.running = False
+
+    async def _compact(self) -> None:
+        """Find, write, compare, name. Raises Fenced, Unavailable, Corrupt, NotFound."""
+        record = self._log.record
+        before, horizon = record.compacted, self._log.last_confirmed
+        if not record.ledgers:
+            return
+        begin = position(record.ledgers[0].id, 0) if before is None else before.horizon + 1
+        if horizon < begin:
+            return
+        self.state.read_bytes, self.state.all_bytes = 0, 2 * self._bytes_of(before)
+        last = LastOfKeys(KEYS_BYTES)
+        while True:
+            async for rows in self._rows(before, begin, horizon):
+                await self._ports.work(partial(last.add, rows))
+            await self._ports.work(last.end)
+            if not last.more:
+                break
+            last.again()
+            self.state.all_bytes += self._bytes_of(before)
+        parts: list[CompactedPart] = []
+        try:
+            value = await self._write(last, self._rows(before, begin, horizon), horizon, parts)
+        except SluiceError:
+            self.objects.unwanted(part.name for part in parts)
+            raise
+        base = begin if before is None else before.base
+        table = Compacted(base, horizon, self._ports.clock.now(), value, tuple(parts))
+        await self._log.metadata.update(lambda newest: msgspec.structs.replace(newest, compacted=table))
+        self.objects.unwanted(part.name for part in (() if before is None else before.parts))
+        self._ports.log("compacted", horizon=horizon, messages=table.messages, objects=len(parts))
+
+    def _bytes_of(self, before: Compacted | None) -> int:
+        return bytes_behind(self._log, self.horizon) + (0 if before is None else before.bytes)
+
+    # -- what is read ------------------------------------------------------------------------------------------------
+
+    async def _rows(self, before: Compacted | None, begin: int, horizon: int) -> AsyncIterator[pa.Table]:
+        """The rows of an earlier table, and those of the log from `begin` to the horizon, in order."""
+        at = 0
+        while before is not None and (group := await self.reader.rows_at(before, at)) is not None:
+            self._check()
+            self.state.read_bytes += group.table.nbytes
+            yield group.table
+            at = int(group.positions[-1]) + 1
+        ids = [one.id for one in self._log.record.ledgers if ledger_of(begin) <= one.id <= ledger_of(horizon)]
+        for ledger_id in ids:
+            table = await self._log.table(self._ledger(ledger_id))
+            first = entry_of(begin) if ledger_id == ledger_of(begin) else 0
+            last = self._log.last_entry(self._ledger(ledger_id))
+            last = min(last, entry_of(horizon)) if ledger_id == ledger_of(horizon) else last
+            runs = range(table.run_of(first), table.run_of(last) + 1) if first <= last else range(0)
+            for start in range(runs.start, runs.stop, READ_AT_ONCE):
+                self._check()
+                for frames in await self._frames(
+                    ledger_id, runs[start - runs.start : start - runs.start + READ_AT_ONCE]
+                ):
+                    self.state.read_bytes += sum(len(frame.payload) for frame in frames)
+                    yield await self._ports.work(partial(rows_of_runs, frames))
+
+    def _ledger(self, ledger_id: int) -> LedgerRecord:
+        ledger = self._log.record.ledger(ledger_id)
+        if ledger is None:
+            raise Unavailable(f"ledger {ledger_id} was trimmed before it was compacted")
+        return ledger
+
+    async def _frames(self, ledger_id: int, runs: Sequence[int]) -> list[list[Frame]]:
+        """These runs without those that were given up, in stretches that follow one another."""
+        ledger, stretches = self._ledger(ledger_id), list[list[Frame]]([[]])
+        there = [run for run in runs if self._log.record.lost_run(ledger_id, run) is None]
+        for frame in await together(self._ports, "compact", [self._run(ledger, run) for run in there]):
+            stretch = stretches[-1]
+            if stretch and frame.header.run != stretch[-1].header.run + 1:
+                stretches.append([])
+            stretches[-1].append(frame)
+        return [stretch for stretch in stretches if stretch]
+
+    async def _run(self, ledger: LedgerRecord, run: int) -> Frame:
+        """A run whose checksum was verified."""
+        stored, data = await self._log.reader.whole(ledger, run)
+        return Frame(stored.header, data)
+
+    # -- what is written ---------------------------------------------------------------------------------------------
+
+    async def _write(
+        self, last: LastOfKeys, log: AsyncIterator[pa.Table], horizon: int, parts: list[CompactedPart]
+    ) -> int:
+        """Write and compare the last messages; parts: what is in the store, complete or not, is put here. Returns the
+        last position with a payload, -1 for none.
+        """
+        passed, now = min(self._marks().values(), default=horizon), self._ports.clock.now()
+        table, value = _GroupedRows(TableWriter()), EARLIEST
+        async for rows in log:
+            kept = await self._ports.work(partial(_kept, last, rows, passed, now - EMPTY_MS))
+            value = max(value, _last_with_payload(kept))
+            await self._ports.work(partial(table.add, kept))
+            if table.writer.bytes >= PART_BYTES:
+                await self._store(table.writer, horizon, parts)
+                table.writer = TableWriter()
+        await self._ports.work(table.end)
+        if table.writer.bytes:
+            await self._store(table.writer, horizon, parts)
+        return value
+
+    async def _store(self, writer: TableWriter, horizon: int, parts: list[CompactedPart]) -> None:
+        """Put a file into the store, read it back and compare its rows. Raises Corrupt, NotFound, Unavailable."""
+        sealed = await self._ports.work(writer.finish)
+        name = self.objects.new_name(ledger_of(horizon))
+        groups, messages = sealed.groups, sum(rows.num_rows for rows in sealed.rows)
+        size, tail = len(sealed.data), sealed.footer_bytes
+        part = CompactedPart(name, size, tail, sealed.footer_crc, groups[0].first, groups[-1].last, messages)
+        parts.append(part)
+        await self.objects.put(name, sealed.data)
+        footer = await self.reader.footer(part)
+        for number, wanted in enumerate(sealed.rows):
+            self._check()
+            found = await self.reader.group(part, footer, number)
+            if not await self._ports.work(partial(found.table.equals, wanted)):
+                raise Corrupt(f"row group {number} does not come out of {name} as it went in")
+
+    def _check(self) -> None:
+        if self._log.stopped:
+            raise Fenced("the topic has a newer owner")
+
+
+class _GroupedRows:
+    """Makes row groups of rows that come in small pieces."""
+
+    def __init__(self, writer: TableWriter) -> None:
+        self.writer = writer
+        self._pieces: list[pa.Table] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """More rows, behind those before."""
+        self._pieces.append(rows)
+        size, count = (sum(getattr(one, name) for one in self._pieces) for name in ("nbytes", "num_rows"))
+        if size >= GROUP_BYTES or count >= GROUP_ROWS:
+            self.end()
+
+    def end(self) -> None:
+        """What has come becomes a row group."""
+        rows = pa.concat_tables(self._pieces) if self._pieces else None
+        self._pieces = []
+        if rows is not None and rows.num_rows:
+            self.writer.add(rows.combine_chunks())
+
+
+def _last_with_payload(rows: pa.Table) -> int:
+    found = positions_in(rows)[~is_empty(rows)]
+    return int(found[-1]) if len(found) else EARLIEST
+
+
+def _kept(last: LastOfKeys, rows: pa.Table, passed: int, old: int) -> pa.Table:
+    """Those rows that are the last of their key; not those that say that it is gone, which were published before `old`
+    (ms) and which every durable subscription has passed.
+    """
+    positions = positions_in(rows)
+    mask = last.mask(positions)
+    times = rows.column("publish_time").cast(pa.int64()).to_numpy()
+    mask &= ~(is_empty(rows) & (times < old) & (positions <= passed))
+    return rows.filter(pa.array(mask)) if not mask.all() else rows
+
+
+def trims_up_to(marks: Mapping[str, int], holds: int | None) -> dict[str, int]:
+    """The marks of subscriptions, and how far a compaction lets the log be trimmed, as if it were one of them."""
+    return dict(marks) if holds is None else {**marks, "": holds}

@@ -1,0 +1,92 @@
+"""The objects that a partition's owner writes under one prefix: their names, and the end of those that nobody wants.
+
+Names carry the epoch and a number of the owner that wrote them and are never used twice. What the record does not name,
+and was written under this epoch or an earlier one, is deleted: an owner that died, or a store that was late, left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from actors.ledger.history_objects import delete_history, epoch_of, object_name
+from actors.ports import Ports
+from actors.store_attempts import attempt
+from actors.topic.log import PartitionLog
+from storage.errors import Corrupt, SluiceError, Unavailable
+from storage.frame import Buffer
+
+COLLECT_MS = 3_600_000
+"""So often an owner looks for objects that no record names: what an earlier one had under way may land at any time."""
+
+
+class StoredObjects:
+    """Objects under a prefix. named: the names that are in the record now."""
+
+    def __init__(self, ports: Ports, log: PartitionLog, prefix: str, named: Callable[[], set[str]]) -> None:
+        self._ports, self._log, self._prefix, self._named = ports, log, prefix, named
+        self._numbers = 0
+        self._collect_at = 0
+        self._unwanted: list[str] = []
+
+    def new_name(self, ledger: int) -> str:
+        """A name that was never used."""
+        self._numbers += 1
+        return object_name(self._prefix, ledger, self._log.epoch, self._numbers)
+
+    async def put(self, name: str, data: Buffer) -> None:
+        """Put a new object into the store. What is there is compared afterwards, whatever was answered.
+
+        Raises Corrupt if the name is taken, Unavailable.
+        """
+        unclear = False
+
+        async def put() -> None:
+            nonlocal unclear
+            try:
+                created = await self._ports.objects.put(name, data)
+            except Unavailable:
+                unclear = True
+                raise
+            if not created and not unclear:
+                raise Corrupt(f"there is an object {name} already")
+
+        await attempt(self._ports, put)
+
+    def unwanted(self, names: Iterable[str]) -> None:
+        """No record names these any more, or ever will: they are to be deleted."""
+        self._unwanted += names
+
+    @property
+    def any_unwanted(self) -> bool:
+        return bool(self._unwanted)
+
+    def collection_due(self) -> bool:
+        """Whether it is time to look for objects that no record names."""
+        return self._ports.clock.monotonic() >= self._collect_at
+
+    async def clean_up(self) -> None:
+        """Delete unwanted objects, and now and then whatever else the record does not name. Raises Fenced, Unavailable,
+        and what else the store refuses with.
+        """
+        while self._unwanted:
+            name = self._unwanted[-1]
+            await attempt(self._ports, lambda: self._ports.objects.delete(name))  # noqa: B023
+            self._unwanted.pop()
+        if not self.collection_due():
+            return
+        names = await attempt(self._ports, lambda: self._ports.objects.names(self._prefix))
+        # Whether this is still the owner is asked after the list was made: what a newer one names is not ours to judge.
+        await self._log.metadata.verify()
+        named = self._named()
+        for name in names:
+            if name not in named and epoch_of(name) <= self._log.epoch:
+                await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
+                self._ports.log("history_collected", name=name)
+        self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
+
+    async def delete_all(self) -> None:
+        """The topic was deleted: nothing is named any more. What cannot be deleted now the garbage collection finds."""
+        try:
+            await delete_history(self._ports, self._prefix, self._log.epoch)
+        except SluiceError as error:
+            self._ports.log("history_left", error=str(error))
