@@ -11,7 +11,6 @@ own, whatever batch of a client it came in: of a batch of which some are gone no
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,12 +156,11 @@ class SealedTable:
     rows: list[pa.Table]
 
 
-class TableWriter:
+class CompactedWriter:
     """Makes one file of a table."""
 
     def __init__(self) -> None:
-        self._sink = io.BytesIO()
-        self._writer = parquet_writer(self._sink)
+        self._sink, self._writer = parquet_writer()
         self._groups: list[CompactedGroup] = []
         self._rows: list[pa.Table] = []
         self.bytes = 0

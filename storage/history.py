@@ -98,11 +98,12 @@ class SealedPart:
     headers: list[Header]
 
 
-def parquet_writer(sink: io.BytesIO) -> Any:
-    """Writes tables with SCHEMA, each a row group."""
+def parquet_writer() -> tuple[io.BytesIO, Any]:
+    """A file in memory, and what writes tables with SCHEMA into it, each as a row group."""
     from pyarrow import parquet
 
-    return parquet.ParquetWriter(
+    sink = io.BytesIO()
+    return sink, parquet.ParquetWriter(
         sink,
         SCHEMA,
         compression="zstd",
@@ -119,8 +120,7 @@ class PartWriter:
     def __init__(self, ledger: int, first_run: int, first_entry: int) -> None:
         self._ledger = ledger
         self._next_run, self._next_entry = first_run, first_entry
-        self._sink = io.BytesIO()
-        self._writer = parquet_writer(self._sink)
+        self._sink, self._writer = parquet_writer()
         self._groups: list[RowGroup] = []
         self._headers: list[Header] = []
         self.bytes = 0

@@ -174,7 +174,7 @@ class Deliverer:
             signal.clear()
             if self._ownership.ended():
                 return
-            if self._leases.settled() and not self._state.paused:
+            if self._leases.settled() and not self._state.paused and not self._sessions.unswept:
                 self._route()
             if self._core.room() > 0:
                 self._wakeups.read.set()
@@ -201,7 +201,8 @@ class Deliverer:
 
     def look_if_stalled(self) -> None:
         """Watchdog: notice when nothing moves although it could."""
-        if self._leases.settled() and not self._state.paused and not self._put_off and self._core.stalled():
+        held = self._state.paused or self._put_off or self._sessions.unswept
+        if self._leases.settled() and not held and self._core.stalled():
             self.stalls += 1
             self._ports.log("stalled", stats=self._core.stats(self._ports.clock.now()))
             self._wakeups.route.set()

@@ -9,7 +9,8 @@ rest goes to the decision core.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -95,6 +96,10 @@ class Reader:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         await self.index_ready.wait(self._ports, INDEX_PATIENCE)
         while True:
+            if self._sessions.unswept and not self._holds:
+                if not await self._attempt(self._sweep):
+                    await wait.pause()
+                continue
             self._rescans += self._tracker.take_rescans()
             room = self._room()
             if room <= 0:
@@ -102,7 +107,7 @@ class Reader:
                 self._wakeups.read.clear()
                 continue
             self.reading = True
-            answered = await self._attempt(room)
+            answered = await self._attempt(partial(self._rescan if self._rescans else self._read, room))
             self.reading = False
             if answered:
                 wait.reset()
@@ -118,7 +123,7 @@ class Reader:
         room = self._core.room()
         return min(room, self._tracker.room()) if room > 0 else room
 
-    async def _attempt(self, room: int) -> bool:
+    async def _attempt(self, read: Callable[[], Awaitable[bool]]) -> bool:
         """One read; False without an answer, so that the next try waits.
 
         Whatever it is refused with, another one follows: nobody else would ask for it (KS-66).
@@ -128,7 +133,7 @@ class Reader:
             await self._topic.owner()  # may take long; from here on the answer alone does
             if generation != self.generation:
                 return True  # the room that was found, or the position, was another one's
-            answered = await (self._rescan(room) if self._rescans else self._read(room))
+            answered = await read()
             self.problem = ""
             return answered
         except SluiceError as error:
@@ -245,8 +250,31 @@ class Reader:
         self._wakeups.route.set()
         return True
 
-    def _pass_over(self, reply: IndexRead, start: int) -> None:
-        """What a compacted log does not have between the asked position and where to go on is done."""
+    async def _sweep(self) -> bool:
+        """Consumers have come that want a compacted log: of what was read before they came, and nobody holds, what it
+        does not have is done. Nothing is sent before that.
+        """
+        generation, at = self.generation, max(self._cursor.mark_delete + 1, 0)
+        while at < self.position:
+            request = ReadIndex(start=at, limit=READ_MOST, compacted=True, table=self._table, since=self._since)
+            reply = await self._topic.ask(request, READ_TIMEOUT)
+            if generation != self.generation:
+                return True
+            if reply.table < 0 or reply.resume <= at:
+                break
+            kept = _kept_in(reply)
+            for ledger, first, last in self._pass_over(reply, at):
+                gone = np.arange(position(ledger, first), min(position(ledger, last) + 1, self.position))
+                self._core.remove(gone[~np.isin(gone, kept)])
+            at = reply.resume
+        self._sessions.swept()
+        self._wakeups.route.set()
+        return True
+
+    def _pass_over(self, reply: IndexRead, start: int) -> list[tuple[int, int, int]]:
+        """What a compacted log does not have between the asked position and where to go on is done; returns these
+        stretches: ledger, first entry, last entry.
+        """
         self._table, self._since = reply.table, reply.since
         home, passed = ledger_of(reply.resume), list(reply.ended)
         if not passed or passed[-1][0] < home:
@@ -255,11 +283,9 @@ class Reader:
         else:
             self._cursor.chain(list[tuple[int, int | None]](passed))
         stretches = [(ledger, entry_of(start) if ledger == ledger_of(start) else 0, last) for ledger, last in passed]
-        kept = [_positions_in(run) for run in reply.runs]
-        self._backlog.pass_over(
-            [stretch for stretch in stretches if stretch[1] <= stretch[2]],
-            np.concatenate(kept) if kept else np.empty(0, np.int64),
-        )
+        stretches = [stretch for stretch in stretches if stretch[1] <= stretch[2]]
+        self._backlog.pass_over(stretches, _kept_in(reply))
+        return stretches
 
     async def look(self) -> bool:
         """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
@@ -314,6 +340,12 @@ class Reader:
             self._core.append(positions, hashes)
         elif keep.any():
             self._core.append(positions[keep], hashes[keep])
+
+
+def _kept_in(reply: IndexRead) -> Positions:
+    """Of the messages in an answer."""
+    kept = [_positions_in(run) for run in reply.runs]
+    return np.concatenate(kept) if kept else np.empty(0, np.int64)
 
 
 def _positions_in(run: RunIndex) -> Positions:

@@ -196,6 +196,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[int, Session] = {}
+        self._unswept = False
 
     def any(self) -> bool:
         """Whether any consumer is attached."""
@@ -213,9 +214,19 @@ class Sessions:
         """Whether there are any, and all want a compacted log."""
         return self.any() and all(session.read_compacted for session in self._open.values())
 
-    def open(self, number: int, name: str, incarnation: str) -> Session:
+    @property
+    def unswept(self) -> bool:
+        """Whether they want a compacted log, and what was read before they came may not be in it any more."""
+        return self._unswept and self.read_compacted
+
+    def swept(self) -> None:
+        """That has been removed."""
+        self._unswept = False
+
+    def open(self, number: int, name: str, incarnation: str, read_compacted: bool = False) -> Session:
         """A new session for a consumer that has just got this number."""
-        session = self._open[number] = Session(number, name, incarnation)
+        self._unswept = self._unswept or not self._open
+        session = self._open[number] = Session(number, name, incarnation, read_compacted=read_compacted)
         return session
 
     def close(self, session: Session) -> None:

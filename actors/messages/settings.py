@@ -34,6 +34,10 @@ class TopicSettings(msgspec.Struct, kw_only=True):
     """So do ledgers that were closed so long ago; -1: none does."""
     offload_deletion_lag_ms: int = 4 * 3600 * 1000
     """The bookies keep what is in the object store for so long."""
+    history_retention_ms: int = 0
+    history_retention_bytes: int = 0
+    """What leaves, or has left, is kept at least so long, and so much of it, even if retention would let it go; as with
+    retention, 0 is not set and -1 is without end."""
     compaction_threshold_bytes: int = 0
     """A partition is compacted when so many bytes have come since the last time; 0: never by itself."""
     max_delay_ms: int = 0
@@ -126,6 +130,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     "offload_threshold_bytes": (-1, _BYTES),
     "offload_threshold_seconds": (-1, _YEARS // 1000),
     "offload_deletion_lag_ms": (0, _YEARS),
+    "history_retention_ms": (-1, _YEARS),
+    "history_retention_bytes": (-1, _BYTES),
     "compaction_threshold_bytes": (0, _BYTES),
     "max_delay_ms": (0, _YEARS),
     "replica_points": (1, 1_000),

@@ -1,4 +1,4 @@
-"""How long messages are kept: operators can set this at any time, for a topic or for all topics of a namespace.
+"""How long messages are kept, and where: operators set it at any time, for a topic or all topics of a namespace.
 
 The records are `lifetime/namespace/<tenant>/<namespace>` and `lifetime/topic/<topic>`. A topic's value comes first,
 then the value that it was made with, then that of its namespace. The owner of a partition looks, at most every LOOK_MS,
@@ -35,13 +35,33 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class Lifetime(msgspec.Struct, frozen=True, omit_defaults=True):
-    """ttl_ms: older messages count as done; 0: none do. None for either field: no value was set."""
+    """ttl_ms: older messages count as done; 0: none do. The rest is as in TopicSettings. None for a field: no value was
+    set.
+    """
 
     ttl_ms: int | None = None
     retention: Retention | None = None
+    offload_threshold_bytes: int | None = None
+    offload_threshold_seconds: int | None = None
+    offload_deletion_lag_ms: int | None = None
+    compaction_threshold_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_topic(TopicSettings(ttl_ms=self.ttl_ms or 0))
+        check_topic(msgspec.structs.replace(TopicSettings(ttl_ms=self.ttl_ms or 0), **self.thresholds()))
+
+    def thresholds(self) -> dict[str, int]:
+        """Those that are set, by their names in TopicSettings."""
+        return {name: value for name in THRESHOLDS if (value := getattr(self, name)) is not None}
+
+
+THRESHOLDS = (
+    "offload_threshold_bytes",
+    "offload_threshold_seconds",
+    "offload_deletion_lag_ms",
+    "compaction_threshold_bytes",
+)
+"""When ledgers leave for the object store and the bookies, and when a log is compacted."""
+_DEFAULTS = TopicSettings()
 
 
 class Lifetimes:
@@ -89,6 +109,29 @@ async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) ->
     if own is None:
         own = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).retention
     return own or Retention(0, 0)
+
+
+class TopicThresholds:
+    """When ledgers of a topic leave, and when it is compacted."""
+
+    def __init__(self, ports: Ports, topic: str) -> None:
+        self._topic = topic
+        self._lifetimes = Lifetimes(ports.meta)
+        self._known = SeldomRead[TopicSettings](ports.clock)
+
+    async def now(self, made: TopicSettings) -> TopicSettings:
+        """The settings that the topic was made with, with those in place of them that hold now; what was said in the
+        last LOOK_MS may not be known yet. Raises Unavailable, Corrupt.
+        """
+        return await self._known.get(lambda: thresholds_of(self._lifetimes, self._topic, made))
+
+
+async def thresholds_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> TopicSettings:
+    """The settings of a topic with the thresholds that hold now. made: as below. Raises Unavailable, Corrupt."""
+    own = (await lifetimes.read(of_topic(topic))).thresholds()
+    shared = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).thresholds()
+    unmade = {name: value for name, value in shared.items() if getattr(made, name) == getattr(_DEFAULTS, name)}
+    return msgspec.structs.replace(made, **{**unmade, **own})
 
 
 async def ttl_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> int:

@@ -34,7 +34,7 @@ from actors.store_attempts import REFUSALS
 from actors.topic.amounts import bytes_behind
 from actors.topic.log import PartitionLog
 from actors.topic.stored_objects import StoredObjects
-from storage.compacted import KEYS_BYTES, LastOfKeys, TableWriter, is_empty, positions_in
+from storage.compacted import KEYS_BYTES, CompactedWriter, LastOfKeys, is_empty, positions_in
 from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import Frame
 from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, rows_of_runs
@@ -229,20 +229,20 @@ class Compaction:
         last position with a payload, -1 for none.
         """
         passed, now = min(self._marks().values(), default=horizon), self._ports.clock.now()
-        table, value = _GroupedRows(TableWriter()), EARLIEST
+        table, value = _GroupedRows(CompactedWriter()), EARLIEST
         async for rows in log:
             kept = await self._ports.work(partial(_kept, last, rows, passed, now - EMPTY_MS))
             value = max(value, _last_with_payload(kept))
             await self._ports.work(partial(table.add, kept))
             if table.writer.bytes >= PART_BYTES:
                 await self._store(table.writer, horizon, parts)
-                table.writer = TableWriter()
+                table.writer = CompactedWriter()
         await self._ports.work(table.end)
         if table.writer.bytes:
             await self._store(table.writer, horizon, parts)
         return value
 
-    async def _store(self, writer: TableWriter, horizon: int, parts: list[CompactedPart]) -> None:
+    async def _store(self, writer: CompactedWriter, horizon: int, parts: list[CompactedPart]) -> None:
         """Put a file into the store, read it back and compare its rows. Raises Corrupt, NotFound, Unavailable."""
         sealed = await self._ports.work(writer.finish)
         name = self.objects.new_name(ledger_of(horizon))
@@ -266,7 +266,7 @@ class Compaction:
 class _GroupedRows:
     """Makes row groups of rows that come in small pieces."""
 
-    def __init__(self, writer: TableWriter) -> None:
+    def __init__(self, writer: CompactedWriter) -> None:
         self.writer = writer
         self._pieces: list[pa.Table] = []
 

@@ -50,6 +50,11 @@ class OffloadState:
     error: str = ""
 
 
+def offloads(settings: TopicSettings) -> bool:
+    """Whether ledgers leave by themselves."""
+    return max(settings.offload_threshold_bytes, settings.offload_threshold_seconds) >= 0
+
+
 def offloadable(
     record: PartitionRecord, settings: TopicSettings, now: int, *, keep_bytes: int = NEVER, before: int = NEVER
 ) -> list[int]:
@@ -143,8 +148,7 @@ class Offloading:
 
     def may_have_left_objects(self, settings: TopicSettings) -> bool:
         """Whether ledgers go to the object store, or have gone there."""
-        limits = (settings.offload_threshold_bytes, settings.offload_threshold_seconds)
-        return max(limits) >= 0 or any(ledger.offloaded is not None for ledger in self._log.record.ledgers)
+        return offloads(settings) or any(ledger.offloaded is not None for ledger in self._log.record.ledgers)
 
     async def turn(self, settings: TopicSettings) -> list[LedgerRecord]:
         """Offload what is to be, one ledger after the other; returns ledgers that the bookies may forget.

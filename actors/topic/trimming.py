@@ -5,6 +5,9 @@ consumed ledgers longer: with a time or a size set, a consumed ledger stays whil
 together with the newer consumed ones, fits the size. A limit of 0 is not set, -1 is without end; neither set means
 that nothing is kept longer.
 
+What is in the object store, or is to go there, stays longer if `history_retention_ms` or `_bytes` say so: a ledger goes
+when neither retention nor these keep it.
+
 A topic that never had a subscription keeps everything unless retention says how much: messages that were published
 before the first subscriber came are not thrown away unasked. Once subscriptions existed and all are deleted, the
 topic is consumed as a whole.
@@ -19,15 +22,21 @@ from actors.policies.retention import Retention
 from storage.position import position
 
 
-def trimmable(record: PartitionRecord, marks: Mapping[str, int], now: int, kept: Retention) -> list[int]:
-    """Ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions."""
-    if not record.ever_subscribed and not (kept.ms or kept.bytes):
+def trimmable(
+    record: PartitionRecord, marks: Mapping[str, int], now: int, kept: Retention, *, leaves: bool = False
+) -> list[int]:
+    """Ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions.
+    leaves: ledgers go to the object store by themselves.
+    """
+    history = Retention(record.settings.history_retention_ms, record.settings.history_retention_bytes)
+    if not record.ever_subscribed and not any((kept.ms, kept.bytes, history.ms, history.bytes)):
         return []
     passed = consumed(record, marks)
     size = sum(ledger.bytes for ledger in passed)
     gone = []
     for ledger in passed:
-        if _retained(kept.ms, kept.bytes, now - ledger.closed_at, size):
+        age, stored = now - ledger.closed_at, leaves or ledger.offloaded is not None
+        if _retained(kept, age, size) or (stored and _retained(history, age, size)):
             break
         gone.append(ledger.id)
         size -= ledger.bytes
@@ -46,10 +55,10 @@ def consumed(record: PartitionRecord, marks: Mapping[str, int]) -> list[LedgerRe
     return found
 
 
-def _retained(limit_ms: int, limit_bytes: int, age: int, size: int) -> bool:
+def _retained(limit: Retention, age: int, size: int) -> bool:
     """Whether a consumed ledger of this age, which with the newer ones takes `size` bytes, is kept."""
-    if limit_ms == 0 and limit_bytes == 0:
+    if limit.ms == 0 and limit.bytes == 0:
         return False
-    young = limit_ms <= 0 or age <= limit_ms
-    fits = limit_bytes <= 0 or size <= limit_bytes
+    young = limit.ms <= 0 or age <= limit.ms
+    fits = limit.bytes <= 0 or size <= limit.bytes
     return young and fits

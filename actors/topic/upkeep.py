@@ -15,14 +15,14 @@ from pyroaring import BitMap
 
 from actors.ledger.bookies import Bookies
 from actors.ledger.garbage_collection import noted_released
-from actors.ledger.record import LedgerRecord, PartitionRecord
+from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
 from actors.ledger.replication import Replicator, under_replicated
 from actors.messages import DeleteLedgers, Progress
-from actors.policies.retention import TopicRetention
+from actors.policies.retention import TopicRetention, TopicThresholds
 from actors.ports import Ports
 from actors.topic.compaction import Compaction, trims_up_to
 from actors.topic.log import PartitionLog
-from actors.topic.offloading import Offloading
+from actors.topic.offloading import Offloading, offloads
 from actors.topic.reads import LogReads
 from actors.topic.trimming import consumed, trimmable
 from storage.errors import Conflict, Fenced, SluiceError
@@ -34,6 +34,8 @@ VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
 LEAST_REST_MS = 10_000
 """A topic that is closed is not woken sooner for what retention lets go of."""
+LOOK_BYTES = 1024 * 1024
+"""A partition with less in its only ledger has nothing that would leave or be compacted."""
 PRUNE_AT = 64
 """With so many released ledgers in the record, a trim looks which of them the garbage collection has written down."""
 
@@ -51,6 +53,9 @@ class Upkeep:
         self._reads = reads
         self._replicator = Replicator(ports, bookies, log.reader, log.metadata)
         self._kept = TopicRetention(ports, topic)
+        self._thresholds = TopicThresholds(ports, topic)
+        self.settings = log.metadata.record.settings
+        """Those that hold now, as far as they are looked up."""
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
@@ -72,23 +77,31 @@ class Upkeep:
             await self._log.metadata.verify()
         await self._log.snapshot()
         await self._log.roll_if_due()
+        await self._look()
         await self.trim()
         if not self._replicating and (
             self._lost or self._leftovers or (self._log.settled and now >= self._fill_not_before)
         ):
             self._replicating = True
             self._ports.spawn(self._replicate(now), "replicate")
-        if not self._offloading and self.offloading.due(self._log.record.settings):
+        if not self._offloading and self.offloading.due(self.settings):
             self._offloading = True
             self._ports.spawn(self._offload(), "offload")
-        if not self._compacting and self.compaction.due(self._log.record.settings):
+        if not self._compacting and self.compaction.due(self.settings):
             self._compacting = True
             self._ports.spawn(self._compact(), "compact")
+
+    async def _look(self) -> None:
+        """Look up the thresholds that hold now, where there is something that they could concern."""
+        record = self._log.record
+        made = record.settings
+        closed = any(ledger.state is LedgerState.CLOSED for ledger in record.ledgers)
+        self.settings = await self._thresholds.now(made) if closed or self._log.open_bytes >= LOOK_BYTES else made
 
     async def _offload(self) -> None:
         """Beside the rest: a ledger takes minutes."""
         try:
-            released = await self.offloading.turn(self._log.record.settings)
+            released = await self.offloading.turn(self.settings)
         except Fenced:
             return  # the record has told the topic
         finally:
@@ -97,7 +110,7 @@ class Upkeep:
 
     async def _compact(self) -> None:
         try:
-            await self.compaction.turn(self._log.record.settings)
+            await self.compaction.turn(self.settings)
         except Fenced:
             return  # the record has told the topic
         finally:
@@ -107,10 +120,10 @@ class Upkeep:
     def at_work(self) -> bool:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
-        offloads = self._offloading or self.offloading.may_have_left_objects(log.record.settings)
-        compacts = self._compacting or self.compaction.due(log.record.settings)
+        leaves = self._offloading or self.offloading.may_have_left_objects(self.settings)
+        compacts = self._compacting or self.compaction.due(self.settings)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
-        return bool(offloads or compacts or moves or self.under_replicated())
+        return bool(leaves or compacts or moves or self.under_replicated())
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
@@ -188,14 +201,15 @@ class Upkeep:
         if not consumed(self._log.record, self._trim_marks()):
             return
         kept = await self._kept.now(self._log.record.settings)
-        if not trimmable(self._log.record, self._trim_marks(), self._ports.clock.now(), kept):
+        leaves = offloads(self.settings)
+        if not trimmable(self._log.record, self._trim_marks(), self._ports.clock.now(), kept, leaves=leaves):
             return
         gone: list[LedgerRecord] = []
         noted = await noted_released(self._ports) if len(self._log.record.released) >= PRUNE_AT else BitMap()
 
         def change(record: PartitionRecord) -> PartitionRecord:
             # Decided again at the moment of the change: a subscription may have come meanwhile.
-            ids = trimmable(record, self._trim_marks(), self._ports.clock.now(), kept)
+            ids = trimmable(record, self._trim_marks(), self._ports.clock.now(), kept, leaves=leaves)
             gone[:] = [ledger for ledger in record.ledgers if ledger.id in ids]
             left = tuple(number for number in record.released if number not in noted)
             return msgspec.structs.replace(self._with_marks(record), released=left).without_ledgers(ids)

@@ -15,9 +15,9 @@ from storage.batch import decode_body
 from storage.compacted import (
     CompactedPiece,
     CompactedRows,
+    CompactedWriter,
     LastOfKeys,
     SealedTable,
-    TableWriter,
     decode_compacted_footer,
     decode_compacted_group,
     positions_in,
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_found_in_another_pass() -> None:
 
 
 def sealed(groups: Sequence[pa.Table]) -> SealedTable:
-    writer = TableWriter()
+    writer = CompactedWriter()
     for rows in groups:
         writer.add(rows)
     return writer.finish()

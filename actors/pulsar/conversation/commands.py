@@ -229,8 +229,7 @@ class CommandHandlers:
         wish = of_topic("consume", split_name(asked.topic)[0], quoted(asked.subscription))
         await self._session.check(wish)
         if asked.read_compacted and asked.type not in (EXCLUSIVE, FAILOVER):
-            reason = "readCompacted only allowed on failover or exclusive subscriptions"
-            raise CommandRefused(ServerError.NOT_ALLOWED, reason)
+            raise CommandRefused(ServerError.NOT_ALLOWED, "only exclusive and failover consumers can read compacted")
         tp = await find_partition(self._gateway.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
             await self._gateway.schemas.check_reader(tp.topic, asked.schema)
@@ -302,8 +301,7 @@ class CommandHandlers:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
         name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
-        compacted = bool(asked.read_compacted)
-        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named, compacted)
+        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named, asked.read_compacted)
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""

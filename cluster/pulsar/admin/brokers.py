@@ -22,7 +22,7 @@ from actors.messages import Ping, SendAway
 from actors.names import unquoted
 from actors.policies.permissions import Permissions
 from actors.policies.policy_records import of_namespace
-from actors.policies.retention import Lifetimes
+from actors.policies.retention import THRESHOLDS, Lifetimes
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import Broker, named, not_offered, space_of
 from cluster.pulsar.admin.lifetimes import retention_shown
@@ -84,6 +84,9 @@ class BrokerRoutes:
             own["retention_policies"] = retention_shown(said.retention)
         if said.ttl_ms is not None:
             own["message_ttl_in_seconds"] = said.ttl_ms // 1000
+        names = ("offload_threshold", "offload_threshold_in_seconds", "offload_deletion_lag_ms", "compaction_threshold")
+        values = said.thresholds()
+        own |= {name: values[setting] for name, setting in zip(names, THRESHOLDS, strict=True) if setting in values}
         return web.json_response({**document, **own, "schema_validation_enforced": policies.enforced})
 
     async def _bundles(self, request: web.Request) -> web.Response:

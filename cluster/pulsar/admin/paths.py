@@ -18,6 +18,7 @@ from cluster.pulsar.admin.quotas import QuotasByHttp
 from cluster.pulsar.admin.schemas import SchemasByHttp
 from cluster.pulsar.admin.statistics import PulsarStats
 from cluster.pulsar.admin.subscriptions import Subscriptions
+from cluster.pulsar.admin.thresholds import ThresholdsByHttp
 from cluster.pulsar.admin.topics import Topics
 from cluster.pulsar.admin.whole_namespaces import WholeNamespaces
 
@@ -35,6 +36,7 @@ def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
         *WholeNamespaces(broker).routes(),
         *QuotasByHttp(broker).routes(),
         *LifetimesByHttp(broker).routes(),
+        *ThresholdsByHttp(broker).routes(),
         *PermissionsByHttp(broker).routes(),
         *LimitsByHttp(broker).routes(),
         *PolicyRoutes(broker).routes(),

@@ -15,7 +15,7 @@ from cluster.pulsar.admin.broker import Broker, applied, named, not_offered, spa
 from cluster.pulsar.admin.topics import NAMESPACE, TOPIC
 
 POLICIES = (
-    "autoSubscriptionCreation", "autoTopicCreation", "compactionThreshold",
+    "autoSubscriptionCreation", "autoTopicCreation",
     "deduplicationSnapshotInterval", "delayedDelivery", "dispatcherPauseOnAckStatePersistent",
     "entryFilters", "inactiveTopicPolicies", "maxMessageSize", "maxSubscriptionsPerTopic", "maxTopicsPerNamespace",
     "maxUnackedMessagesOnConsumer", "maxUnackedMessagesOnSubscription", "maxUnackedMessagesPerConsumer",

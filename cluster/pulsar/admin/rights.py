@@ -54,6 +54,8 @@ _ROWS = {
         POST N /permissions/subscription/{subscription}
         DELETE N /permissions/{role} /permissions/{subscription}/{role}
         PUT T . /partitions /unload /offload /compaction
+        GET N /{threshold}; PUT N /{threshold}; DELETE N /{threshold}
+        GET T /{threshold}; POST T /{threshold}; DELETE T /{threshold}
         DELETE T . /partitions /{policy} /retention /messageTTL /backlogQuota
         POST T /partitions /terminate /terminate/partitions /createMissedPartitions
         POST T /retention /messageTTL /backlogQuota /permissions/{role}; DELETE T /permissions/{role}
@@ -145,7 +147,7 @@ def write_down(audit: Audit, roles: Sequence[str], request: web.Request, answer:
         if path.startswith(base):
             path = short + path.removeprefix(base)
             break
-    for name in ("role", "policy", "limit", "number", "what", "tenant"):
+    for name in ("role", "policy", "limit", "threshold", "number", "what", "tenant"):
         path = path.replace(f"{{{name}}}", at.get(name, ""))
     space = "/".join(at[name] for name in ("tenant", "namespace") if name in at)
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None

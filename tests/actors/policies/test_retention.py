@@ -6,7 +6,7 @@ import pytest
 
 from actors.messages import Progress, ReadEnds, TopicSettings
 from actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
-from actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, ttl_of
+from actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
 from actors.ports import Unknown
 from storage.errors import Corrupt, Invalid
 from storage.position import ledger_of, position
@@ -101,3 +101,41 @@ def test_nothing_is_deleted_while_it_is_not_known() -> None:
         assert await first_ledger(cluster, world) == begins
 
     World(7).play(scenario)
+
+
+def test_thresholds_of_a_topic_go_before_those_of_its_namespace() -> None:
+    async def scenario(world: World) -> None:
+        said = Lifetimes(world.client("tool").meta)
+        made = TopicSettings(offload_threshold_bytes=7)
+        await said.change(SPACE, offload_threshold_bytes=5, offload_deletion_lag_ms=0, compaction_threshold_bytes=3)
+        held = await thresholds_of(said, "t", made)
+        assert (held.offload_threshold_bytes, held.offload_deletion_lag_ms, held.compaction_threshold_bytes) == (
+            7,
+            0,
+            3,
+        )
+        assert (await thresholds_of(said, "t", PLAIN)).offload_threshold_bytes == 5
+        await said.change(of_topic("t"), compaction_threshold_bytes=0, offload_threshold_bytes=9)
+        held = await thresholds_of(said, "t", made)
+        assert (held.offload_threshold_bytes, held.compaction_threshold_bytes) == (9, 0)
+        with pytest.raises(Invalid):
+            await said.change(SPACE, offload_threshold_seconds=-2)
+
+    World(1).play(scenario)
+
+
+def test_an_owner_offloads_as_its_namespace_says() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=3))
+        client = world.client("client")
+        await Lifetimes(client.meta).change(SPACE, offload_threshold_bytes=0, offload_deletion_lag_ms=0)
+        producer = TestProducer(client, await cluster.start())
+        await producer.open()
+        for _ in range(3):
+            await producer.publish(3)
+        await client.clock.sleep(10_000)
+        ledgers = cluster.topic()._log.record.ledgers
+        assert all(ledger.offloaded is not None for ledger in ledgers[:2])
+        assert not ledgers[0].fragments
+
+    World(1).play(scenario)

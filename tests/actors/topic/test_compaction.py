@@ -273,7 +273,7 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
     World(9).play(scenario)
 
 
-def test_objects_go_with_the_topic_and_what_was_left_is_collected() -> None:
+def test_objects_go_with_the_topic_and_what_was_left_too() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)
         await publish(producer, [("a", "1")])

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.ledger.record import LedgerState, PartitionRecord
+from actors.ledger.record import LedgerState, Offloaded, PartitionRecord
 from actors.messages import TopicSettings
 from actors.policies.retention import Retention, made_with
 from actors.topic.trimming import trimmable
@@ -71,3 +71,19 @@ def test_nothing_above_any_mark_ever_goes(marks: list[tuple[int, int]], retentio
     gone = trimmed(record(retention_ms=retention_ms), at, NOW)
     assert gone == list(range(1, len(gone) + 1))
     assert all(position(ledger, 9) <= min(at.values()) for ledger in gone)
+
+
+def test_what_lies_in_the_store_stays_longer() -> None:
+    done = {"a": position(4, 0)}
+    kept = msgspec.structs.replace(record().settings, history_retention_ms=2_500)
+    of = msgspec.structs.replace(record(), settings=kept)
+    assert trimmable(of, done, NOW, Retention(0, 0)) == [1, 2, 3], "nothing of it is there, or goes there"
+    assert trimmable(of, done, NOW, Retention(0, 0), leaves=True) == [1]
+    assert trimmable(of, done, NOW, Retention(-1, -1), leaves=True) == [], "retention is for all of it"
+    there = [msgspec.structs.replace(ledger, offloaded=Offloaded(NOW, ())) for ledger in of.ledgers[:3]]
+    of = msgspec.structs.replace(of, ledgers=(*there, of.ledgers[3]))
+    assert trimmable(of, done, NOW, Retention(0, 0)) == [1]
+    kept = msgspec.structs.replace(kept, history_retention_ms=0, history_retention_bytes=100)
+    assert trimmable(msgspec.structs.replace(of, settings=kept), done, NOW, Retention(0, 0)) == [1, 2]
+    unused = msgspec.structs.replace(of, ever_subscribed=False)
+    assert trimmable(unused, {}, NOW, Retention(0, 0)) == [1]

@@ -102,6 +102,17 @@ def test_a_subscription_reads_compacted(server: Client, client: pulsar.Client, k
     assert nothing_comes(consumer)
 
 
+def test_what_is_compacted_away_is_done(server: Client, client: pulsar.Client) -> None:
+    """Also where nothing of it was read before: the cursor passes it over."""
+    publish(client, "away", ("a", b"1"), ("b", b"1"), ("b", None), ("a", b"2"), ("c", b"1"), ("c", b""))
+    compact(server, "away")
+    consumer = client.subscribe("away", "s", initial_position=EARLIEST, is_read_compacted=True)
+    message = consumer.receive(PATIENCE)
+    assert message.data() == b"2"
+    consumer.acknowledge(message)
+    until(lambda: backlog(server, "away", "s") == 0)
+
+
 def test_what_a_subscription_knew_is_taken_back(server: Client, client: pulsar.Client) -> None:
     consumer = client.subscribe("knew", "s", initial_position=EARLIEST, is_read_compacted=True)
     publish(client, "knew", ("a", b"1"))

@@ -211,13 +211,13 @@ def test_closed_ledgers_leave_as_pulsars_tools_ask(tool: Tool) -> None:
 
 
 def test_a_topic_is_compacted_as_pulsars_tools_ask(tool: Tool) -> None:
-    tool.ask("PUT", f"{BASE}/last")
-    assert tool.get(f"{BASE}/last/compaction") == {"status": "NOT_RUN", "lastError": ""}
-    assert tool.ask("PUT", f"{BASE}/last/compaction").status == 204
-    while (status := tool.get(f"{BASE}/last/compaction")["status"]) == "RUNNING":
+    tool.ask("PUT", f"{BASE}/empty")
+    assert tool.get(f"{BASE}/empty/compaction") == {"status": "NOT_RUN", "lastError": ""}
+    assert tool.ask("PUT", f"{BASE}/empty/compaction").status == 204
+    while (status := tool.get(f"{BASE}/empty/compaction")["status"]) == "RUNNING":
         pass
     assert status == "SUCCESS", "of nothing"
-    assert tool.get(f"{BASE}/last/internalStats")["compactedLedger"]["ledgerId"] == -1
-    tool.ask("PUT", f"{BASE}/last-of-two/partitions", 2)
-    assert tool.get(f"{BASE}/last-of-two/compaction")["status"] == "NOT_RUN"
+    assert tool.get(f"{BASE}/empty/internalStats")["compactedLedger"]["ledgerId"] == -1
+    tool.ask("PUT", f"{BASE}/empty-pair/partitions", 2)
+    assert tool.get(f"{BASE}/empty-pair/compaction")["status"] == "NOT_RUN"
     assert tool.ask("PUT", f"{BASE}/nowhere/compaction").status == 404

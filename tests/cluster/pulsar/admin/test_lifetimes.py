@@ -99,3 +99,26 @@ def test_what_is_older_than_its_time_counts_as_done(tool: Tool, client: pulsar.C
     client.create_producer("short-lived").send(b"new")
     consumer = client.subscribe("short-lived", "s")
     assert consumer.receive(PATIENCE).data() == b"new"
+
+
+def test_thresholds_of_a_namespace_and_a_topic(tool: Tool) -> None:
+    space, topic = f"{SPACES}/public/leaving", "/admin/v2/persistent/public/leaving/one"
+    tool.ask("PUT", space)
+    tool.ask("PUT", topic)
+    assert (tool.get(f"{space}/offloadThreshold"), tool.get(f"{space}/offloadThresholdInSeconds")) == (-1, -1)
+    for name, value in (("offloadThreshold", 1000), ("offloadThresholdInSeconds", 60), ("offloadDeletionLagMs", 0)):
+        assert tool.ask("PUT", f"{space}/{name}", value).status == 204
+        assert tool.get(f"{space}/{name}") == value
+        assert tool.ask("PUT", f"{space}/{name}", "much").status == 412
+        assert tool.ask("PUT", f"{space}/{name}", -2).status == 412
+    assert tool.ask("PUT", f"{space}/compactionThreshold", 500).status == 204
+    assert tool.ask("GET", f"{topic}/compactionThreshold").status == 204
+    assert tool.get(f"{topic}/compactionThreshold?applied=true") == 500
+    assert tool.ask("POST", f"{topic}/compactionThreshold", 0).status == 204
+    assert tool.get(f"{topic}/compactionThreshold?applied=true") == 0
+    policies = tool.get(space)
+    assert [policies[name] for name in ("offload_threshold", "offload_deletion_lag_ms")] == [1000, 0]
+    for path in (f"{space}/offloadDeletionLagMs", f"{space}/compactionThreshold", f"{topic}/compactionThreshold"):
+        assert tool.ask("DELETE", path).status == 204
+        assert tool.ask("GET", path).status == 204
+    assert tool.ask("PUT", f"{SPACES}/public/nowhere/offloadThreshold", 1).status == 404

@@ -49,6 +49,14 @@ admin namespaces get-max-topics-per-namespace public/default
 admin namespaces get-dispatcher-pause-on-ack-state-persistent public/default
 admin namespaces clear-backlog public/default --force
 admin namespaces unload public/default -b 0x00000000_0xffffffff
+admin namespaces set-offload-threshold public/default -s 10G
+admin namespaces get-offload-threshold public/default
+admin namespaces set-offload-deletion-lag public/default -l 1h
+admin namespaces get-offload-deletion-lag public/default
+admin namespaces clear-offload-deletion-lag public/default
+admin namespaces set-compaction-threshold public/default -t 100M
+admin namespaces get-compaction-threshold public/default
+admin namespaces remove-compaction-threshold public/default
 admin namespaces policies public/default
 """
 REFUSED = """

@@ -60,6 +60,8 @@ looking: GET N/permissions
 looking: GET N/permissions/subscription
 looking: GET N/{policy}
 looking: GET N/{limit}
+looking: GET N/{threshold}
+looking: GET T/{threshold}
 looking: GET N/backlogQuotaMap
 looking: GET N/retention
 looking: GET N/messageTTL
@@ -73,6 +75,10 @@ looking: GET T/messageTTL
 looking: GET T/deduplicationEnabled
 looking: GET T/schemaValidationEnforced
 
+chief: PUT N/{threshold}
+chief: DELETE N/{threshold}
+chief: POST T/{threshold}
+chief: DELETE T/{threshold}
 chief: POST N/{limit}
 chief: DELETE N/{limit}
 chief: POST T/{limit}
@@ -180,6 +186,7 @@ VALUES = {
     "kind": ["persistent"], "bundle": ["0x00000000_0xffffffff"], "cluster": ["sluice"], "rest": ["v3/x"],
     "check": ["backlog-quota-check"], "verb": ["pending"], "policy": ["deduplication", "persistence"],
     "limit": ["publishRate"],
+    "threshold": ["compactionThreshold"],
     "what": ["clusters", "cancel", "redrive"],
 }  # fmt: skip
 
