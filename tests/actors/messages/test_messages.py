@@ -9,6 +9,7 @@ import pytest
 
 from actors.actor import REQUESTS, Actor
 from actors.bookie import Bookie
+from actors.candidate import ControllerCandidate
 from actors.controller import Controller
 from actors.dispatcher import Dispatcher
 from actors.messages import Done, SubscriptionSettings, TopicSettings
@@ -31,7 +32,7 @@ def test_every_request_names_its_reply(name: str) -> None:
 
 def test_every_request_is_handled_by_some_actor() -> None:
     """By the method that its name gives."""
-    kinds: list[type[Actor]] = [Bookie, Topic, Dispatcher, Controller, GatewayActor]
+    kinds: list[type[Actor]] = [Bookie, Topic, Dispatcher, Controller, ControllerCandidate, GatewayActor]
     handled = {name for kind in kinds for name in dir(kind) if name.startswith("on_")}
     wanted = {
         "on_" + "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")

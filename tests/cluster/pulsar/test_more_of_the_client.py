@@ -36,6 +36,12 @@ def send_batch(client: pulsar.Client, topic: str, count: int) -> Any:
     return producer
 
 
+def row_of(message: pulsar.Message) -> int:
+    """Where it lies in its ledger, whether it came in a batch or alone."""
+    place = message.message_id()
+    return int(place.entry_id()) + max(int(place.batch_index()), 0)
+
+
 def test_single_messages_of_a_batch_are_done_for_good(server: Client, client: pulsar.Client) -> None:
     consumer = client.subscribe(
         "index", "s", initial_position=EARLIEST, consumer_type=SHARED, batch_index_ack_enabled=True
@@ -49,10 +55,7 @@ def test_single_messages_of_a_batch_are_done_for_good(server: Client, client: pu
     again = received(consumer, 6)
     assert [message.data() for message in again] == [b"1", b"4", b"5", b"6", b"8", b"9"]
     assert {message.redelivery_count() for message in again} == {1}
-    places = [message.message_id() for message in again]
-    assert [one.entry_id() + max(one.batch_index(), 0) for one in places] == [
-        messages[number].message_id().entry_id() + number for number in (1, 4, 5, 6, 8, 9)
-    ]
+    assert [row_of(message) for message in again] == [row_of(messages[number]) for number in (1, 4, 5, 6, 8, 9)]
     for message in again:
         consumer.acknowledge(message)
     until(lambda: backlog(server, "index", "s") == 0)

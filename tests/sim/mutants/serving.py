@@ -345,7 +345,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what is done counts among what waits",
-        module="actors.topic.stats",
+        module="actors.topic.amounts",
         old="return max(position(ledger.id, 0), slowest + 1)",
         new="return position(ledger.id, 0)",
         world=GATEWAY,

@@ -159,7 +159,7 @@ def send(number: int) -> bytes:
 class Topic:
     """A producer that counts the SENDs that it is handed, and wants those that were decoded together or does not."""
 
-    ready, closed, place = True, False, TopicPartition("t", 0, -1)
+    ready, closed, tp = True, False, TopicPartition("t", 0, -1)
 
     def __init__(self, takes: bool) -> None:
         self._takes = takes
