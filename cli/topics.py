@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +17,8 @@ from cli.options import (
 )
 from cli.output import WATCH_SECONDS, say, show, watch
 from cli.target import Target, takes
+
+Rows = list[dict[str, Any]]
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")
 
@@ -97,15 +100,26 @@ def offload(
     The bookies keep their copies for offload_deletion_lag_ms. Ctrl-C ends the waiting only.
     """
     kept = size(keep)
+
+    def far(rows: Rows) -> str:
+        busy = [row for row in rows if row["ledger"]]
+        each = [f"ledger {row['ledger']}: {row['runs_done']} of {row['runs_all']} runs" for row in busy]
+        return f"offloading {target.topic} ... {', '.join(each)}"
+
     with target.join() as client:
         rows = client.offload(target.topic, kept)
-        while wait and any(row["asked"] and not row["error"] for row in rows):
-            busy = [row for row in rows if row["ledger"]]
-            far = [f"ledger {row['ledger']}: {row['runs_done']} of {row['runs_all']} runs" for row in busy]
-            say(f"offloading {target.topic} ... {', '.join(far)}")
-            time.sleep(WATCH_SECONDS)
-            rows = client.offload_status(target.topic)
+        if wait:
+            rows = _done(rows, lambda: client.offload_status(target.topic), far)
     show(rows, target.json, _OFFLOAD)
+
+
+def _done(rows: Rows, look: Callable[[], Rows], far: Callable[[Rows], str]) -> Rows:
+    """Wait until every partition has done what it was asked for, or says why it cannot. far: how far they are."""
+    while any(row["asked"] and not row["error"] for row in rows):
+        say(far(rows))
+        time.sleep(WATCH_SECONDS)
+        rows = look()
+    return rows
 
 
 @app.command("offload-status")
@@ -122,13 +136,15 @@ def compact(target: Target, wait: Annotated[bool, typer.Option(help="Wait until 
     """Keep of each key the last message, for those who read the topic compacted. A message without payload deletes its
     key. The log stays as it is. Ctrl-C ends the waiting only.
     """
+
+    def far(rows: Rows) -> str:
+        read, whole = (sum(row[name] for row in rows if row["running"]) for name in ("read_bytes", "all_bytes"))
+        return f"compacting {target.topic} ... {min(100 * read // max(whole, 1), 99)} %"
+
     with target.join() as client:
         rows = client.compact(target.topic)
-        while wait and any(row["asked"] and not row["error"] for row in rows):
-            read, whole = (sum(row[name] for row in rows if row["running"]) for name in ("read_bytes", "all_bytes"))
-            say(f"compacting {target.topic} ... {min(100 * read // max(whole, 1), 99)} %")
-            time.sleep(WATCH_SECONDS)
-            rows = client.compaction_status(target.topic)
+        if wait:
+            rows = _done(rows, lambda: client.compaction_status(target.topic), far)
     show(rows, target.json, _COMPACTION)
 
 

@@ -35,11 +35,12 @@ from loadgen.kinds import (
     S3_DOWN,
     standard_kinds,
 )
+from loadgen.lasting_faults import Episode
 from loadgen.machine_control import control_of_environment
-from loadgen.machine_faults import MachineEpisode, MachineFaults
+from loadgen.machine_faults import MachineFaults
 from loadgen.options import EVERYTHING, ROLLING, FloodOptions
 from loadgen.rolling import Moves, plan_rolling
-from loadgen.slowdowns import Episode
+from loadgen.slowdowns import Slowdown
 from loadgen.victims import Victims
 from storage.errors import SluiceError, Unavailable
 
@@ -130,7 +131,7 @@ class Chaos:
         self._holding = Victims(client, topic, subscription)
         self._often = options.scenario == ROLLING
         self._done = 0
-        self._episodes: list[Episode | MachineEpisode] = []
+        self._episodes: list[Episode] = []
         self._mending: list[threading.Thread] = []
         self._looking, self._striking = threading.Lock(), threading.Lock()
         self._others: tuple[float, list[str]] = (float("-inf"), [])
@@ -283,7 +284,7 @@ class Chaos:
         if any(pid in episode.pids and not episode.over for episode in self._episodes):
             raise LookupError(f"{target} is frozen already")
         self._note(fault, target, lost)
-        self._episodes.append(Episode([pid], fault.lasts_s))
+        self._episodes.append(Slowdown([pid], fault.lasts_s))
 
     def _kill_node(self, fault: Fault) -> None:
         if any(thread.is_alive() for thread in self._mending):

@@ -43,7 +43,7 @@ from loadgen.kinds import (
     SLOW,
     check_kinds,
 )
-from loadgen.slowdowns import SLOW_SHARE, Episode
+from loadgen.slowdowns import SLOW_SHARE, Slowdown
 from storage.errors import Unavailable
 
 __all__ = ["FREEZE", "HANG", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
@@ -189,7 +189,7 @@ class Fleet:
         self._generations: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
         self._next = self._most = self._ahead = self._kept = 0
-        self._episodes: list[Episode] = []
+        self._episodes: list[Slowdown] = []
         self.working: list[ConsumerProcess] = []
         self.gone: list[ConsumerProcess] = []
         self.history: list[dict[str, Any]] = []
@@ -269,7 +269,7 @@ class Fleet:
             if victim is not None:
                 self._note(fault, victim.name, incarnation=victim.incarnation)
                 share = SLOW_SHARE if fault.kind == SLOW else 0.0
-                self._episodes.append(Episode([victim.pid], fault.lasts_s, share))
+                self._episodes.append(Slowdown([victim.pid], fault.lasts_s, share))
 
     def _leave_and_return(self, fault: Fault) -> None:
         with self._changing:
@@ -299,7 +299,7 @@ class Fleet:
             victim = self._victim(fault)
             if victim is None:
                 return
-            stopped = Episode([victim.pid], _LONGEST_STOP_S)
+            stopped = Slowdown([victim.pid], _LONGEST_STOP_S)
             self._episodes.append(stopped)
         more: dict[str, Any] = dict(until(victim.name))
         helper = None

@@ -7,36 +7,24 @@ of the broker. One machine at a time suffers: of three, two have to reach each o
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 
 from loadgen.faults import Fault
 from loadgen.kinds import CUT_ONE_WAY, FULL_DISK, ISOLATE, ISOLATE_STORE, LOSSY_LINK, SLOW_LINK
+from loadgen.lasting_faults import Episode
 from loadgen.machine_control import MachineControl
 from storage.errors import SluiceError
 
 SLOW_MS, LOST = 100.0, 0.05
 
 
-class MachineEpisode:
-    """A fault that lasts. pids: none; see slowdowns.Episode, beside which it stands."""
+class MachineEpisode(Episode):
+    """A fault of machines. pids: none, since no process of theirs is stopped."""
 
     def __init__(self, seconds: float, back: Callable[[], None]) -> None:
-        self.pids: list[int] = []
+        self.pids = []
         self._back = back
-        self._quiet = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(seconds,), name="machine fault", daemon=True)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        """Whether all is as before."""
-        return not self._thread.is_alive()
-
-    def end(self) -> None:
-        """Take it back now. Safe to repeat."""
-        self._quiet.set()
-        self._thread.join()
+        super().__init__(seconds)
 
     def _run(self, seconds: float) -> None:
         self._quiet.wait(seconds)

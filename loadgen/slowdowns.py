@@ -5,35 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Sequence
+
+from loadgen.lasting_faults import Episode
 
 SLOW_SHARE, SLICE_S = 0.1, 0.2
 """A slowed process runs a tenth of every fifth of a second."""
 
 
-class Episode:
+class Slowdown(Episode):
     """Processes that are stopped or slowed down, until `end` or for a number of seconds."""
 
     def __init__(self, pids: Sequence[int], seconds: float, share: float = 0.0) -> None:
         """Begin at once. share: part of the time that the processes may run, 0 = none."""
         self.pids = list(pids)
         self._share = share
-        self._quiet = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(seconds,), name="episode", daemon=True)
         self._signal(signal.SIGSTOP)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        """Whether the processes run as they like again."""
-        return not self._thread.is_alive()
-
-    def end(self) -> None:
-        """Let them run again. Safe to repeat."""
-        self._quiet.set()
-        self._thread.join()
+        super().__init__(seconds)
 
     def _run(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

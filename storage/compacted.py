@@ -4,8 +4,8 @@ A table holds rows of the log with the columns of storage.history, in order of t
 without payload says that its key is gone. Whoever reads the table from its beginning never knew the key and is not
 told; whoever knew earlier messages needs that row. So it stays for a while (actors.topic.compaction).
 
-A row group holds rows of any ledgers. What stands in the footer under METADATA says of each group which positions it
-holds, its bytes and their checksum; nothing else of a file is read for a position. A row comes out as a message of its
+A row group holds rows of any ledgers. The footer says of each group which positions it holds (storage.checked_parquet).
+A row comes out as a message of its
 own, whatever batch of a client it came in: of a batch of which some are gone nobody could tell how many there are.
 """
 
@@ -15,28 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.batch import MAX_RUN_MESSAGES, stored_schema
+from storage.checked_parquet import CheckedWriter, SealedFile, read_footer, read_group
 from storage.cursor import Cursor
 from storage.errors import Corrupt
 from storage.frame import Run, make_run
 from storage.hashing import MASK, hash_column
-from storage.history import (
-    MAGIC,
-    METADATA,
-    SCHEMA,
-    batch_of_table,
-    pack_metadata,
-    parquet_writer,
-    read_footer,
-    read_group,
-    stored_batch,
-)
+from storage.history import REPEATING, SCHEMA, batch_of_table, stored_batch
 from storage.position import ENTRY_BITS, MAX_ENTRY, Positions, split_by_ledger
 
 KEYS_BYTES = 64 * 1024 * 1024
@@ -146,12 +136,9 @@ class CompactedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedTable:
-    """A file that is to be stored, and the rows that it was made of, by row group."""
+class SealedTable(SealedFile):
+    """A file, and the rows that it was made of, by row group."""
 
-    data: memoryview
-    footer_bytes: int
-    footer_crc: int
     groups: list[CompactedGroup]
     rows: list[pa.Table]
 
@@ -160,7 +147,7 @@ class CompactedWriter:
     """Makes one file of a table."""
 
     def __init__(self) -> None:
-        self._sink, self._writer = parquet_writer()
+        self._file = CheckedWriter(SCHEMA, REPEATING)
         self._groups: list[CompactedGroup] = []
         self._rows: list[pa.Table] = []
         self.bytes = 0
@@ -169,22 +156,15 @@ class CompactedWriter:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which follow those before, as one row group."""
         positions = positions_in(rows)
-        start = self._sink.tell() if self._groups else len(MAGIC)
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-        written = bytes(self._sink.getbuffer()[start:])
-        crc = google_crc32c.value(written)
-        self._groups.append(CompactedGroup(int(positions[0]), int(positions[-1]), start, len(written), crc))
+        self._groups.append(CompactedGroup(int(positions[0]), int(positions[-1]), *self._file.add(rows)))
         self._rows.append(rows)
         self.bytes += rows.nbytes
 
     def finish(self) -> SealedTable:
         """The file; nothing can be added any more."""
         groups = [(one.first, one.last, one.start, one.length, one.crc) for one in self._groups]
-        self._writer.add_key_value_metadata({METADATA: pack_metadata({"kind": KIND, "groups": groups})})
-        self._writer.close()
-        data = self._sink.getbuffer()
-        tail = bytes(data[self._groups[-1].start + self._groups[-1].length :])
-        return SealedTable(data, len(tail), google_crc32c.value(tail), self._groups, self._rows)
+        file = self._file.finish({"kind": KIND, "groups": groups})
+        return SealedTable(file.data, file.footer_bytes, file.footer_crc, self._groups, self._rows)
 
 
 class CompactedFooter:
@@ -211,10 +191,7 @@ def decode_compacted_footer(tail: bytes, size: int, crc: int) -> CompactedFooter
 
 def decode_compacted_group(footer: CompactedFooter, number: int, data: bytes) -> CompactedRows:
     """The rows of a row group, from its bytes. Raises Corrupt if they are not those with its checksum."""
-    group = footer.groups[number]
-    if len(data) != group.length or google_crc32c.value(data) != group.crc:
-        raise Corrupt(f"row group {number} does not fit its checksum")
-    return CompactedRows(read_group(footer.metadata, footer.size, number, group.start, data))
+    return CompactedRows(read_group(footer, number, data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ batch (storage.batch), and these:
 `publish_time` is a timestamp as well; `event_time` stays a number, because clients may send any.
 
 A row group holds whole runs, so a position is found in one row group. What Parquet has no place for stands in the
-footer, under METADATA: the runs, and of each row group its bytes and their checksum. The checksum of the footer is kept
-by whoever names the file (actors.ledger.record). So footers and row groups are believed only if they are what was
-written, and nothing else of a file is read for a position.
+footer: the runs, and of each row group its bytes and their checksum (storage.checked_parquet). The checksum of the
+footer is kept by whoever names the file (actors.ledger.record).
 
 A run that comes out has the rows, hashes and sequences of the run that went in. Its bytes are mostly the same too, but
 not if the producer compressed them, or Arrow wrote the same rows in another way; its checksum is that of the bytes that
@@ -23,35 +22,27 @@ come out.
 
 from __future__ import annotations
 
-import base64
-import io
 import itertools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import google_crc32c
-import msgpack
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.batch import StoredBatch, decode_body, schema_of, stored_schema
+from storage.checked_parquet import CheckedWriter, SealedFile, read_footer, read_group
 from storage.errors import Corrupt
 from storage.frame import Frame, Header, make_run
 
-FORMAT = 1
-METADATA = b"sluice"
 GROUP_BYTES = 4 * 1024 * 1024
 """Payload bytes after which a row group ends: what is read for one message that lies far from others."""
 GROUP_ROWS = 65_536
 PART_BYTES = 32 * 1024 * 1024
 """Payload bytes after which a file ends: what its writer has in hand."""
-_LEVEL = 1
-MAGIC = b"PAR1"
 
 _TIME = pa.timestamp("ms", "UTC")
 _OPTIONAL = ("ordering_key", "properties", "event_time", "sequence_id", "batch_index", "pulsar")
@@ -69,7 +60,7 @@ SCHEMA = pa.schema(
     ]
 )
 """Of every file."""
-_REPEATING = ["ledger", "key", "ordering_key", "producer"]
+REPEATING = ["ledger", "key", "ordering_key", "producer"]
 """Columns that are worth a dictionary."""
 
 
@@ -86,32 +77,10 @@ class RowGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedPart:
-    """A file that is to be stored. The last footer_bytes of data are the footer, whose checksum is footer_crc.
+class SealedPart(SealedFile):
+    """A part. headers: of the runs that it was made of, in order."""
 
-    headers: of the runs that it was made of, in order.
-    """
-
-    data: memoryview
-    footer_bytes: int
-    footer_crc: int
     headers: list[Header]
-
-
-def parquet_writer() -> tuple[io.BytesIO, Any]:
-    """A file in memory, and what writes tables with SCHEMA into it, each as a row group."""
-    from pyarrow import parquet
-
-    sink = io.BytesIO()
-    return sink, parquet.ParquetWriter(
-        sink,
-        SCHEMA,
-        compression="zstd",
-        compression_level=_LEVEL,
-        use_dictionary=_REPEATING,
-        write_page_checksum=True,
-        store_schema=False,
-    )
 
 
 class PartWriter:
@@ -120,7 +89,7 @@ class PartWriter:
     def __init__(self, ledger: int, first_run: int, first_entry: int) -> None:
         self._ledger = ledger
         self._next_run, self._next_entry = first_run, first_entry
-        self._sink, self._writer = parquet_writer()
+        self._file = CheckedWriter(SCHEMA, REPEATING)
         self._groups: list[RowGroup] = []
         self._headers: list[Header] = []
         self.bytes = 0
@@ -134,21 +103,14 @@ class PartWriter:
                 raise Corrupt(f"run {header.run} does not follow the one before it in ledger {self._ledger}")
             self._next_run, self._next_entry = header.run + 1, header.last_entry + 1
             self._headers.append(header)
-        start = self._sink.tell() if self._groups else len(MAGIC)
-        table = rows_of_runs(frames)
-        self._writer.write_table(table, row_group_size=table.num_rows)
-        written = bytes(self._sink.getbuffer()[start:])
-        group = RowGroup(first_run, self._next_run, first_entry, start, len(written), google_crc32c.value(written))
-        self._groups.append(group)
+        where = self._file.add(rows_of_runs(frames))
+        self._groups.append(RowGroup(first_run, self._next_run, first_entry, *where))
         self.bytes += sum(len(frame.payload) for frame in frames)
 
     def finish(self) -> SealedPart:
         """The file; nothing can be added any more."""
-        self._writer.add_key_value_metadata({METADATA: _packed(self._groups, self._headers)})
-        self._writer.close()
-        data = self._sink.getbuffer()
-        tail = bytes(data[self._groups[-1].start + self._groups[-1].length :])
-        return SealedPart(data, len(tail), google_crc32c.value(tail), self._headers)
+        file = self._file.finish(_said(self._groups, self._headers))
+        return SealedPart(file.data, file.footer_bytes, file.footer_crc, self._headers)
 
 
 class PartFooter:
@@ -249,43 +211,9 @@ def decode_footer(tail: bytes, size: int, crc: int) -> PartFooter:
         raise Corrupt(f"the footer cannot be read: {error}") from error
 
 
-def read_footer(tail: bytes, crc: int) -> tuple[Any, dict[str, Any]]:
-    """Parquet's metadata of a file, and what stands in it under METADATA. Raises Corrupt."""
-    from pyarrow import parquet
-
-    if google_crc32c.value(tail) != crc:
-        raise Corrupt("the footer does not fit its checksum")
-    try:
-        metadata = parquet.read_metadata(pa.BufferReader(MAGIC + tail))
-        packed = zlib.decompress(base64.b64decode(metadata.metadata[METADATA]))
-        values: dict[str, Any] = msgpack.unpackb(packed)
-        if values["format"] != FORMAT:
-            raise Corrupt(f"a file of the history has format {values['format']}, known is {FORMAT}")
-        return metadata, values
-    except (pa.lib.ArrowException, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise Corrupt(f"the footer cannot be read: {error}") from error
-
-
 def decode_group(footer: PartFooter, number: int, data: bytes) -> GroupRows:
     """The rows of a row group, from its bytes. Raises Corrupt if they are not those with its checksum."""
-    group = footer.groups[number]
-    if len(data) != group.length or google_crc32c.value(data) != group.crc:
-        raise Corrupt(f"row group {number} does not fit its checksum")
-    return GroupRows(footer, number, read_group(footer.metadata, footer.size, number, group.start, data))
-
-
-def read_group(metadata: Any, size: int, number: int, start: int, data: bytes) -> pa.Table:
-    """The rows of a row group whose bytes these are; the file has `size` bytes, and they begin at `start`.
-
-    Raises Corrupt.
-    """
-    from pyarrow import parquet
-
-    extent = pa.PythonFile(_Extent(data, start, size), "r")
-    try:
-        return parquet.ParquetFile(extent, metadata=metadata, pre_buffer=False).read_row_group(number)
-    except (pa.lib.ArrowException, OSError, ValueError) as error:
-        raise Corrupt(f"row group {number} cannot be read: {error}") from error
+    return GroupRows(footer, number, read_group(footer, number, data))
 
 
 def same_rows(found: Frame, wanted: Frame) -> bool:
@@ -340,15 +268,15 @@ def batch_of_table(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=table.schema.names)
 
 
-def _packed(groups: Sequence[RowGroup], headers: Sequence[Header]) -> bytes:
-    """What stands in a footer under METADATA; a value there is text."""
+def _said(groups: Sequence[RowGroup], headers: Sequence[Header]) -> dict[str, Any]:
+    """What stands in a footer."""
     columns: dict[str, npt.NDArray[Any]] = {
         "counts": np.array([header.count for header in headers], np.uint32),
         "epochs": np.array([header.epoch for header in headers], np.int64),
         "shapes": np.array([header.shape for header in headers], np.uint8),
         "delayed": np.array([header.delayed for header in headers], np.bool_),
     }
-    values = {
+    return {
         "ledger": headers[0].ledger,
         "groups": [
             (group.first_run, group.stop_run, group.first_entry, group.start, group.length, group.crc)
@@ -357,40 +285,3 @@ def _packed(groups: Sequence[RowGroup], headers: Sequence[Header]) -> bytes:
         "positions": [(header.run, header.positions) for header in headers if header.positions],
         **{name: column.tobytes() for name, column in columns.items()},
     }
-    return pack_metadata(values)
-
-
-def pack_metadata(values: dict[str, Any]) -> bytes:
-    """What stands under METADATA: it can be read without the rows."""
-    return base64.b64encode(zlib.compress(msgpack.packb({"format": FORMAT, **values})))
-
-
-class _Extent(io.RawIOBase):
-    """A file of which only some bytes are here. Arrow asks for no others."""
-
-    def __init__(self, data: bytes, start: int, size: int) -> None:
-        self._data, self._start, self._size, self._at = data, start, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def size(self) -> int:
-        return self._size
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self._at - self._start
-        end = begin + size
-        if size < 0 or begin < 0 or end > len(self._data):
-            raise OSError(f"{size} bytes from {self._at} on are not here")
-        self._at += size
-        return self._data[begin:end]

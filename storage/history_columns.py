@@ -11,8 +11,6 @@ read first, and the others only if one of them is there.
 
 from __future__ import annotations
 
-import io
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.checked_parquet import read_pieces
 from storage.errors import Corrupt
 from storage.history import PartFooter
 
@@ -132,17 +131,8 @@ class PartColumns:
         return table if table.num_rows else None
 
     def _table(self, number: int, columns: Iterable[str]) -> pa.Table:
-        from pyarrow import parquet
-
         pieces = [(start, self._read(start, stop - start)) for start, stop in self._extents(number, columns)]
-        source = pa.PythonFile(_Pieces(pieces, self._footer.size), "r")
-        try:
-            file = parquet.ParquetFile(
-                source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True
-            )
-            return file.read_row_group(number, columns=sorted(columns))
-        except (pa.lib.ArrowException, OSError, ValueError) as error:
-            raise Corrupt(f"row group {number} cannot be read: {error}") from error
+        return read_pieces(self._footer, number, pieces, sorted(columns))
 
     def _read(self, start: int, length: int) -> bytes:
         data = self._get(start, length)
@@ -191,35 +181,3 @@ def _both(one: pa.Array | None, other: pa.Array | None) -> pa.Array | None:
     if one is None or other is None:
         return other if one is None else one
     return pc.and_(one, other)
-
-
-class _Pieces(io.RawIOBase):
-    """A file of which only some pieces are here. Arrow asks for no others."""
-
-    def __init__(self, pieces: list[tuple[int, bytes]], size: int) -> None:
-        self._pieces, self._starts, self._size, self._at = pieces, [start for start, _ in pieces], size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def size(self) -> int:
-        return self._size
-
-    def read(self, size: int = -1) -> bytes:
-        number = bisect_right(self._starts, self._at) - 1
-        start, data = self._pieces[number]
-        begin = self._at - start
-        if number < 0 or size < 0 or begin + size > len(data):
-            raise OSError(f"{size} bytes from {self._at} on are not here")
-        self._at += size
-        return data[begin : begin + size]

@@ -21,7 +21,7 @@ from actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, Run
 from actors.ports import Ports
 from actors.wire import Blob
 from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
-from storage.frame import Header, decode_head, encode_head, head_size, payload_crc
+from storage.frame import Frame, Header, decode_head, encode_head, head_size, payload_crc
 
 READ_TIMEOUT, HEADS_TIMEOUT = 3_000, 1_000
 SPECULATE_MS = 300
@@ -162,6 +162,11 @@ class LedgerReader:
             if frame.bookie == HISTORY:
                 raise Unavailable(f"run {run} of ledger {ledger.id} cannot be read: no copy is whole")
             tried.append(frame.bookie)
+
+    async def frame(self, ledger: LedgerRecord, run: int) -> Frame:
+        """One run whose checksum was verified. Raises Unavailable."""
+        stored, data = await self.whole(ledger, run)
+        return Frame(stored.header, data)
 
     async def verified(self, frame: StoredFrame) -> memoryview | None:
         """The payload's bytes, if they are here and match their checksum."""

@@ -33,16 +33,13 @@ from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.amounts import bytes_behind
 from actors.topic.log import PartitionLog
-from actors.topic.stored_objects import StoredObjects
+from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from storage.compacted import KEYS_BYTES, CompactedWriter, LastOfKeys, is_empty, positions_in
-from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
+from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from storage.frame import Frame
 from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, rows_of_runs
 from storage.position import EARLIEST, entry_of, ledger_of, position
 
-READ_AT_ONCE = 8
-"""Runs that are read from bookies at a time."""
-RETRY_MS = 30_000
 EMPTY_MS = 24 * 3600 * 1000
 """So long after it was published a message stays that says that its key is gone."""
 
@@ -179,7 +176,7 @@ class Compaction:
         """The rows of an earlier table, and those of the log from `begin` to the horizon, in order."""
         at = 0
         while before is not None and (group := await self.reader.rows_at(before, at)) is not None:
-            self._check()
+            self._log.check()
             self.state.read_bytes += group.table.nbytes
             yield group.table
             at = int(group.positions[-1]) + 1
@@ -190,11 +187,9 @@ class Compaction:
             last = self._log.last_entry(self._ledger(ledger_id))
             last = min(last, entry_of(horizon)) if ledger_id == ledger_of(horizon) else last
             runs = range(table.run_of(first), table.run_of(last) + 1) if first <= last else range(0)
-            for start in range(runs.start, runs.stop, READ_AT_ONCE):
-                self._check()
-                for frames in await self._frames(
-                    ledger_id, runs[start - runs.start : start - runs.start + READ_AT_ONCE]
-                ):
+            for start in range(0, len(runs), READ_AT_ONCE):
+                self._log.check()
+                for frames in await self._frames(ledger_id, runs[start : start + READ_AT_ONCE]):
                     self.state.read_bytes += sum(len(frame.payload) for frame in frames)
                     yield await self._ports.work(partial(rows_of_runs, frames))
 
@@ -208,17 +203,12 @@ class Compaction:
         """These runs without those that were given up, in stretches that follow one another."""
         ledger, stretches = self._ledger(ledger_id), list[list[Frame]]([[]])
         there = [run for run in runs if self._log.record.lost_run(ledger_id, run) is None]
-        for frame in await together(self._ports, "compact", [self._run(ledger, run) for run in there]):
+        for frame in await together(self._ports, "compact", [self._log.reader.frame(ledger, run) for run in there]):
             stretch = stretches[-1]
             if stretch and frame.header.run != stretch[-1].header.run + 1:
                 stretches.append([])
             stretches[-1].append(frame)
         return [stretch for stretch in stretches if stretch]
-
-    async def _run(self, ledger: LedgerRecord, run: int) -> Frame:
-        """A run whose checksum was verified."""
-        stored, data = await self._log.reader.whole(ledger, run)
-        return Frame(stored.header, data)
 
     # -- what is written ---------------------------------------------------------------------------------------------
 
@@ -253,14 +243,10 @@ class Compaction:
         await self.objects.put(name, sealed.data)
         footer = await self.reader.footer(part)
         for number, wanted in enumerate(sealed.rows):
-            self._check()
+            self._log.check()
             found = await self.reader.group(part, footer, number)
             if not await self._ports.work(partial(found.table.equals, wanted)):
                 raise Corrupt(f"row group {number} does not come out of {name} as it went in")
-
-    def _check(self) -> None:
-        if self._log.stopped:
-            raise Fenced("the topic has a newer owner")
 
 
 class _GroupedRows:
@@ -269,18 +255,19 @@ class _GroupedRows:
     def __init__(self, writer: CompactedWriter) -> None:
         self.writer = writer
         self._pieces: list[pa.Table] = []
+        self._bytes = self._count = 0
 
     def add(self, rows: pa.Table) -> None:
         """More rows, behind those before."""
         self._pieces.append(rows)
-        size, count = (sum(getattr(one, name) for one in self._pieces) for name in ("nbytes", "num_rows"))
-        if size >= GROUP_BYTES or count >= GROUP_ROWS:
+        self._bytes, self._count = self._bytes + rows.nbytes, self._count + rows.num_rows
+        if self._bytes >= GROUP_BYTES or self._count >= GROUP_ROWS:
             self.end()
 
     def end(self) -> None:
         """What has come becomes a row group."""
         rows = pa.concat_tables(self._pieces) if self._pieces else None
-        self._pieces = []
+        self._pieces, self._bytes, self._count = [], 0, 0
         if rows is not None and rows.num_rows:
             self.writer.add(rows.combine_chunks())
 

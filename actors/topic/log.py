@@ -163,7 +163,7 @@ class PartitionLog:
             else:
                 self.waits_for = ""
                 return done
-            self._check()
+            self.check()
             with contextlib.suppress(Unavailable):
                 await self.metadata.verify()
             await wait.pause()
@@ -216,7 +216,7 @@ class PartitionLog:
     async def make_room(self) -> None:
         """Wait until a run can be appended. Raises Overloaded, Unavailable (no bookies for a ledger), Fenced."""
         while True:
-            self._check()
+            self.check()
             if self.held > HELD_BYTES:
                 raise Overloaded(f"{self.held} bytes are under way to the bookies; slow down")
             if self._writer is None or (self._roll_due() and not self._rolling.locked()):
@@ -297,11 +297,11 @@ class PartitionLog:
         old = self._writer
         if old is not None:
             await old.drain()
-        self._check()
+        self.check()
         if old is not None:
             old.retire()
         await self.metadata.update(lambda record: self._closed(self._covered(record)).with_new_ledger(opened))
-        self._check()
+        self.check()
         if old is not None:
             self._retired = [writer for writer in (*self._retired, old) if writer.busy]
         self.open_bytes = 0
@@ -319,7 +319,8 @@ class PartitionLog:
             ),
         )
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises Fenced if this owner writes and answers no more."""
         if self.stopped:
             raise Fenced("the topic has a newer owner")
 

@@ -28,15 +28,12 @@ from actors.messages import Offload, OffloadStatus, TopicSettings
 from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.log import PartitionLog
-from actors.topic.stored_objects import StoredObjects
-from storage.errors import Corrupt, Fenced, NotFound, SluiceError
+from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
+from storage.errors import Corrupt, NotFound, SluiceError
 from storage.frame import Frame
 from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart, same_rows
 from storage.position import position
 
-READ_AT_ONCE = 8
-"""Runs that are read from bookies at a time."""
-RETRY_MS = 30_000
 NEVER = -1
 
 
@@ -236,18 +233,14 @@ class Offloading:
             size = rows = 0
             while run <= ledger.last_run and size < GROUP_BYTES and rows < GROUP_ROWS:
                 stop = min(run + READ_AT_ONCE, ledger.last_run + 1)
-                for frame in await together(self._ports, "offload", [self._run(ledger, at) for at in range(run, stop)]):
+                reads = [self._log.reader.frame(ledger, at) for at in range(run, stop)]
+                for frame in await together(self._ports, "offload", reads):
                     frames.append(frame)
                     size, rows, run = size + len(frame.payload), rows + frame.header.count, run + 1
             await self._ports.work(lambda frames=frames: writer.add(frames))  # type: ignore[misc]
             self.state.runs_done = run
-            self._check()
+            self._log.check()
         return await self._ports.work(writer.finish)
-
-    async def _run(self, ledger: LedgerRecord, run: int) -> Frame:
-        """A run whose checksum was verified."""
-        stored, data = await self._log.reader.whole(ledger, run)
-        return Frame(stored.header, data)
 
     def _named(self, ledger: LedgerRecord, sealed: SealedPart, run: int, entry: int) -> HistoryPart:
         """A file under a name that was never used."""
@@ -259,16 +252,12 @@ class Offloading:
         history = self._log.reader.history
         footer = await history.footer(part)
         for number, group in enumerate(footer.groups):
-            self._check()
+            self._log.check()
             rows = await history.group(part, footer, number)
             headers = sealed.headers[group.first_run - part.first_run : group.stop_run - part.first_run]
             for run in await self._ports.work(lambda rows=rows, headers=headers: rows.unlike(headers)):  # type: ignore[misc]
-                if not same_rows(rows.frame(run), await self._run(ledger, run)):
+                if not same_rows(rows.frame(run), await self._log.reader.frame(ledger, run)):
                     raise Corrupt(f"run {run} of ledger {ledger.id} does not come out of {part.name} as it went in")
-
-    def _check(self) -> None:
-        if self._log.stopped:
-            raise Fenced("the topic has a newer owner")
 
     # -- what no record names ----------------------------------------------------------------------------------------
 

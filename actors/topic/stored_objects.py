@@ -15,6 +15,10 @@ from actors.topic.log import PartitionLog
 from storage.errors import Corrupt, SluiceError, Unavailable
 from storage.frame import Buffer
 
+READ_AT_ONCE = 8
+"""Runs that are read from bookies at a time, for objects that are made of them."""
+RETRY_MS = 30_000
+"""After what did not work, so long nothing is tried again."""
 COLLECT_MS = 3_600_000
 """So often an owner looks for objects that no record names: what an earlier one had under way may land at any time."""
 

@@ -51,8 +51,7 @@ STORES = {
     "storage/sqlite_log.py": {"pathlib"},
     "storage/sqlite_witness.py": {"os", "pathlib"},
     "storage/s3.py": {"uuid"},
-    "storage/history.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
-    "storage/history_columns.py": {"io"},  # the same
+    "storage/checked_parquet.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
     "storage/lazy_zeros.py": {"mmap"},  # memory of nobody else, no file
 }
 """The stores for the real world, which the simulator replaces by its own, and the most that each of them imports.

@@ -21,7 +21,7 @@ from loadgen.history import HistoryClock
 from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, standard_kinds
 from loadgen.options import FloodOptions
 from loadgen.rolling import HASHES, Moves, plan_rolling
-from loadgen.slowdowns import Episode
+from loadgen.slowdowns import Slowdown
 from storage.errors import Unavailable
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.test_faults import PretendedProcess
@@ -241,21 +241,21 @@ def until(process: psutil.Process, *wanted: str) -> None:
 
 @pytest.mark.timeout(60)
 def test_episode_stops_a_real_process_and_lets_it_go_on(child: psutil.Process) -> None:
-    episode = Episode([child.pid], seconds=3_600)
+    episode = Slowdown([child.pid], seconds=3_600)
     until(child, psutil.STATUS_STOPPED)
     assert [episode.over] == [False]
     episode.end()
     episode.end()
     assert [episode.over] == [True]
     until(child, psutil.STATUS_SLEEPING)
-    short = Episode([child.pid], seconds=0.05)
+    short = Slowdown([child.pid], seconds=0.05)
     short._thread.join()
     until(child, psutil.STATUS_SLEEPING)
 
 
 @pytest.mark.timeout(60)
 def test_slowed_process_runs_and_stops_in_turn(child: psutil.Process) -> None:
-    episode = Episode([child.pid], seconds=3_600, share=0.1)
+    episode = Slowdown([child.pid], seconds=3_600, share=0.1)
     for _ in range(2):
         until(child, psutil.STATUS_STOPPED)
         until(child, psutil.STATUS_SLEEPING)

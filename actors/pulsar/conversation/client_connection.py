@@ -155,12 +155,13 @@ class ClientConnection(ClientSession):
         shared = gateway.speakers.others(self, gateway.ports.clock.monotonic())
         most = VECTORIZED_TURN if shared else sys.maxsize
         try:
-            while self._read and left > 0 and not (self.intake.full or self.closed):
+            while self._read and left and not (self.intake.full or self.closed):
                 reading = self._read[0]
                 end = reading.sends_from_here(gateway.vectorized_from, most) if self.greeted else reading.at
                 if end > reading.at:
                     self._vectorized(reading, end)
-                    left -= TURN * (shared and reading.at == end)
+                    if shared and reading.at == end:
+                        left = 0
                 else:
                     frame, reading.at = reading.cut[reading.at], reading.at + 1
                     left -= max(self._frame(frame, reading), shared)

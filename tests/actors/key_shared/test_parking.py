@@ -264,7 +264,8 @@ def test_what_the_next_owner_has_not_read_is_not_counted() -> None:
     assert parked.counts() == {second.number: (0, 0)}
 
 
-def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
+def parked_with_a_later_message_held() -> Driver:
+    """The next owner of a subscription whose key is parked; `c`, which comes back, holds a later message of the key."""
     driver = parking()
     driver.send("k", "k", "k")
     fail(driver, "1:0")
@@ -274,6 +275,11 @@ def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
     new.route()
     look(new)
     new.join("c", holding=at("1:1"))
+    return new
+
+
+def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
+    new = parked_with_a_later_message_held()
     assert new.pending("c") == ["1:1"], "what it holds is not in the lot"
     assert new.route() == {}
     assert [show(int(p)) for p in new.dispatch.take_revoked(new.numbers["c"])] == ["1:1"]
@@ -285,15 +291,7 @@ def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
 
 def test_what_is_redriven_asks_back_what_follows_it() -> None:
     """A consumer comes back with a later message of the key, and the key goes on before the next dispatch."""
-    driver = parking()
-    driver.send("k", "k", "k")
-    fail(driver, "1:0")
-    new = taken_over(driver)
-    new.join("b")
-    new.publish("k", "k", "k")
-    new.route()
-    look(new)
-    new.join("c", holding=at("1:1"))
+    new = parked_with_a_later_message_held()
     redrive(new, "k")
     assert [show(int(p)) for p in new.dispatch.take_revoked(new.numbers["c"])] == ["1:1"]
     assert new.route() == {}

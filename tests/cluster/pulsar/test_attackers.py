@@ -130,12 +130,10 @@ def large(server: Client) -> None:
     raw.close()
 
 
-@pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("name", FLOODS)
-def test_who_floods_and_reads_nothing_costs_little(server: Client, name: str) -> None:
-    """Meanwhile another client connects and publishes."""
+def check_costs_little(server: Client, open_: Callable[[], Raw], data: Iterator[bytes]) -> None:
+    """A connection floods and reads nothing. Meanwhile another client connects and publishes."""
     before = resident()
-    with attack(Raw(server.pulsar_service_url), flood(FLOODS[name])) as full:
+    with attack(open_(), data) as full:
         client = joined(server)
         producer = client.create_producer("calm")
         for _ in range(20):
@@ -144,10 +142,15 @@ def test_who_floods_and_reads_nothing_costs_little(server: Client, name: str) ->
         producer.send(b"x")
         assert resident() - before < MOST_GROWTH
         client.close()
-    again = Raw(server.pulsar_service_url)
-    again.greet()
-    again.close()
+    with Raw(server.pulsar_service_url) as again:
+        again.greet()
     assert resident() - before < MOST_GROWTH
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("name", FLOODS)
+def test_who_floods_and_reads_nothing_costs_little(server: Client, name: str) -> None:
+    check_costs_little(server, lambda: Raw(server.pulsar_service_url), flood(FLOODS[name]))
 
 
 def test_before_the_greeting_little_is_kept(server: Client) -> None:

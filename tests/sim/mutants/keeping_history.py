@@ -61,7 +61,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="a row group is believed unseen",
-        module="storage.history",
+        module="storage.checked_parquet",
         old="    if len(data) != group.length or google_crc32c.value(data) != group.crc:",
         new="    if len(data) != group.length:",
         world=HISTORY,
