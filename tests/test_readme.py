@@ -1,4 +1,4 @@
-"""The Python examples of the README and of the pages in docs run as they stand there."""
+"""The Python examples of the README and of the pages in docs run as they stand there, and so do their commands."""
 
 from __future__ import annotations
 
@@ -69,30 +69,45 @@ def test_the_history_of_its_page_is_a_table(tmp_path: Path) -> None:
     assert run(example, tmp_path).splitlines() == ["read by the broker: 5000", "in tables: 5000 of 10 customers"]
 
 
+SLUICE = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
+
+
+def typed(commands: str, folder: Path) -> str:
+    """What these lines print if each of them ends well. A cluster that they left running is ended."""
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = ["sh", "-e", "-c", commands]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False
+        )
+    finally:
+        subprocess.run(["sh", "-c", f"{SLUICE} down"], cwd=folder, env=environ, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_commands_of_a_cluster_that_stays_answer(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## A cluster that stays\n\n")
+    block, _, _ = section.partition("\n\n")
+    commands = [line.strip() for line in block.splitlines()]
+    assert commands[0].startswith("./sluice up")
+    assert commands[-1].startswith("./sluice down")
+    said = typed("\n".join(commands).replace("./sluice", SLUICE), tmp_path)
+    assert "paid" in said
+    assert "shipped" in said
+    assert "customer-7" in said
+
+
 @pytest.mark.spark
 def test_the_commands_of_the_history_page_answer(tmp_path: Path) -> None:
     """From a topic to SQL: what has left and what is still with the broker, and then without a broker."""
     (block,) = re.findall(r"```shell\n(.*?)```", (ROOT / "docs" / "history.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(block.splitlines()) <= 8
-    sluice = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
-    program = block.replace("./sluice", sluice).replace(f"{sluice} sql", f"{sluice} sql --json")
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    try:
-        done = subprocess.run(
-            ["sh", "-e", "-c", program],
-            cwd=tmp_path,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-    finally:
-        subprocess.run(["sh", "-c", f"{sluice} down"], cwd=tmp_path, env=environ, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert '"customer": "customer-3"' in done.stdout
-    assert done.stdout.count('"orders": 500') >= 10, done.stdout
-    last = json.loads(done.stdout[done.stdout.rindex("[") :])
+    said = typed(block.replace("./sluice", SLUICE).replace(f"{SLUICE} sql", f"{SLUICE} sql --json"), tmp_path)
+    assert '"customer": "customer-3"' in said
+    assert said.count('"orders": 500') >= 10, said
+    last = json.loads(said[said.rindex("[") :])
     assert 4_000 <= last[0]["orders"] <= 5_000
 
 
