@@ -89,7 +89,7 @@ class Listed:
 
     async def names(self) -> list[str]:
         """All host processes and candidates, in order. Raises Unavailable."""
-        # Ray waits for this answer with the interpreter's lock in its hand: nothing else in this process would go on.
+        # Asked only of a head that answers: of one that is away the thread would wait for minutes.
         listed = None
         if await self.head_answers():
             listed = await self._asked("names", lambda: ray.util.list_named_actors(True), None)
