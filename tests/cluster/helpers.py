@@ -31,9 +31,6 @@ PATIENCE_S = 240.0
 PATIENCE_MS = round(PATIENCE_S * 1000)
 """How long to wait for what must come true; a machine that runs other tests besides is slow."""
 
-FIXED_PORTS = (44217, 44227, 52365)
-"""Ports that every Ray cluster tries to have: on a machine with several, anybody may listen there."""
-
 SMALL = {"object_store_bytes": 80 << 20}
 PYTHON = sys.executable
 
@@ -176,7 +173,21 @@ def listeners(session: str) -> dict[tuple[str, int], str]:
     return found
 
 
-def still_open(ports: Sequence[int]) -> list[int]:
-    """Which of these ports somebody listens on."""
-    taken = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-    return [port for port in ports if port in taken and port not in FIXED_PORTS]
+def listening_sockets(ports: Sequence[int]) -> dict[int, int]:
+    """The port of each TCP socket of this machine that listens on one of these ports, by the number of its inode.
+
+    A port alone does not say whose it is: what somebody let go, anybody may be given a moment later.
+    """
+    found: dict[int, int] = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            port = int(fields[1].rpartition(":")[2], 16)
+            if fields[3] == "0A" and port in ports:
+                found[int(fields[9])] = port
+    return found
+
+
+def still_open(sockets: dict[int, int]) -> list[int]:
+    """On which ports these sockets (`listening_sockets`) still listen."""
+    return sorted(port for inode, port in listening_sockets([*sockets.values()]).items() if inode in sockets)

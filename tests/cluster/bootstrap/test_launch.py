@@ -35,6 +35,7 @@ from tests.cluster.helpers import (
     batch,
     eventually,
     listeners,
+    listening_sockets,
     rows,
     session_of,
     still_open,
@@ -96,10 +97,11 @@ def test_down_and_kill_9_keep_everything(folder: Path) -> None:
         left = 202 - first.count
         eventually(lambda: rows(client, "orders", "billing", "msgBacklog") == left, "the backlog is wrong")
     before = session_of(folder)
-    ports = [port for _, port in listeners(before)]
+    sockets = listening_sockets([port for _, port in listeners(before)])
+    assert sockets
     assert launch.down(folder)["ended"] > 0
     assert processes_of(before) == []
-    assert still_open(ports) == []
+    assert still_open(sockets) == []
     assert not Path(before).exists()
     assert not (folder / STATE_FILE).exists()
 
@@ -293,7 +295,7 @@ def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str, numb
         session = child.stdout.readline().strip()
         assert is_session_folder(session)
         eventually(lambda: has_come(moment, session, child), f"{moment} did not come")
-        ports = [port for _, port in listeners(session)]
+        sockets = listening_sockets([port for _, port in listeners(session)])
         os.killpg(child.pid, number)
         assert child.wait(PATIENCE_S) not in (0, -signal.SIGSEGV, -signal.SIGABRT)
     finally:
@@ -302,7 +304,7 @@ def test_an_interrupted_cluster_leaves_nothing(tmp_path: Path, moment: str, numb
         child.wait()
     # Ray ends a process whose daemons die, and then another one cleans up behind it: not gone at once, but gone.
     eventually(lambda: names(session) == [], lambda: f"processes stay: {names(session)}")
-    eventually(lambda: still_open(ports) == [], lambda: f"ports stay open: {still_open(ports)}")
+    eventually(lambda: still_open(sockets) == [], lambda: f"ports stay open: {still_open(sockets)}")
     eventually(lambda: not Path(session).exists(), "the folder of the session stays")
     with claimed(tmp_path):
         pass
@@ -337,21 +339,21 @@ def test_an_exception_ends_the_local_cluster(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(launch, "short_folder", told)
     token = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    ports: list[int] = []
+    sockets: dict[int, int] = {}
     with pytest.raises(ZeroDivisionError), launch.local(tmp_path, bookies=1, brokers=1, **SMALL):  # noqa: PT012
         found = listeners(sessions[-1])
         assert {host for host, _ in found} == {"127.0.0.1"}, found
-        ports = [port for _, port in found]
+        sockets = listening_sockets([port for _, port in found])
         with pytest.raises(cluster.Invalid, match="this process itself runs a cluster on"), launch.local(tmp_path):
             pass
         with pytest.raises(cluster.Invalid, match="this process itself runs a cluster on"):
             launch.up(values(tmp_path))
         raise ZeroDivisionError
-    assert ports
+    assert sockets
     for session in sessions:
         assert names(session) == []
         assert not Path(session).exists()
-    assert still_open(ports) == []
+    assert still_open(sockets) == []
     assert "SLUICE_INTERNAL_ADDRESS" not in os.environ
     assert os.environ.get("RAY_AUTH_TOKEN_PATH") == token
 
