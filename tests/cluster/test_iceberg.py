@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import CommitFailedException
 
 import cluster
+from cluster import iceberg
 from cluster.client import Client
 from cluster.history_scan import StoreUrls
 from storage.errors import Conflict, Invalid, NotFound
 from tests.cluster.helpers import eventually
-
-iceberg = pytest.importorskip("cluster.iceberg")
 
 DAY = 86_400_000
 EACH = 40
@@ -157,7 +157,7 @@ def test_of_two_who_follow_one_commits(days: Days, monkeypatch: pytest.MonkeyPat
     assert days.numbers() == list(range(EACH))
 
     def never(self: Any, *arguments: Any) -> Any:
-        raise iceberg.CommitFailedException("planted")
+        raise CommitFailedException("planted")
 
     days.publish()
     monkeypatch.setattr(type(first._catalog), "commit_table", never)
