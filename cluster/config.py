@@ -42,6 +42,7 @@ from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.idle_owners import CLOSE_IDLE_AFTER_MS
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_subscription, check_topic
+from actors.policies.limits import MOST
 from cluster.options import ClusterOptions
 from cluster.pulsar.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
 from storage.batch import MAX_MESSAGE_BYTES
@@ -197,6 +198,18 @@ class Configuration(BaseSettings):
     )
     pulsar_max_connections_per_role: int = Field(
         0, ge=0, le=MOST_OPEN, description="how many of them may have one role; 0 is any number"
+    )
+    pulsar_publish_rate_per_role_messages: int = Field(
+        0, ge=0, le=MOST, description="messages that one role may publish in a second; 0 is any number"
+    )
+    pulsar_publish_rate_per_role_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        0, ge=0, le=MOST, description="the same in bytes"
+    )
+    pulsar_dispatch_rate_per_role_messages: int = Field(
+        0, ge=0, le=MOST, description="messages that clients of one role may be sent in a second; 0 is any number"
+    )
+    pulsar_dispatch_rate_per_role_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        0, ge=0, le=MOST, description="the same in bytes"
     )
     pulsar_web_max_connections: int = Field(
         MOST_HTTP_CONNECTIONS, ge=1, le=MOST_OPEN, description="the same for HTTP, whatever address they come from"

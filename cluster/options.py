@@ -36,6 +36,14 @@ ROLES = (
     "viewer_roles",
 )
 """Options that say who has which role, and what roles may do."""
+OF_ONE_ROLE = (
+    "pulsar_max_connections_per_role",
+    "pulsar_publish_rate_per_role_messages",
+    "pulsar_publish_rate_per_role_bytes",
+    "pulsar_dispatch_rate_per_role_messages",
+    "pulsar_dispatch_rate_per_role_bytes",
+)
+"""Options that limit what clients of one role use together; 0 is no limit."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class ClusterOptions:
     pulsar_max_message_bytes: what Pulsar's clients are told that one message may have.
     pulsar_max_connections, pulsar_max_connections_per_address: how many of Pulsar's clients may be connected to one
     gateway, in all and from one address, and pulsar_max_connections_per_role with one role; pulsar_web_max_connections:
-    the same of those that speak HTTP.
+    the same of those that speak HTTP. pulsar_publish_rate_per_role_messages and the three like it: what clients of one
+    role may publish and be sent in a second, at all gateways together.
     pulsar_web_port: where Pulsar's tools connect by HTTP; 0 chooses a free port, -1 serves none, and so does a
     pulsar_port of -1. pulsar_web_tls_port: the same with TLS, beside pulsar_tls_port.
     tls_trust_certs_file, tls_certificate_file, tls_key_file: what processes of several machines speak TLS with, at the
@@ -89,6 +98,10 @@ class ClusterOptions:
     pulsar_max_connections: int = MOST_CONNECTIONS
     pulsar_max_connections_per_address: int = MOST_PER_ADDRESS
     pulsar_max_connections_per_role: int = 0
+    pulsar_publish_rate_per_role_messages: int = 0
+    pulsar_publish_rate_per_role_bytes: int = 0
+    pulsar_dispatch_rate_per_role_messages: int = 0
+    pulsar_dispatch_rate_per_role_bytes: int = 0
     pulsar_web_max_connections: int = MOST_HTTP_CONNECTIONS
     pulsar_token_auth_claim: str = "sub"
     pulsar_token_audience: str = ""
@@ -133,7 +146,7 @@ class ClusterOptions:
             "pulsar_max_message_bytes": self.pulsar_max_message_bytes,
             "pulsar_max_connections": self.pulsar_max_connections,
             "pulsar_max_connections_per_address": self.pulsar_max_connections_per_address,
-            "pulsar_max_connections_per_role": self.pulsar_max_connections_per_role,
+            **{name: getattr(self, name) for name in OF_ONE_ROLE},
             "pulsar_web_max_connections": self.pulsar_web_max_connections,
             **{name: getattr(self, name) for name in ROLES},
             **{name: _resolved(getattr(self, name)) for name in FILES},

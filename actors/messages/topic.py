@@ -85,6 +85,12 @@ class ClientsHere(Request[Text], kw_only=True):
     partition: int
 
 
+class RatesHere(Request[Text], kw_only=True):
+    """What a gateway lets pass of rates that hold for all of them, as JSON: see actors.pulsar.conversation.rates."""
+
+    reply: ClassVar[type[Reply]] = Text
+
+
 class SendAway(Request[Done], kw_only=True):
     """Clients on a topic, or on one partition, must connect again with their producers and consumers."""
 

@@ -1,8 +1,8 @@
 """Limits of a topic, or of each topic of a namespace: rates, and how many producers and consumers it may have.
 
 The records are `limits/namespace/<tenant>/<namespace>` and `limits/topic/<topic>`. Each limit of a topic comes before
-that of its namespace. They hold for clients of Pulsar, for each partition by itself, as with Pulsar. Rates are kept by
-each gateway for its own clients; producers and consumers are counted over all gateways.
+that of its namespace. They hold for clients of Pulsar, for each partition by itself, as with Pulsar, and for all
+gateways together (actors.pulsar.conversation.rates, actors.pulsar.conversation.head_count).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from actors.policies.limits import Rate
 from actors.ports import Address, Ports
 from actors.pulsar.conversation.client_connection import ClientConnection
 from actors.pulsar.conversation.gateway import Gateway, GatewayActor
@@ -64,6 +65,8 @@ class PulsarGateway(GatewayActor):
         largest = int(settings.get("pulsar_max_message_bytes", MAX_MESSAGE_BYTES))
         self.gateway = Gateway(ports, controller, process=this_process(), authenticate=known, max_message_bytes=largest)
         self.gateway.access.most_per_role = int(settings.get("pulsar_max_connections_per_role", 0))
+        self.gateway.rates.role_publish = _rate(settings, "publish")
+        self.gateway.rates.role_dispatch = _rate(settings, "dispatch")
         if (authorization := authorization_of(settings)) is not None:
             self.gateway.audit = AuditLog(Path(settings["data_dir"]), "gateway")
             self.gateway.access.enforce(authorization, str(settings.get("pulsar_anonymous_role") or ""))
@@ -98,6 +101,7 @@ class PulsarGateway(GatewayActor):
         await self._port_holder.open()
         self.ports.spawn(self._serve(), "ports")
         self.ports.spawn(self.gateway.backlogs.run(), "backlogs")
+        self.ports.spawn(self.gateway.rate_shares.run(), "rates")
         self.ports.spawn(self.gateway.access.run(), "permissions")
         for renewed in (self._clients, self._tls):
             self.ports.spawn(renewed.run(), "renewal")
@@ -145,6 +149,12 @@ class PulsarGateway(GatewayActor):
             self._http = GatewayHttp(self.gateway, self._at, self._host, self._most_http)
         transport.pause_reading()
         self.ports.spawn(self._http.take(transport, begun), "http")
+
+
+def _rate(settings: Mapping[str, Any], what: str) -> Rate | None:
+    """Of each role, if settings name one."""
+    messages, size = (int(settings.get(f"pulsar_{what}_rate_per_role_{unit}", 0)) for unit in ("messages", "bytes"))
+    return Rate(messages or -1, size or -1) if messages or size else None
 
 
 class _Socket(asyncio.BufferedProtocol):

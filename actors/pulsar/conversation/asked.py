@@ -18,7 +18,7 @@ ONE_HAS_ALL = ("exclusive", "failover")
 class Asked:
     """A client's wishes for a subscription. start: a reader's first position, None for a consumer of a subscription.
 
-    named: the client chose the name. compacted: it wants of each key the last message alone.
+    named: the client chose the name. compacted: it wants of each key the last message alone. role: the client's.
     """
 
     subscription: str
@@ -29,3 +29,4 @@ class Asked:
     priority: int = 0
     named: bool = True
     compacted: bool = False
+    role: str = ""

@@ -32,6 +32,7 @@ from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
 from actors.pulsar.conversation.intake import GREETING_BYTES, TURN, VECTORIZED_TURN, rest
+from actors.pulsar.conversation.rates import Passed
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import said_name
@@ -285,8 +286,8 @@ class ClientConnection(ClientSession):
 
     def _pace(self, producer: WireProducer, messages: int, size: int) -> None:
         """This many messages were taken. If that exceeds a rate, nothing more is read for a while."""
-        tp = producer.tp
-        wait = self.gateway.rates.published(tp.topic, tp.partition, messages, size)
+        tp, rates = producer.tp, self.gateway.rates
+        wait = rates.published(Passed(tp.topic, tp.partition, self.role, messages, size))
         if wait and not self.closed:
             self._throttled_until = max(self._throttled_until, self.gateway.ports.clock.monotonic() + wait)
             if not self.intake.throttled:

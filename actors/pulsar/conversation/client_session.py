@@ -131,6 +131,11 @@ class ClientSession:
         """Those of the client; none before it is known."""
         return () if self.identity is None else self.identity.roles
 
+    @property
+    def role(self) -> str:
+        """The one under which the client is counted, the first; empty before it is known."""
+        return self.roles[0] if self.roles else ""
+
     async def check(self, *wishes: Wish) -> None:
         """Raises Forbidden if the client may not do this, Unavailable if that is not known now."""
         await self.gateway.access.check(self.roles, *wishes)

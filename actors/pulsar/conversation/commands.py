@@ -300,8 +300,10 @@ class CommandHandlers:
             if meta.mode == STICKY:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
-        name, named = check_name("consumer", quoted(name)), bool(asked.consumer_name)
-        return Asked(subscription, name, settings, ranges, start, asked.priority_level, named, asked.read_compacted)
+        name, named, role = check_name("consumer", quoted(name)), bool(asked.consumer_name), self._session.role
+        return Asked(
+            subscription, name, settings, ranges, start, asked.priority_level, named, asked.read_compacted, role
+        )
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""

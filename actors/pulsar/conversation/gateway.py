@@ -17,7 +17,7 @@ import numpy as np
 from actors.actor import Actor
 from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
-from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, SendAway, Text
+from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, RatesHere, SendAway, Text
 from actors.policies.audited import Audit, nowhere
 from actors.policies.backlog_quotas import Quotas
 from actors.policies.limits import LimitRecords
@@ -31,6 +31,7 @@ from actors.pulsar.conversation.backlogs import Backlogs
 from actors.pulsar.conversation.clients import ClientIntroduction, clients_here, send_away
 from actors.pulsar.conversation.head_count import HeadCount
 from actors.pulsar.conversation.intake import HeldBytes, Speakers
+from actors.pulsar.conversation.rate_shares import RateShares
 from actors.pulsar.conversation.rates import RateLimiter
 from actors.pulsar.conversation.schemas import Schemas
 from actors.pulsar.conversation.topic_names import TopicPartition
@@ -175,6 +176,7 @@ class Gateway:
         self.limits = LimitRecords(ports.meta)
         self.rates = RateLimiter(ports.clock, self.limits)
         self.head_count = HeadCount(ports, self.directory, self.limits)
+        self.rate_shares = RateShares(ports, self.rates, self.head_count)
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers, self.limits)
         self.introductions: dict[object, ClientIntroduction] = {}
         """What clients said of the producers and consumers that are connected here."""
@@ -234,6 +236,9 @@ class GatewayActor(Actor):
 
     async def on_clients_here(self, request: ClientsHere) -> Text:
         return Text(json=json.dumps(clients_here(self.gateway, request.topic, request.partition)))
+
+    async def on_rates_here(self, request: RatesHere) -> Text:
+        return Text(json=self.gateway.rate_shares.here())
 
     async def on_send_away(self, request: SendAway) -> Done:
         send_away(self.gateway, request.topic, request.partition)

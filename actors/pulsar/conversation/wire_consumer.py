@@ -34,6 +34,7 @@ from actors.pulsar.conversation.asked import ONE_HAS_ALL, Asked
 from actors.pulsar.conversation.batch_reassembly import BatchReassembler, RowRange, leading
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
+from actors.pulsar.conversation.rates import Passed
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.pulsar.conversation.unacked_frames import UnackedFrames
 from actors.pulsar.conversation.wire_reader import LogReader
@@ -170,7 +171,7 @@ class WireConsumer:
         """Keep as many messages on their way as the client wants, and one connection may."""
         here = 0 if self._whole is None else self._whole.waiting
         most = min(MOST_GRANTED, AHEAD_BYTES // self._size)
-        self._want(min(self.permits, self._gateway.rates.at_once(self.tp.topic, most)) - here)
+        self._want(min(self.permits, self._gateway.rates.at_once(self.tp.topic, self.asked.role, most)) - here)
 
     def _want(self, messages: int) -> None:
         """Set how many messages may be on their way."""
@@ -279,7 +280,8 @@ class WireConsumer:
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.indexes)
         self.permits -= pieces.messages
         self._write(pieces.data)
-        if wait := gateway.rates.delivered(self.tp.topic, self.tp.partition, pieces.messages, len(pieces.data)):
+        passed = Passed(self.tp.topic, self.tp.partition, self.asked.role, pieces.messages, len(pieces.data))
+        if wait := gateway.rates.delivered(passed):
             self._noting = True
             gateway.ports.spawn(self._pause(wait), "rate")
         if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back

@@ -7,6 +7,7 @@ import pytest
 from actors.policies.limits import LimitRecords, Rate
 from actors.policies.policy_records import of_topic
 from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.gateway import Gateway
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Gone, Refusal
@@ -40,6 +41,77 @@ def test_a_publish_rate_holds_and_nothing_is_lost() -> None:
         for _ in range(60):
             await clients.send(wire, "c0")
         assert 4_500 <= clock.monotonic() - begun <= 8_000
+
+    with_gateways(scenario)
+
+
+def test_two_gateways_keep_one_publish_rate() -> None:
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, publish_rate=Rate(messages=20))
+        assert await sent_in_a_minute(clients, ["", ""]) <= 20 * 60 * 1.15
+
+    with_gateways(scenario)
+
+
+def test_a_role_has_a_publish_rate_over_all_gateways() -> None:
+    """Others do not share it."""
+
+    async def scenario(clients: Clients) -> None:
+        clients.enforce()
+        await limited(clients)
+        for gateway in gateways(clients):
+            gateway.rates.role_publish = Rate(messages=10)
+        assert 10 * 60 * 0.9 <= await sent_in_a_minute(clients, ["root", "root"]) <= 10 * 60 * 1.25
+
+    with_gateways(scenario)
+
+
+def gateways(clients: Clients) -> list[Gateway]:
+    found = []
+    for name in GATEWAYS:
+        actor = clients.broker.world.process(name).actor
+        assert isinstance(actor, SimGateway)
+        found.append(actor.gateway)
+    return found
+
+
+async def sent_in_a_minute(clients: Clients, roles: list[str]) -> int:
+    """How many messages are confirmed in the minute after the first 15 s, of as many as go, one client a gateway."""
+    for gateway in gateways(clients):
+        gateway.ports.spawn(gateway.rate_shares.run(), "rates")
+    clock = clients.broker.ports.clock
+    until = clock.monotonic() + 75_000
+
+    async def send(number: int) -> None:
+        name = f"c{number}"
+        wire = await clients.join(name, GATEWAYS[number], roles[number])
+        await clients.producer(wire, name, SHARED)
+        while clock.monotonic() < until:
+            await clients.send(wire, name)
+
+    for number in range(len(roles)):
+        clients.broker.world.client("tool").spawn(send(number), "sends")
+    await clock.sleep(15_000)
+    before = len(clients.receipts)
+    await clock.sleep(60_000)
+    return len(clients.receipts) - before
+
+
+def test_a_dispatch_rate_of_a_role_holds_and_everything_comes() -> None:
+    async def scenario(clients: Clients) -> None:
+        clients.enforce()
+        for gateway in gateways(clients):
+            gateway.rates.role_dispatch = Rate(messages=10)
+        writer = await clients.join("c0", GATEWAYS[0], "root")
+        await clients.producer(writer, "till", SHARED)
+        for _ in range(60):
+            await clients.send(writer, "c0")
+        reader = await clients.join("c1", GATEWAYS[0], "root")
+        clock = clients.broker.ports.clock
+        begun = clock.monotonic()
+        await clients.consumer(reader, MANY, "a")
+        await clients.broker.until(lambda: len(clients.numbers("c1")) == 60, 60_000)
+        assert clock.monotonic() - begun >= 4_000
 
     with_gateways(scenario)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.policies.limits import Rate
-from actors.pulsar.conversation.rates import TokenBucket
+from actors.pulsar.conversation.rates import TokenBucket, Use
 
 
 def passed(rate: Rate, sizes: list[tuple[int, int]], until: int) -> int:
@@ -47,3 +47,44 @@ def test_a_period_may_be_longer() -> None:
 def test_no_rate_is_no_limit() -> None:
     bucket = TokenBucket(Rate(), 0)
     assert [bucket.take(10**9, 10**12, 0) for _ in range(3)] == [0, 0, 0]
+
+
+def together(*wanted: int) -> list[float]:
+    """Of what gateways under one rate of 100 messages a second want: what passes in a second, when they know it all."""
+    buckets = [TokenBucket(Rate(messages=100), 0) for _ in wanted]
+    passed, until = [0] * len(wanted), [0] * len(wanted)
+    for now in range(0, 60_001, 10):
+        for at, (bucket, each) in enumerate(zip(buckets, wanted, strict=True)):
+            if now >= until[at] and now * each // 1_000 > passed[at]:
+                until[at] = now + bucket.take(1, 0, now)
+                passed[at] += 1
+            elif now >= until[at]:
+                until[at] = now
+        if now % 5_000 == 0 and now:
+            uses = [bucket.use(now) for bucket in buckets]
+            for at, bucket in enumerate(buckets):
+                bucket.share(uses[:at] + uses[at + 1 :])
+        if now == 40_000:
+            before = list(passed)
+    return [(each - earlier) / 20 for each, earlier in zip(passed, before, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "get"),
+    [
+        ([1_000], [100]),
+        ([1_000, 1_000], [50, 50]),
+        ([1_000, 10], [90, 10]),
+        ([1_000, 0, 0], [100, 0, 0]),
+        ([30, 30], [30, 30]),
+    ],
+)
+def test_gateways_share_a_rate_by_their_needs(wanted: list[int], get: list[int]) -> None:
+    assert together(*wanted) == pytest.approx(get, rel=0.1, abs=0.5)
+
+
+def test_what_has_no_rate_has_no_share() -> None:
+    bucket = TokenBucket(Rate(messages=100), 0)
+    bucket.share([Use(1_000, 1_000)])
+    assert bucket.take(0, 10**12, 0) == 0
+    assert bucket.take(51, 0, 0) == 21
