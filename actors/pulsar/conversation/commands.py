@@ -246,8 +246,7 @@ class CommandHandlers:
             self._gateway, tp, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
         )
         self._session.add_consumer(made, asked, wish)
-        if asked.HasField("consumer_epoch"):
-            made.epoch = asked.consumer_epoch
+        made.epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
         try:
             await made.open()
             await self._session.check(wish)
@@ -301,9 +300,8 @@ class CommandHandlers:
                 settings.selector = "sticky"
                 ranges = [(each.start, each.end) for each in meta.hash_ranges]
         name, named, role = check_name("consumer", quoted(name)), bool(asked.consumer_name), self._session.role
-        return Asked(
-            subscription, name, settings, ranges, start, asked.priority_level, named, asked.read_compacted, role
-        )
+        priority, compacted = asked.priority_level, asked.read_compacted
+        return Asked(subscription, name, settings, ranges, start, priority, named, compacted, role)
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""
