@@ -196,6 +196,16 @@ class Meta(Protocol):
         """Forget the record and all its versions. With a `number`: unless its newest version is another one, False."""
 
 
+class Tables(Protocol):
+    """Tables of a catalog that others read, one a topic (cluster.tables). There are none where no catalog was named."""
+
+    async def follow(self, topic: str) -> None:
+        """Commit to a topic's table what its partitions' records name and the table has not, and the other way round.
+
+        Fine to repeat. Raises Unavailable, Conflict, Corrupt; the outcome is unknown.
+        """
+
+
 class Rng(Protocol):
     """Randomness for jitter and choice of ensembles; seeded in the simulator."""
 
@@ -357,4 +367,5 @@ class Ports:
     places: Places | None = None
     watch: Watch | None = None
     work: Work = at_once
+    tables: Tables | None = None
     shared_from: int = SHARED_FROM

@@ -28,6 +28,7 @@ from cluster.disk import FileDisk
 from cluster.net import CONTROLLER as CONTROLLER
 from cluster.pulsar.ports import wanted_ports
 from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
+from cluster.tables import CatalogTables
 from storage.errors import Invalid
 
 CANDIDATES = 3
@@ -55,6 +56,7 @@ class SluiceParts:
 
     def __init__(self) -> None:
         self._shared, self._resources = SharedIndexes(), ProcessResources()
+        self._tables: CatalogTables | None = None
 
     def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:
         """The metadata and object stores that the settings name; every process opens its own."""
@@ -98,6 +100,9 @@ class SluiceParts:
 
             return PulsarGateway(ports, controller=CONTROLLER, settings=settings)
         if kind == "topic":
+            if self._tables is None:
+                self._tables = CatalogTables.of(settings)
+            ports = dataclasses.replace(ports, tables=self._tables)
             return make_topic(ports, settings, CONTROLLER, self._shared, self._resources)
         if kind == "dispatcher":
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)

@@ -148,6 +148,12 @@ class Configuration(BaseSettings):
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
     s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
+    iceberg_catalog: str = Field(
+        "", description="catalog in which what leaves for the object store is a table: sqlite:///FILE or http://HOST"
+    )
+    iceberg_warehouse: str = Field(
+        "", description="where tables of iceberg_catalog keep what is theirs: a URL; empty is beside objects"
+    )
     bind_address: str = Field(
         "127.0.0.1", description='where processes listen for others; "node" for several machines: the address Ray uses'
     )

@@ -41,6 +41,7 @@ from cluster.process import ProcessActors
 from cluster.pulsar.ports import forget_ports, service_url, wanted_ports
 from cluster.real import StructuredLog, Tasks, real_ports
 from cluster.stores import check_stores
+from cluster.tables import check_catalog
 from storage.errors import SluiceError, Unavailable
 from storage.frame import Buffer
 
@@ -188,6 +189,7 @@ def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
         refuse_running(root)
         check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
+        check_catalog(wanted.iceberg_catalog)
         embedded = EmbeddedCluster(identified(wanted).settings(), **more)
         try:
             yield embedded

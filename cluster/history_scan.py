@@ -79,14 +79,12 @@ class StoredPiece:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object of a ledger. url: where other programs find it. first_day, last_day: of its messages, since 1970."""
+    """An object of a ledger. url: where other programs find it."""
 
     partition: int
     ledger: int
     part: HistoryPart
     url: str
-    first_day: int
-    last_day: int
 
 
 class HistoryScan:
@@ -95,7 +93,6 @@ class HistoryScan:
     def __init__(self, urls: StoreUrls, topic: str) -> None:
         self.topic = check_name("topic", topic)
         self._urls = urls
-        self._days: dict[str, tuple[int, int]] = {}
         self.bytes_read = 0
         """Of objects, by this one."""
 
@@ -104,7 +101,6 @@ class HistoryScan:
 
     def __setstate__(self, state: Any) -> None:
         self.topic, self._urls = state
-        self._days = {}
         self.bytes_read = 0
 
     # -- planning ----------------------------------------------------------------------------------------------------
@@ -161,29 +157,19 @@ class HistoryScan:
         return [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
 
     def objects(self) -> list[StoredObject]:
-        """Every object that the records name, in order, but for those that went meanwhile. Raises as `records` does."""
+        """Every object that the records name, in order. Raises as `records` does."""
         store = read_objects(self._urls.objects, self._urls.endpoint)
-        named = [
-            (number, ledger.id, part)
+        return [
+            StoredObject(number, ledger.id, part, object_url(store, part.name))
             for number, record in self.records().items()
             for ledger in record.ledgers
             if ledger.offloaded is not None
             for part in ledger.offloaded.parts
         ]
 
-        def look(one: tuple[int, int, HistoryPart]) -> StoredObject | None:
-            number, ledger, part = one
-            url = object_url(store, part.name)
-            days = self._days.get(url)
-            if days is None:
-                try:
-                    days = self._days[url] = _columns(store, part).days()
-                except NotFound:
-                    return None
-            return StoredObject(number, ledger, part, url, *days)
-
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="footers") as pool:
-            return [found for found in pool.map(look, named) if found is not None]
+    def days(self, one: StoredObject) -> tuple[int, int]:
+        """The first and the last day of an object's messages, since 1970. Raises NotFound, Unavailable, Corrupt."""
+        return _columns(read_objects(self._urls.objects, self._urls.endpoint), one.part).days()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

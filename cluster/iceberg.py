@@ -52,10 +52,13 @@ from pyiceberg.types import (
 )
 
 from cluster.history_scan import HistoryScan, StoredObject, StoreUrls
-from storage.errors import Conflict, Invalid, Unavailable
+from storage.errors import Conflict, Invalid, NotFound, Unavailable
 from storage.history import SCHEMA
 
 NAMESPACE = "sluice"
+MOST_AGE = "history.expire.max-snapshot-age-ms"
+"""Iceberg's own property of a table: how long its snapshots are kept. A table is made with WEEK_MS."""
+WEEK_MS = 7 * 24 * 3600 * 1000
 ATTEMPTS = 5
 """So often a commit that lost its race is made anew."""
 LEDGERS, GONE = "sluice.ledgers", "sluice.ledgers-gone"
@@ -108,6 +111,11 @@ class IcebergTable:
         self._catalog, self._scan = catalog, HistoryScan(urls, topic)
         self.identifier = (NAMESPACE, self._scan.topic)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the catalog has the table."""
+        return bool(self._catalog.table_exists(self.identifier))
+
     def table(self) -> Table:
         """The table, made if it is missing."""
         try:
@@ -121,29 +129,55 @@ class IcebergTable:
                     schema,
                     partition_spec=PartitionSpec(PartitionField(time, 1000, DayTransform(), "publish_day")),
                     sort_order=SortOrder(SortField(time, IdentityTransform())),
-                    properties={"schema.name-mapping.default": schema.name_mapping.model_dump_json(), **_NO_RETRIES},
+                    properties={
+                        MOST_AGE: str(WEEK_MS),
+                        "schema.name-mapping.default": schema.name_mapping.model_dump_json(),
+                        **_NO_RETRIES,
+                    },
                 )
             except TableAlreadyExistsError:
                 return self._catalog.load_table(self.identifier)
 
     def follow(self) -> TableChange:
-        """Commit what the records name and the table has not, and the other way round, together.
+        """Commit what the records name and the table has not, and the other way round, together. There is no table
+        before there is something to be in it, and one of a deleted topic becomes empty.
 
-        Raises NotFound if there is no such topic, Unavailable, Corrupt; Conflict if others commit all the time.
+        Raises NotFound if there is neither such a topic nor its table, Unavailable, Corrupt; Conflict if others commit
+        all the time.
         """
         for _ in range(ATTEMPTS):
             try:
-                return self._commit_difference(self.table())
+                stored = self._stored()
+                if not stored and not self.is_there:
+                    return TableChange()
+                return self._commit_difference(self.table(), stored)
             except (CommitFailedException, ValidationException):
                 continue  # somebody else committed in between
-            except FileNotFoundError:
+            except (FileNotFoundError, NotFound):
+                if not self._is_known():
+                    raise
                 continue  # an object went away after the records were read
             except (RESTError, OSError) as error:
                 raise Unavailable(f"the table of {self._scan.topic!r} cannot be reached: {error}") from error
         raise Conflict(f"others commit to the table of {self._scan.topic!r} all the time; try again")
 
-    def _commit_difference(self, table: Table) -> TableChange:
-        stored = {one.url: one for one in self._scan.objects()}
+    def _is_known(self) -> bool:
+        """Whether there is the topic, or a table of one that was deleted."""
+        try:
+            return bool(self._scan.records())
+        except NotFound:
+            return self.is_there
+
+    def _stored(self) -> dict[str, StoredObject]:
+        """The objects that the records name, by URL; none for a topic that was deleted. Raises NotFound."""
+        try:
+            return {one.url: one for one in self._scan.objects()}
+        except NotFound:
+            if self.is_there:
+                return {}
+            raise
+
+    def _commit_difference(self, table: Table, stored: dict[str, StoredObject]) -> TableChange:
         held: dict[str, list[DataFile]] = {}
         for file in _files_of(table):
             held.setdefault(_origin_of(table, file.file_path), []).append(file)
@@ -170,8 +204,12 @@ class IcebergTable:
         return change
 
     def _files(self, table: Table, one: StoredObject) -> Iterator[str]:
-        """The files that hold an object's messages, each of one day: itself, or copies. Raises FileNotFoundError."""
-        if one.first_day == one.last_day:
+        """The files that hold an object's messages, each of one day: itself, or copies.
+
+        Raises NotFound, FileNotFoundError.
+        """
+        first_day, last_day = self._scan.days(one)
+        if first_day == last_day:
             yield one.url
             return
         from pyarrow import parquet
@@ -185,9 +223,14 @@ class IcebergTable:
                 parquet.write_table(rows.filter(pc.equal(days, day)), sink, compression="zstd", store_schema=False)
             yield path
 
-    def expire(self, older_than: timedelta) -> int:
-        """Forget snapshots that are older, but for the newest; returns how many. Nobody reads them any more."""
+    def expire(self, older_than: timedelta | None = None) -> int:
+        """Forget snapshots that are older, but for the newest; returns how many. Nobody reads them any more.
+
+        older_than: None is what the table says in its property MOST_AGE.
+        """
         table = self.table()
+        if older_than is None:
+            older_than = timedelta(milliseconds=int(table.properties.get(MOST_AGE, WEEK_MS)))
         before = len(table.snapshots())
         table.maintenance.expire_snapshots().older_than(datetime.now() - older_than).commit()  # it wants local time
         return before - len(self.table().snapshots())

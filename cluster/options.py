@@ -52,6 +52,7 @@ class ClusterOptions:
 
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     close_idle_after_ms: owners of topics and subscriptions that nobody uses for so long are closed; 0: never.
+    iceberg_catalog, iceberg_warehouse: see cluster.tables; empty: offloaded ledgers are in no catalog.
     cluster: the id that disks and metadata must have (cluster.bootstrap.identity), filled in at the start.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_bind_address: the
     loopback, "node" for the machine's address in Ray as well, or 0.0.0.0. pulsar_advertised_address: the host that
@@ -86,6 +87,8 @@ class ClusterOptions:
     metadata: str = ""
     objects: str = ""
     s3_endpoint_url: str | None = None
+    iceberg_catalog: str = ""
+    iceberg_warehouse: str = ""
     admin_port: int = 0
     pulsar_port: int = -1
     pulsar_web_port: int = -1
@@ -136,6 +139,8 @@ class ClusterOptions:
             "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
+            "iceberg_catalog": self.iceberg_catalog,
+            "iceberg_warehouse": self.iceberg_warehouse,
             "admin_port": self.admin_port,
             "pulsar_port": self.pulsar_port,
             "pulsar_web_port": self.pulsar_web_port,

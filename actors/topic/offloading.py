@@ -11,6 +11,9 @@ Which ledgers: from the oldest on, while closed ledgers take more than `offload_
 those that were closed `offload_threshold_seconds` ago; -1 is never, as with Pulsar, and so is an operator's request. A
 ledger with a run that was given up stays where it is.
 
+What left, and what went, is then committed to the topic's table, where there is a catalog
+(actors.topic.table_following).
+
 The bookies keep a ledger for `offload_deletion_lag_ms` after it was named. Until then it is read from them.
 """
 
@@ -29,6 +32,7 @@ from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.log import PartitionLog
 from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
+from actors.topic.table_following import TableFollowing
 from storage.errors import Corrupt, NotFound, SluiceError
 from storage.frame import Frame
 from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart, same_rows
@@ -94,6 +98,7 @@ class Offloading:
     def __init__(self, ports: Ports, log: PartitionLog, topic: str, partition: int) -> None:
         self._ports, self._log = ports, log
         self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects)
+        self.table = TableFollowing(ports, log, topic, self._named_objects)
         self._not_before = 0
         self._asked = {"keep_bytes": NEVER, "before": NEVER}
         """What operators want, until it is done."""
@@ -123,7 +128,7 @@ class Offloading:
             runs_done=state.runs_done,
             runs_all=state.runs_all,
             asked=self.wanted,
-            error=state.error,
+            error=state.error or self.table.error,
             offloaded_ledgers=len(stored),
             offloaded_bytes=sum(ledger.bytes for ledger in stored),
             bookie_bytes=sum(ledger.bytes for ledger in ledgers if ledger.fragments),
@@ -133,6 +138,8 @@ class Offloading:
     def due(self, settings: TopicSettings) -> bool:
         """Whether there is something to do."""
         now, record = self._ports.clock.now(), self._log.record
+        if self.table.due():
+            return True
         if self._ports.clock.monotonic() < self._not_before:
             return False
         return bool(
@@ -168,6 +175,7 @@ class Offloading:
             self._ports.log("offload_waits", error=str(error))
         finally:
             self.state.running = 0
+        await self.table.turn()
         return await self._release(settings)
 
     async def _release(self, settings: TopicSettings) -> list[LedgerRecord]:

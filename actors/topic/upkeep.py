@@ -121,6 +121,7 @@ class Upkeep:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
         leaves = self._offloading or self.offloading.may_have_left_objects(self.settings)
+        leaves = leaves or self.offloading.table.behind
         compacts = self._compacting or self.compaction.due(self.settings)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
         return bool(leaves or compacts or moves or self.under_replicated())
@@ -287,6 +288,7 @@ class Upkeep:
         self._gone(gone)
         await self._forget(LAST_TIMEOUT)
         if any(ledger.offloaded is not None for ledger in gone):
+            await self.offloading.table.turn()
             await self.offloading.objects.delete_all()
         if compacted:
             await self.compaction.objects.delete_all()

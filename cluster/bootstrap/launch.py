@@ -51,6 +51,7 @@ from cluster.bootstrap.signals import held_back
 from cluster.options import ClusterOptions, identified
 from cluster.pulsar.ports import forget_ports, pulsar_of, wanted_ports
 from cluster.stores import check_stores
+from cluster.tables import check_catalog
 from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
         refuse_running(wanted.data_dir)
         check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
+        check_catalog(wanted.iceberg_catalog)
         wanted = identified(wanted)
         with _session(wanted) as address:
             yield RunningCluster(address, wanted.data_dir)
@@ -321,6 +323,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             if state["address"]:
                 _check_ray(state, options)
             check_stores((options.metadata, options.objects), options.s3_endpoint_url)
+            check_catalog(options.iceberg_catalog)
             options = identified(options)
         else:
             options = replace(options, cluster=identity.of(root))

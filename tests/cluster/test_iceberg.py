@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 
 import cluster
-from cluster import iceberg
+from cluster import embedded, iceberg
 from cluster.client import Client
 from cluster.history_scan import StoreUrls
 from storage.errors import Conflict, Invalid, NotFound
@@ -29,6 +29,9 @@ class Days:
 
     def __init__(self, client: Client, folder: Path) -> None:
         self.client, self.folder, self.ledgers = client, folder, 0
+        self.urls = StoreUrls.in_folder(folder)
+        self.warehouse = f"file://{folder}/iceberg"
+        self.catalog = f"sqlite:///{folder}/iceberg/catalog.db"
         client.create_topic("orders", 1, roll_entries=EACH, offload_deletion_lag_ms=0)
         self.producer = client.create_producer("orders", "p")
 
@@ -60,9 +63,7 @@ class Days:
 
     def table(self) -> Any:
         """Opened anew, as by another process."""
-        at = self.folder / "iceberg"
-        catalog = iceberg.open_catalog(f"sqlite:///{at}/catalog.db", f"file://{at}")
-        return iceberg.IcebergTable(catalog, StoreUrls.in_folder(self.folder), "orders")
+        return iceberg.IcebergTable(iceberg.open_catalog(self.catalog, self.warehouse), self.urls, "orders")
 
     def numbers(self, **how: Any) -> list[int]:
         """The messages of the table, sorted."""
@@ -188,3 +189,35 @@ def test_what_is_no_catalog_and_no_topic_is_told(days: Days, tmp_path: Path) -> 
     catalog = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}")
     with pytest.raises(NotFound, match="no records of a topic"):
         iceberg.IcebergTable(catalog, StoreUrls.in_folder(days.folder), "unknown").follow()
+
+
+def test_what_leaves_is_committed_by_itself(tmp_path: Path) -> None:
+    """With a catalog in the settings: offloaded, trimmed, deleted, and the table is what it should be."""
+    url = f"sqlite:///{tmp_path}/catalog/c.db"
+    with embedded.connect(tmp_path / "data", iceberg_catalog=url) as client:
+        days = Days(client, tmp_path / "data")
+        days.warehouse = days.urls.objects + "-iceberg"
+        days.catalog = url
+        days.publish()
+        days.publish()
+        wanted = list(range(2 * EACH))
+        eventually(lambda: days.table().is_there and days.numbers() == wanted, lambda: str(days.status()))
+        assert days.status()["error"] == ""
+        days.producer.close()
+        client.delete_topic("orders", force=True)
+        assert days.numbers() == []
+
+
+def test_a_catalog_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
+    with embedded.connect(tmp_path / "data", iceberg_catalog="http://127.0.0.1:9") as client:
+        days = Days(client, tmp_path / "data")
+        days.publish()
+        eventually(lambda: "the table: the catalog" in days.status()["error"], lambda: str(days.status()))
+
+
+def test_a_catalog_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Invalid, match="nowhere is no catalog"):
+        embedded.connect(tmp_path / "data", iceberg_catalog="nowhere")
+    monkeypatch.setattr("cluster.tables.find_spec", lambda name: None)
+    with pytest.raises(Invalid, match="needs pyiceberg: pip install"):
+        embedded.connect(tmp_path / "data", iceberg_catalog="sqlite:///c.db")

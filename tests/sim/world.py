@@ -32,6 +32,7 @@ from tests.sim.meta import MetaStore, SimMeta
 from tests.sim.net import Network, SimNet
 from tests.sim.objects import ObjectStore, SimObjects
 from tests.sim.places import Kind, SimPlaces
+from tests.sim.tables import SimTables, TableCatalog
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class Process:
             log=self.log,
             disk=world.disk(disk) if disk else None,
             places=SimPlaces(world),
+            tables=None if world.tables is None else SimTables(world.tables, machine),
             shared_from=world.shared_from,
         )
 
@@ -155,6 +157,8 @@ class World:
         self.meta = MetaStore(self.loop, seed)
         self.objects = ObjectStore(self.loop, seed)
         self.disk_faults = DiskFaults()
+        self.tables: TableCatalog | None = None
+        """The catalog of processes that are started from now on, where there is one."""
         self.skews: dict[str, int] = {}
         self.kinds: dict[str, Kind] = {}
         """What `Places.start` can start."""

@@ -6,6 +6,7 @@ from tests.sim.mutants import Mutant
 
 HISTORY = "history"
 OFFLOADING = "tests/actors/topic/test_offloading.py"
+FOLLOWING = "tests/actors/topic/test_table_following.py"
 FORMAT = "tests/storage/test_history.py"
 COMPACTION = "compaction"
 COMPACTING = "tests/actors/topic/test_compaction.py"
@@ -74,6 +75,22 @@ KEEPING_HISTORY: list[Mutant] = [
         new="            if False:",
         world=HISTORY,
         test=FORMAT,
+    ),
+    Mutant(
+        name="a commit that failed is taken for done",
+        module="actors.topic.table_following",
+        old="            self._not_before = self._ports.clock.monotonic() + RETRY_MS\n",
+        new="            self._followed = named\n",
+        world=HISTORY,
+        test=FOLLOWING,
+    ),
+    Mutant(
+        name="a new owner takes the table for what it should be",
+        module="actors.topic.table_following",
+        old="            return bool(named or self._log.record.trimmed_before)",
+        new="            return False",
+        world=HISTORY,
+        seed=2,
     ),
     Mutant(
         name="compaction forgets that a key is gone",

@@ -8,6 +8,7 @@ whatever a ledger is read from, and these:
 H1   what a record names is in the object store, with the sizes and checksums that it names
 H2   a ledger that its bookies may forget is named in the record, whole
 H3   once all is well, every ledger that is to leave has left, and its bookies have forgotten it
+H4   once all is well, the topic's table in the catalog has the objects that the record names, and no others
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from actors.directory import Directory
 from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
 from actors.messages import PayloadRead, ReadPayload, RunIndex, TopicSettings
 from actors.ports import Ports, Unknown
-from actors.topic import offloading
+from actors.topic import offloading, table_following
 from storage.batch import decode_body
 from storage.errors import SluiceError
 from storage.frame import payload_crc
 from storage.position import EARLIEST, position, show
 from tests.sim.faults import Fault
+from tests.sim.tables import TableCatalog
 from tests.sim.world import World
 from tests.sim.worlds.ledger import HEALED_MS, TOPIC, Course, LedgerWorld, Size
 
@@ -56,6 +58,7 @@ class HistoryCourse(Course):
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         super().__init__(world, faults)
+        self.catalog = world.tables = TableCatalog(world.meta, world.objects, world.seed)
         self.seen: dict[int, list[bytes]] = {}
         """The messages of each run, by its first position, as they were read first."""
 
@@ -71,11 +74,15 @@ class HistoryCourse(Course):
 
     async def run(self) -> None:
         group, part = self.rng.choice(GROUP_BYTES), self.rng.choice(PART_BYTES)
-        with patch.multiple(offloading, RETRY_MS=500, GROUP_BYTES=group, PART_BYTES=part):
+        with (
+            patch.multiple(offloading, RETRY_MS=500, GROUP_BYTES=group, PART_BYTES=part),
+            patch.object(table_following, "RETRY_MS", 500),
+        ):
             again = self.world.client("again")
             again.spawn(self._again(again, random.Random(f"again/{self.world.seed}")), "again")
             await super().run()
             await self.world.within(HEALED_MS, self._left(), "H3: a ledger does not leave")
+            await self.world.within(HEALED_MS, self._followed(), "H4: the table does not follow")
         self._check_named()
 
     async def _again(self, ports: Ports, rng: random.Random) -> None:
@@ -107,6 +114,12 @@ class HistoryCourse(Course):
         """Wait until what is to leave has left."""
         while any(ledger.fragments for ledger in leaving(self._record(), self.size.settings)):
             await self.world.loop.pause(100)
+
+    async def _followed(self) -> None:
+        """Wait until the table has what the record names."""
+        while self.catalog.tables.get(TOPIC, []) != self.catalog.named(TOPIC):
+            await self.world.loop.pause(100)
+        self.counters["commits"] = self.catalog.commits
 
     def _check_named(self) -> None:
         """H1, H2."""

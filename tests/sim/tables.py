@@ -1,0 +1,50 @@
+"""A simulated catalog of tables, which is away, slow, and loses answers whenever the object store does."""
+
+from __future__ import annotations
+
+from actors.ledger.record import record_key, unpack_record
+from storage.errors import Unavailable
+from tests.sim.meta import MetaStore, Trouble
+from tests.sim.objects import ObjectStore
+
+COMMIT_MS = 20
+
+
+class TableCatalog:
+    """The objects in each topic's table; one in a world, if its cluster has a catalog."""
+
+    def __init__(self, meta: MetaStore, objects: ObjectStore, seed: int) -> None:
+        self._meta, self._objects = meta, objects
+        self.trouble = Trouble(meta.trouble.loop, f"tables/{seed}")
+        self.tables: dict[str, list[str]] = {}
+        self.commits = 0
+
+    def named(self, topic: str) -> list[str]:
+        """The objects that the newest record of a topic of one partition names, sorted."""
+        versions = self._meta.records.get(record_key(topic, 0))
+        ledgers = unpack_record(versions[-1]).ledgers if versions else ()
+        return sorted(part.name for one in ledgers if one.offloaded for part in one.offloaded.parts)
+
+    async def follow(self, machine: str, topic: str) -> None:
+        """Commit the difference, unless somebody else has in between."""
+        trouble = self.trouble
+        trouble.faults, trouble.cut = self._objects.trouble.faults, self._objects.trouble.cut
+        await trouble.before(machine)
+        before, named = self.tables.get(topic), self.named(topic)
+        await trouble.loop.pause(trouble.between((0, COMMIT_MS)))
+        if self.tables.get(topic) != before:
+            raise Unavailable("others commit all the time")
+        self.tables[topic] = named
+        self.commits += 1
+        await trouble.after(machine)
+
+
+class SimTables:
+    """The catalog as one process sees it. Implements actors.ports.Tables."""
+
+    def __init__(self, catalog: TableCatalog, machine: str) -> None:
+        self._catalog, self._machine = catalog, machine
+
+    async def follow(self, topic: str) -> None:
+        """See the catalog."""
+        await self._catalog.follow(self._machine, topic)
