@@ -14,9 +14,8 @@ import asyncio
 import hashlib
 import inspect
 import random
-import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -92,12 +91,8 @@ class Process:
 
     def discard(self) -> None:
         """The run is over: work that never began is let go without a complaint."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            for _, work in self._tasks.values():
-                if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                    work.close()
-            self._tasks.clear()
+        _close_unbegun(work for _, work in self._tasks.values())
+        self._tasks.clear()
 
     def log(self, event: str, **fields: object) -> None:
         """What the actor logs."""
@@ -182,7 +177,7 @@ class World:
         self._processes: dict[str, Process] = {}
         self._addresses: dict[Address, Process] = {}
         self._graveyard: list[Process] = []
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers: list[tuple[asyncio.Task[None], Coroutine[Any, Any, None]]] = []
         self._disks: dict[str, SimDisk] = {}
         self._in_use: dict[str, str] = {}
         self._hash = hashlib.blake2b(digest_size=16)
@@ -203,6 +198,7 @@ class World:
         finally:
             for process in [*self._addresses.values(), *self._graveyard]:
                 process.discard()
+            _close_unbegun(work for _, work in self._workers)
 
     def _check_cuts(self) -> None:
         for pairs, before in self._cuts:
@@ -270,7 +266,7 @@ class World:
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work of the world itself, not of a process."""
-        self._workers.append(self.loop.create_task(self._watch(work), name=name))
+        self._workers.append((self.loop.create_task(self._watch(work), name=name), work))
 
     async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -479,3 +475,10 @@ class World:
     ) -> Process:
         """A new incarnation; the crash matrix makes its own sort."""
         return Process(self, name, machine, incarnation, make, disk, fixed)
+
+
+def _close_unbegun(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """End coroutines whose tasks were cancelled before their first step: else Python complains of each."""
+    for work in works:
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()
