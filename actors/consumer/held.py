@@ -68,6 +68,11 @@ class Received:
         return int(self.rows.nbytes)
 
     @property
+    def kept(self) -> int:
+        """About so many bytes of memory are kept for them."""
+        return self.size
+
+    @property
     def schema(self) -> pa.Schema:
         """Which columns the rows have."""
         return self.rows.schema
@@ -168,6 +173,11 @@ class Unread(Received):
             rows.nbytes if chosen is None else rows.nbytes * len(chosen) // max(rows.num_rows, 1)
             for rows, chosen in self._pieces
         )
+
+    @property
+    def kept(self) -> int:
+        """See Received; what others have of the runs counts as well."""
+        return sum(rows.nbytes for rows, _ in self._pieces)
 
     @property
     def schema(self) -> pa.Schema:

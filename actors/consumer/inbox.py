@@ -1,4 +1,10 @@
-"""Delivered parts that wait for their payload, which is fetched in order while the next poll is under way."""
+"""Delivered parts that wait for their payload, which is fetched in order while the next poll is under way.
+
+How many messages come is what the consumer has asked for, and how large they are shows only when they are there. So
+bytes are bounded here: payloads that came with parts up to INBOX_BYTES, beyond which the topic is asked for them later,
+and what is fetched at once up to JOIN_BYTES and one run more. While the consumer has enough of what was fetched
+(`hold`) nothing is.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,15 @@ import numpy as np
 from actors.consumer.held import Received, Unread
 from actors.consumer.payload import JOIN_ROWS, Payloads, join
 from actors.messages import NO_POSITIONS, Part
+from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.ports import Ports
 from actors.signal import Signal
 from storage.position import Positions, positions_of
 
+INBOX_BYTES = MAX_ANSWER_BYTES
+"""Payloads that came with parts and wait; one answer has no more."""
+JOIN_BYTES = 16 * 1024 * 1024
+"""Messages that are fetched together have so many bytes, and at most one run more."""
 Delivered = tuple[Part, int, int]
 """A part, with the epoch and the session under which it came."""
 
@@ -29,8 +40,10 @@ class Inbox:
     def __init__(self, ports: Ports, payloads: Payloads, came: Callable[[Sequence[Received], Positions], None]) -> None:
         self._ports, self._payloads, self._came = ports, payloads, came
         self._parts: deque[Delivered] = deque()
+        self._bytes = 0
+        """Of the payloads that came with these."""
         self._signal = Signal()
-        self._closed = False
+        self._closed = self._held = False
 
     def __len__(self) -> int:
         return sum(len(part.rows) for part, _, _ in self._parts)
@@ -42,13 +55,24 @@ class Inbox:
         return _positions(each for each in self._parts if not before or each[2] != before)
 
     def add(self, parts: Iterable[Part], epoch: int, session: int) -> None:
-        self._parts.extend((part, epoch, session) for part in parts)
+        for part in parts:
+            size = 0 if part.blob is None else part.blob.size
+            fits = self._bytes + size <= INBOX_BYTES
+            self._bytes += size if fits else 0
+            self._parts.append((part if fits else msgspec.structs.replace(part, blob=None), epoch, session))
         self._signal.set()
+
+    def hold(self, held: bool) -> None:
+        """Fetch nothing for now, or go on."""
+        if self._held and not held:
+            self._signal.set()
+        self._held = held
 
     def clear(self) -> int:
         """All of it is others' now; returns how many messages that were."""
         count = len(self)
         self._parts.clear()
+        self._bytes = 0
         return count
 
     def take_back(self, positions: Positions) -> Positions:
@@ -60,6 +84,7 @@ class Inbox:
             self._parts = deque(
                 (piece, epoch, session) for part, epoch, session in self._parts for piece in _without(part, positions)
             )
+            self._bytes = sum(part.blob.size for part, _, _ in self._parts if part.blob is not None)
             self._signal.set()
         return found
 
@@ -72,17 +97,19 @@ class Inbox:
         while not self._closed:
             await self._signal.wait(self._ports)
             self._signal.clear()
-            while self._parts and not self._closed:
+            while self._parts and not (self._closed or self._held):
                 taken = self._leading()
                 self._payloads.expect(part for part, _, _ in taken)
-                pieces: list[Unread] = []
-                for part, epoch, session in taken:
-                    pieces += await self._payloads.resolve(part, epoch, session)
+                pieces, size, count = list[Unread](), 0, 0
+                while count < len(taken) and size < JOIN_BYTES:
+                    found = await self._payloads.resolve(*taken[count])
+                    pieces, size, count = pieces + found, size + sum(piece.size for piece in found), count + 1
                 if not self._parts or self._parts[0] is not taken[0]:
                     continue  # it was cleared meanwhile
-                for _ in taken:
+                for part, _, _ in taken[:count]:
                     self._parts.popleft()
-                self._came(join(pieces), _missing(taken, pieces))
+                    self._bytes -= 0 if part.blob is None else part.blob.size
+                self._came(join(pieces), _missing(taken[:count], pieces))
 
     def _leading(self) -> list[Delivered]:
         """The next parts of one session, as many as may be joined."""

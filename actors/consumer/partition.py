@@ -128,6 +128,10 @@ class PartitionConsumer:
         self._asking = True
         self._ack_signal.set()
 
+    def hold(self, held: bool) -> None:
+        """Fetch no payloads of messages that come, or go on: for a caller that bounds their bytes."""
+        self._inbox.hold(held)
+
     def _starving(self) -> bool:
         """Half of the queue is free and the dispatcher does not know it, so it is told before the next poll."""
         granted = self._granted() - self._granted_sent

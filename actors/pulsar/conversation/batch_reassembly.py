@@ -170,6 +170,11 @@ class BatchReassembler:
         begun = sum(len(begun.part) - begun.first for begun in self._begun)
         return ready + begun + sum(len(part) for part in self._queue)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What they keep in memory, without those that wait for something that is still to come."""
+        return sum(part.kept for part in (*dict.fromkeys(stretch.part for stretch in self.ready), *self._queue))
+
     def clear(self) -> None:
         """Everything that was not sent is others'."""
         for part in self._queue:

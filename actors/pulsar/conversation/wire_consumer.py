@@ -48,7 +48,9 @@ LATE_MS = 20
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
 AHEAD_BYTES = 16 * 1024 * 1024
-"""The same in bytes, by the size of those that came last: a client may read none of them."""
+"""The same in bytes, by the size of those that came last: a client may read none of them. Where larger ones come after
+them, no more is fetched while so many bytes wait to be sent.
+"""
 TAKING_BACK = TakingBack(shown_too=False)
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
@@ -82,7 +84,7 @@ class WireConsumer:
         self._size = MAX_MESSAGE_BYTES
         """Bytes of one message, by those that came last; the most as long as none came."""
         self._cumulative = -1
-        self._waiting = self._choked = self._subscribed = self._ended = False
+        self._waiting = self._choked = self._subscribed = self._ended = self._full = False
         self._lookups, self._looked_up = 0, Signal()
         self._active: bool | None = None
         self.epoch: int | None = None
@@ -132,7 +134,7 @@ class WireConsumer:
         return ConsumerCallbacks(on_received=self._received, on_event=self._on_event, taking_back=TAKING_BACK)
 
     def _has_sent_all(self) -> bool:
-        return not (self._unsent or self._choked)
+        return not (self._unsent or self._choked or self._full)
 
     @property
     def is_reader(self) -> bool:
@@ -211,8 +213,22 @@ class WireConsumer:
         known = self._size // 2 if self._size < MAX_MESSAGE_BYTES else 0
         self._size = min(max(part.size // max(len(part), 1), known, 1), MAX_MESSAGE_BYTES)
         self._send()
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Fetch no more while enough waits to be sent."""
+        waiting = sum(part.kept for part in self._unsent)
+        full = waiting + (0 if self._whole is None else self._whole.waiting_bytes) > AHEAD_BYTES
+        if full != self._full:
+            self._full = full
+            self._part.hold(full)
 
     def _send(self) -> None:
+        self._send_some()
+        if self._full:
+            self._look_for_room()
+
+    def _send_some(self) -> None:
         ready = deque[RowRange]() if self._whole is None else self._whole.ready
         while (ready or self._unsent) and not (self._choked or self._noting or self.closed):
             part = ready[0].part if ready else self._unsent[0]

@@ -54,7 +54,7 @@ class LogReader:
         self._permits = 0
         self._signal = Signal()
         self._handed: list[Received] = []
-        self._closed = self._over = self._knows_end = False
+        self._closed = self._over = self._knows_end = self._held = False
         self.by_index = False
         """As of any consumer; what is left of a batch comes as what it is."""
 
@@ -66,6 +66,11 @@ class LogReader:
     def grant(self, permits: int) -> None:
         """Allow more messages to be handed out."""
         self._permits += permits
+        self._signal.set()
+
+    def hold(self, held: bool) -> None:
+        """Read nothing for now, or go on."""
+        self._held = held
         self._signal.set()
 
     def lease_over(self) -> bool:
@@ -122,7 +127,7 @@ class LogReader:
     async def _run(self) -> None:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self._closed:
-            if self._permits <= 0:
+            if self._permits <= 0 or self._held:
                 self._signal.clear()
                 await self._signal.wait(self._ports)
                 continue
@@ -155,7 +160,7 @@ class LogReader:
             last = position(run.ledger, run.first_entry) + run.count
             at = max(self.at, position(run.ledger, run.first_entry))
             while at < last and not self._closed:
-                if self._permits <= 0:
+                if self._permits <= 0 or self._held:
                     return
                 try:
                     part = self._cut(await self._payloads.run(run.ledger, entry_of(at)), at)

@@ -19,6 +19,8 @@ from tests.cluster.pulsar.test_attackers import FLOOD, check_costs_little
 pytestmark = pytest.mark.timeout(240)
 LARGE, MANY = 100_000, 4_000
 """400 MB of messages wait on a topic: more than what memory may grow by."""
+SMALL = 20_000
+"""Messages of a few bytes that lie before large ones."""
 MOST_PERMITS = (1 << 32) - 1
 
 
@@ -65,6 +67,7 @@ FLOODS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "send little": ("producer", sends(1)),
     "send large": ("producer", sends(1_000_000)),
     "flow": ("owned", flows),
+    "flow, large behind small": ("jump", flows),
     "ack": ("owned", acks(ledger=0, ids=1)),
     "ack many": ("owned", acks(ledger=0, ids=1_000)),
     "ack nothing": ("owned", acks(ledger=1 << 40, ids=1_000)),
@@ -98,13 +101,15 @@ def known(server: Client, what: str) -> Raw:
 
 @pytest.fixture(scope="module")
 def large(server: Client) -> None:
-    """A topic on which far more waits than memory may grow by, read once, so that what caches it is full."""
-    server.create_topic("owned", partitions=1)
-    producer = server.create_producer("owned")
-    payload = [b"x" * LARGE] * 100
-    for _ in range(MANY // 100):
-        producer.send_batch(pa.record_batch({"key": [b"k"] * 100, "payload": payload})).result()
-    producer.close()
+    """Topics on which far more waits than memory may grow by, one of them read once, so that what caches it is full."""
+    small = pa.record_batch({"key": [b"k"] * SMALL, "payload": [b"x"] * SMALL})
+    batch = pa.record_batch({"key": [b"k"] * 100, "payload": [b"x" * LARGE] * 100})
+    for topic, batches in (("jump", [small]), ("owned", [])):
+        server.create_topic(topic, partitions=1)
+        producer = server.create_producer(topic)
+        for each in [*batches, *[batch] * (MANY // 100)]:
+            producer.send_batch(each).result()
+        producer.close()
     client = joined(server)
     consumer = client.subscribe("owned", "reader", initial_position=EARLIEST)
     for message in received(consumer, MANY):
