@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -32,24 +33,26 @@ def checkout() -> Path:
 
 
 def test(context: typer.Context) -> int:
-    """Check style and types, then run all tests, three files at a time.
+    """Check style, and run all tests, three files at a time, while the types are checked beside them.
 
     With `--all` also those that only a release runs: every planted defect at its seed, and long series of seeds. Other
     arguments go to pytest in place of that: `./sluice test tests/storage -k frame`.
     """
     root = checkout()
     python = sys.executable
-    checks = {
-        "ruff check": [python, "-m", "ruff", "check", "."],
-        "ruff format": [python, "-m", "ruff", "format", "--check", "--quiet", "."],
-        "mypy --strict": [python, "-m", "mypy", "--strict", *_with_python(root)],
-    }
-    failed = [name for name, command in checks.items() if _failed(name, command, root)]
     release = [one for one in context.args if one == "--all"]
     arguments = context.args if len(context.args) > len(release) else [*LANES, *release]
-    tests = subprocess.run([python, "-m", "pytest", "-q", *arguments], cwd=root, check=False)
+    checks = {"ruff check": ["ruff", "check", "."], "ruff format": ["ruff", "format", "--check", "--quiet", "."]}
+    failed = [name for name, command in checks.items() if _failed(name, [python, "-m", *command], root)]
+    with ThreadPoolExecutor(1) as beside:
+        types = beside.submit(_types, root)
+        tests = subprocess.run([python, "-m", "pytest", "-q", *arguments], cwd=root, check=False)
+        say("mypy --strict", prefix="== ")
+        print(types.result().stdout, end="", flush=True)
+    if types.result().returncode != 0:
+        failed.append("mypy --strict")
     if failed:
-        say(f"failed: {', '.join(failed)} (see above the tests)")
+        say(f"failed: {', '.join(failed)}")
     return int(bool(failed) or tests.returncode != 0)
 
 
@@ -77,6 +80,12 @@ def bench(
 def _failed(name: str, command: list[str], root: Path) -> bool:
     say(name, prefix="== ")
     return subprocess.run(command, cwd=root, check=False).returncode != 0
+
+
+def _types(root: Path) -> subprocess.CompletedProcess[str]:
+    """The type check; its words are kept until the tests have had theirs."""
+    command = [sys.executable, "-m", "mypy", "--strict", *_with_python(root)]
+    return subprocess.run(command, cwd=root, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _with_python(root: Path) -> list[str]:

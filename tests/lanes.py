@@ -3,7 +3,7 @@
 A test of a real cluster mostly waits, for leases and for new processes; a test without one computes. So one lane,
 the last, takes the files without a cluster first, and the others take those with one: while these wait, something else
 uses the processors. A lane that runs out of its kind helps with the other. A file stays in one lane, because its tests
-share a cluster.
+share a cluster. The longest go first, so that no lane is left alone with one of them at the end.
 """
 
 from __future__ import annotations
@@ -16,21 +16,31 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
-_CLUSTER = re.compile(r"pytest\.mark\.(?:ray|spark)\b")
+_MARK = re.compile(r"pytest\.mark\.(\w+)")
+_LONGEST_FIRST = ("spark", "slow")
 
 
 @cache
+def marks(file: str) -> frozenset[str]:
+    """Names of the marks in a file, whose own name is that of the tests' ids."""
+    return frozenset(_MARK.findall((ROOT / file).read_text(encoding="utf-8")))
+
+
 def has_cluster(file: str) -> bool:
-    """Whether tests of a file, as its name stands in the tests' ids, start a real cluster."""
-    return _CLUSTER.search((ROOT / file).read_text(encoding="utf-8")) is not None
+    """Whether tests of a file start a real cluster."""
+    return not marks(file).isdisjoint(("ray", "spark"))
+
+
+def rank(file: str) -> int:
+    """Which files of a kind go first: those with Spark, then those with slow tests, then the others."""
+    return next((at for at, mark in enumerate(_LONGEST_FIRST) if mark in marks(file)), len(_LONGEST_FIRST))
 
 
 class Lanes(LoadFileScheduling):  # type: ignore[misc]
-    """Deals whole files, and to each lane its own kind first."""
+    """Deals whole files, to each lane its own kind first, and of a kind the longest."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         computes = node is self.nodes[-1]
-        file = next((file for file in self.workqueue if has_cluster(file) != computes), None)
-        if file is not None:
-            self.workqueue.move_to_end(file, last=False)
+        file = min(self.workqueue, key=lambda file: (has_cluster(file) == computes, rank(file)))
+        self.workqueue.move_to_end(file, last=False)
         super()._assign_work_unit(node)

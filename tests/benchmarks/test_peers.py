@@ -76,6 +76,7 @@ def test_an_unknown_work_is_named() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(240)
 def test_every_work_runs_against_what_is_installed() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--small", "--sides", "sluice,redis"]

@@ -1,4 +1,8 @@
-"""The benchmarks that need a cluster, a few seconds each; their figures are not looked at, their counts are."""
+"""The benchmarks that need a cluster, a few seconds each; their figures are not looked at, their counts are.
+
+Those that also show that nothing is lost, out of order or early run each time, the others with a release: each of them
+starts clusters and clients of its own to show only that it still measures.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,7 @@ def test_end_to_end_delivers_everything_in_order() -> None:
     assert result["order_checked"] >= result["messages"]
 
 
+@pytest.mark.release
 def test_latency_measures_every_load() -> None:
     """Each has all quantiles, in order, of what was confirmed and what was delivered."""
     result = run("latency.py")
@@ -46,6 +51,7 @@ def test_latency_measures_every_load() -> None:
             assert 0 < load[kind]["p50"] <= load[kind]["p99"] <= load[kind]["p99.9"]
 
 
+@pytest.mark.release
 def test_the_queue_stands_beside_that_of_ray() -> None:
     """Both did all of it; each way of putting and getting has its ratio."""
     result = run("keyed_queue.py")
@@ -53,6 +59,7 @@ def test_the_queue_stands_beside_that_of_ray() -> None:
     assert all(ratio > 0 for ratio in result["times_ray"].values())
 
 
+@pytest.mark.release
 def test_consumers_are_killed_and_join() -> None:
     """Every round has its time, in both kinds."""
     result = run("consumers.py")
@@ -80,23 +87,27 @@ def test_java_clients_receive_everything() -> None:
     assert all(value > 0 for value in figures[0].values())
 
 
+@pytest.mark.release
 def test_quiet_clients_are_measured_beside_a_loud_one() -> None:
     result = run("neighbours.py")
     assert result["median_ratio_p99"] > 0
     assert result["mb"] > 0
 
 
+@pytest.mark.release
 def test_what_permissions_cost_is_measured() -> None:
     result = run("rights.py")
     assert all(kind["median_ratio"] >= 0 for kind in result.values())
 
 
+@pytest.mark.release
 def test_who_floods_is_measured_beside_who_publishes() -> None:
     result = run("attackers.py")["ping"]
     assert result["per_second"] > 0
     assert result["mb"] > 0
 
 
+@pytest.mark.release
 def test_a_pool_stands_beside_a_loop_by_hand() -> None:
     """Both handled all of it, with messages and with columns."""
     result = run("workers.py")["empty"]
@@ -105,6 +116,7 @@ def test_a_pool_stands_beside_a_loop_by_hand() -> None:
         assert result[f"pool by loop, {what}"] > 0
 
 
+@pytest.mark.release
 def test_many_of_something_are_counted() -> None:
     """Every work has its figures, in one process."""
     result = run("many.py")
