@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.sim.worlds import WORLDS
 
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.release
 def test_every_world_is_measured_and_clean() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "simulator.py"), "--small"], capture_output=True, text=True, cwd=ROOT

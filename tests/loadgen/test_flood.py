@@ -69,8 +69,12 @@ def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: A
     assert {row["role"] for row in told["memory"]} >= {"broker", "bookie", "controller", "consumer", "shared memory"}
 
 
+@pytest.mark.release
 def test_the_older_policy_is_found_out(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    """Whoever comes to help one that hangs gets newer messages of keys that it holds, and the older ones afterwards."""
+    """Whoever comes to help one that hangs gets newer messages of keys that it holds, and the older ones afterwards.
+
+    Each run shows it with another load: test_the_judge_tells_policies_that_break_the_order, in test_chaos_live.py.
+    """
     for seed in (25, 26, 27, 28):  # whether messages of the right keys meet is a matter of chance
         options = FloodOptions.of(messages=60_000, seed=seed, policy="read_position")
         report = run_flood(options, connect, folder=tmp_path / str(seed), spark=spark.sparkContext)
