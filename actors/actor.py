@@ -68,6 +68,11 @@ class Actor:
         return True
 
     @property
+    def figures(self) -> object:
+        """What its statistics follow from, while nothing else changes them; None: they may change at any time."""
+        return None
+
+    @property
     def used(self) -> bool:
         """Whether somebody uses it just now, or it is at work."""
         return self._under_way > 0 or self.at_work

@@ -7,7 +7,10 @@ lock, no lease and no clock in this: the version number is the proof of the epoc
 A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
 
 An owner that has nothing to write would never learn that it was replaced. `proven` says since when it may not know it:
-each write moves it, and so does a look at the record (`verify`).
+each write moves it, and so does a look, at the record (`verify`) or at what proves all owners of the process
+(`ownership_proof`). So that the latter holds, a new owner gives notice to the process of the one before it, and has
+taken the record only with that. A version names the processes that may not have been told, for whoever comes next if
+its writer ends before it has told them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 import msgpack
 
 from actors.backoff import Backoff
+from actors.ownership_proof import OwnershipProof, give_notice, process_of
 from actors.ports import Ports
 from storage.errors import Corrupt, Fenced, Unavailable
 
@@ -26,7 +30,8 @@ RETRY_FIRST, RETRY_MOST = 10, 1_000
 class FencedRecord:
     """The newest version of a record, and the right to write the next one.
 
-    value: msgpack map; `epoch` (int) and `owner` (the writer's address) are kept in it by this class.
+    value: msgpack map; `epoch` (int), `owner` (the writer's address) and `untold` (processes) are kept in it by this
+    class.
     """
 
     def __init__(self, ports: Ports, key: str) -> None:
@@ -34,10 +39,16 @@ class FencedRecord:
         self._key = key
         self._number = 0
         self._writing = False
+        self._untold: list[str] = []
+        self._proof = ports.process.of(OwnershipProof)
+        self._notice = self._proven = 0
         self.epoch = 0
         self.lost = False
-        self.proven = 0
+
+    @property
+    def proven(self) -> int:
         """Monotonic ms: up to here nobody newer owned the record."""
+        return max(self._proven, self._proof.until(self._notice))
 
     async def take(self) -> dict[str, Any] | None:
         """Become the owner under a new epoch; returns the value as the last owner left it, None if it is new.
@@ -50,6 +61,8 @@ class FencedRecord:
             return None
         number, value = newest
         self._number, self.epoch = number, int(value["epoch"]) + 1
+        untold = [process_of(str(value.get("owner", ""))), *value.get("untold", ())]
+        self._untold = [process for process in dict.fromkeys(untold) if process]
         return value
 
     def begin_after(self, epoch: int) -> None:
@@ -57,7 +70,8 @@ class FencedRecord:
         self.epoch = max(self.epoch, epoch + 1)
 
     async def save(self, value: dict[str, Any]) -> None:
-        """Write the next version, durably. Raises Fenced, for ever, once another owner wrote one.
+        """Write the next version, durably; the first one takes the record. Raises Fenced, for ever, once another owner
+        wrote one.
 
         Retries while the store is away: an owner that cannot write does not lose its ownership by that.
         """
@@ -65,7 +79,11 @@ class FencedRecord:
             raise AssertionError("one write of a record at a time")
         self._writing = True
         try:
-            await self._write({**value, "epoch": self.epoch, "owner": self._ports.me})
+            untold = {"untold": self._untold} if self._untold else {}
+            await self._write({**value, "epoch": self.epoch, "owner": self._ports.me, **untold})
+            for process in self._untold:
+                await give_notice(self._ports, process, f"{self._key} {self.epoch}")
+            self._untold = []
         finally:
             self._writing = False
 
@@ -92,26 +110,32 @@ class FencedRecord:
         """Look whether the record is still ours. Raises Fenced, for ever, if not; Unavailable: nobody knows now."""
         if self._writing:
             raise AssertionError("a record is not looked at while it is written")
-        asked = self._ports.clock.monotonic()
+        asked, notice = self._ports.clock.monotonic(), self._proof.notice
         newest = None if self.lost else await self._ports.meta.read(self._key)
         if newest is None or newest.number != self._number:
             self.lost = True
             raise Fenced(f"{self._key} has a newer owner")
-        self.proven = asked
+        self._proven, self._notice = asked, notice
+
+    async def prove(self) -> None:
+        """The same, with one look for all owners of this process unless somebody gave it notice."""
+        await self._proof.look(self._ports)
+        if self.lost or self._notice != self._proof.notice:
+            await self.verify()
 
     async def _write(self, value: dict[str, Any]) -> None:
         packed = msgpack.packb(value)
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.lost:
             try:
-                asked = self._ports.clock.monotonic()
+                asked, notice = self._ports.clock.monotonic(), self._proof.notice
                 if await self._ports.meta.create(self._key, self._number + 1, packed):
-                    self._number, self.proven = self._number + 1, asked
+                    self._number, self._proven, self._notice = self._number + 1, asked, notice
                     return
                 newest = await self._ports.meta.read(self._key)
                 if newest is not None and newest.number == self._number + 1 and newest.value == packed:
                     # An earlier try of this very write, whose reply was lost.
-                    self._number, self.proven = self._number + 1, asked
+                    self._number, self._proven, self._notice = self._number + 1, asked, notice
                     return
                 self.lost = True
             except Unavailable as error:

@@ -17,7 +17,7 @@ process comes back):
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from actors.wire import Blob, Reply, Request
@@ -347,12 +347,31 @@ class Log(Protocol):
         """Record an event of this actor."""
 
 
+class InCommon:
+    """What some parts have in common: one object of each class, made when it is first asked for.
+
+    Such an object has no ports, because it outlives whoever asked for it first: who works with it lends it those of its
+    own.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[type, Any] = {}
+
+    def of(self, kind: type[T]) -> T:
+        """The one object of a class that is made without arguments."""
+        found: T | None = self._objects.get(kind)
+        if found is None:
+            found = self._objects[kind] = kind()
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Everything an actor is given. disk is None for actors that have none.
 
     shared_from: payloads of so many bytes and more are shared and named by handle; smaller ones travel in requests and
-    answers.
+    answers. process: what all actors of this process have in common; where each is a process of its own, its own.
+    actor: what the parts of this actor, or of this client, have in common.
     """
 
     me: Address
@@ -369,3 +388,5 @@ class Ports:
     work: Work = at_once
     tables: Tables | None = None
     shared_from: int = SHARED_FROM
+    process: InCommon = field(default_factory=InCommon)
+    actor: InCommon = field(default_factory=InCommon)

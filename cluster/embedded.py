@@ -24,7 +24,7 @@ from typing import Any
 from actors.actor import Actor
 from actors.dispatcher import Dispatcher
 from actors.host import Answer
-from actors.ports import Address, Unknown
+from actors.ports import Address, InCommon, Unknown
 from actors.wire import Blob, Packed
 from cluster.bootstrap.discovery import refuse_running
 from cluster.bootstrap.environment import LOOPBACK
@@ -113,7 +113,7 @@ class EmbeddedCluster:
         self._boot = {name: kind for kind, name in boot}
         self._parts = SluiceParts()
         self._stores = self._parts.stores(settings)
-        self._watch = ProcessWatch()
+        self._watch, self._in_process = ProcessWatch(), InCommon()
         self._again: dict[asyncio.Task[None], None] = {}
         self._closing = False
         self.actors = ProcessActors(PROCESS, self._make, self._dropped)
@@ -154,7 +154,7 @@ class EmbeddedCluster:
 
     def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
         places = LocalPlaces(self.actors) if kind == "controller" else None
-        ports = real_ports(address, self.net, self._stores, tasks, self._watch, places)
+        ports = real_ports(address, self.net, self._stores, tasks, self._watch, self._in_process, places)
         return self._parts.actor(kind, ports, {**self._settings, **settings})
 
     def _dropped(self, actor: str, _: str) -> None:

@@ -33,7 +33,7 @@ from actors.candidate import NAME as CANDIDATE
 from actors.candidate import ControllerCandidate
 from actors.host import Answer
 from actors.messages import Stats, Text
-from actors.ports import Address, Meta, Objects, Ports, Unknown
+from actors.ports import Address, InCommon, Meta, Objects, Ports, Unknown
 from actors.wire import Packed, pack_error
 from cluster.arrow import without_pandas
 from cluster.bootstrap import naming, process_requests
@@ -57,6 +57,7 @@ logger = logging.getLogger("sluice")
 BOOT_RETRY_S = 1.0
 OFFICE = ("controller", "admin")
 """Kinds and names of the actors of the candidate that is the controller."""
+QUIET_TURNS = 60
 EXPORT_TIMEOUT = 5_000
 """Milliseconds that an actor has to tell its statistics."""
 WAKE_S = 0.1
@@ -137,7 +138,7 @@ class Host:
         self._tls = files_of(settings)
         self._requests = Requests(self.actors, self.ready, self, lambda host: self.net.find(host))
         self.net = DirectNet(self._requests, tls=self._tls)
-        self._watch = ProcessWatch()
+        self._watch, self._in_process = ProcessWatch(), InCommon()
         self._stores = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))
         self._ready: asyncio.Task[None] | None = None
@@ -178,15 +179,23 @@ class Host:
         return own_node()
 
     async def _export(self) -> None:
-        """Keep the metrics up to date, for as long as this host lives."""
+        """Keep the metrics up to date while this host lives; those that stay as they are, every few minutes."""
+        shown: dict[Address, object] = {}
+        turn = 0
         while True:
             await asyncio.sleep(EVERY_S)
+            turn = (turn + 1) % QUIET_TURNS
+            before, shown = shown if turn else {}, {}
             for kind, address, _ in self.actors.inventory():
-                if kind in ("dispatcher", "topic"):
-                    with contextlib.suppress(SluiceError):
-                        reply = await self.net.call(address, Stats(), EXPORT_TIMEOUT)
-                        if isinstance(reply, Text):
-                            self._exporter.show(kind, reply.json)
+                if kind not in ("dispatcher", "topic"):
+                    continue
+                shown[address] = figures = self.actors.figures(address)
+                if figures is not None and before.get(address) == figures:
+                    continue
+                with contextlib.suppress(SluiceError):
+                    reply = await self.net.call(address, Stats(), EXPORT_TIMEOUT)
+                    if isinstance(reply, Text):
+                        self._exporter.show(kind, reply.json)
 
     async def _start_boot(self) -> None:
         if self._exporting is None:
@@ -210,7 +219,7 @@ class Host:
         await self.actors.stop(actor)
 
     def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
-        ports = real_ports(address, self.net, self._stores, tasks, self._watch)
+        ports = real_ports(address, self.net, self._stores, tasks, self._watch, self._in_process)
         if kind == CANDIDATE:
             first = self.name == CONTROLLER_HOST
             return ControllerCandidate(

@@ -126,6 +126,11 @@ class ProcessActors:
             if running.hosted.serves or (starting and running.hosted.actor.stopped is None)
         ]
 
+    def figures(self, address: Address) -> object:
+        """See Actor.figures."""
+        running = self._actors.get(address.partition("/")[2])
+        return None if running is None else running.hosted.actor.figures
+
     def serving(self, kind: type[A]) -> list[A]:
         """The actors of a class that have started and have not ended."""
         actors = [running.hosted.actor for running in self._actors.values() if running.hosted.serves]

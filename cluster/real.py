@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
 
-from actors.ports import Address, Meta, Net, Objects, Places, Ports, Watch
+from actors.ports import Address, InCommon, Meta, Net, Objects, Places, Ports, Watch
 
 logger = logging.getLogger("sluice")
 MOST_TROUBLES = 4
@@ -134,7 +134,13 @@ def make_rng() -> random.Random:
 
 
 def real_ports(
-    me: Address, net: Net, stores: tuple[Meta, Objects], spawn: Tasks, watch: Watch, places: Places | None = None
+    me: Address,
+    net: Net,
+    stores: tuple[Meta, Objects],
+    spawn: Tasks,
+    watch: Watch,
+    process: InCommon,
+    places: Places | None = None,
 ) -> Ports:
     """The world as an actor of this process sees it; its disk, if it has one, comes with its kind."""
     meta, objects = stores
@@ -150,6 +156,7 @@ def real_ports(
         watch=watch,
         places=places,
         work=work_beside,
+        process=process,
     )
 
 

@@ -31,6 +31,12 @@ class Lease:
         """A request that was sent then was answered."""
         self._renewed = max(self._renewed, sent)
 
+    def left(self) -> tuple[int, int] | None:
+        """How long it lasts, and for how long still, in ms; None if there is none."""
+        if not self._held:
+            return None
+        return self._lasts, self._renewed + self._lasts - self._ports.clock.monotonic()
+
     def end(self) -> None:
         """The session has ended."""
         self._held = False

@@ -2,8 +2,9 @@
 
 Poll asks for messages with a cumulative grant of permits and carries acknowledgements; its turn number makes a
 repetition bring the same delivery again. When no poll comes by soon, acknowledgements go by themselves. The session
-is a lease: whoever could not renew it in time must assume that its messages were given to others, drop them, and
-attach anew under another incarnation. When only the *dispatcher* was replaced, the consumer comes back under the
+is a lease, renewed by every answer and, while a poll waits, by heartbeats of the whole process (`heartbeats`): whoever
+could not renew it in time must assume that its messages were given to others, drop them, and attach anew under another
+incarnation. When only the *dispatcher* was replaced, the consumer comes back under the
 same incarnation and says what it holds.
 """
 
@@ -19,10 +20,12 @@ from actors.consumer.client_batches import BatchAcks
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
 from actors.consumer.handing_over import HandingOver
+from actors.consumer.heartbeats import SessionHeartbeat
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
 from actors.consumer.lease import Lease
 from actors.consumer.leaving import Leaving
+from actors.consumer.long_poll import LongPoll
 from actors.consumer.losses import Losses, tell
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations
@@ -70,7 +73,8 @@ class PartitionConsumer:
         self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
         self.batches = BatchAcks(ports, self._owner, self._holding)
         self._address: Address = ""
-        self.lease = Lease(ports)
+        self.lease, self.long_poll = Lease(ports), LongPoll(ports)
+        self._heartbeat = SessionHeartbeat(ports, self.lease, self.long_poll, self._owner)
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = self._granted_sent = 0
         self.acknowledgements = Acknowledgements()
@@ -96,6 +100,7 @@ class PartitionConsumer:
         waiting closes: then the session of an attach that is under way is left as soon as its answer names it.
         """
         await carry_through(self._ports, self._attach(first=True), f"attach-{self.partition}")
+        self._heartbeat.begin()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         self._ports.spawn(self._inbox.run(), f"resolve-{self.partition}")
         self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
@@ -249,6 +254,7 @@ class PartitionConsumer:
             self._ports.log("close_failed", partition=self.partition, error=str(error))
         await self._leaving.leave(self._address, self.session, for_good=for_good)
         self.lease.close()
+        self._heartbeat.end()
         self._holding.revoke()
 
     def held(self) -> int:
@@ -333,10 +339,12 @@ class PartitionConsumer:
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
         self.lease.begin(sent, lease)
+        self._heartbeat.attached(lease)
         if (session, epoch) == (self.session, self.epoch):
             return
         self.session, self.epoch, self._turn, self._got = session, epoch, 0, 0
         self._granted_sent = self._taken_turn = self._consumer_epoch = 0
+        self.long_poll.again()
         self._revocations.begin()
         self.acknowledgements.say_again()
         self._session_changed.set()
@@ -356,6 +364,7 @@ class PartitionConsumer:
         self.losses.count += self.acknowledgements.void()
         self._generation += 1
         self.session = self.epoch = 0
+        self.long_poll.again()
         self._session_changed.set()
         self._callbacks.on_event(self.partition, Event(kind="lost"))
 
@@ -393,10 +402,11 @@ class PartitionConsumer:
             request = Poll(
                 session=session, turn=self._turn, granted=self._granted_sent, ack_turn=ack_turn, acks=acks,
                 rows_from=self._ports.net.rows_from(self._address), by_index=self.by_index,
+                wait=self.long_poll.wait(unconfirmed=bool(self.acknowledgements)),
             )  # fmt: skip
             sent = self._ports.clock.monotonic()
             try:
-                reply = await self._ports.net.call(self._address, request, CALL_TIMEOUT)
+                reply = await self.long_poll.ask(self._address, request)
             except PASSING as error:  # it was heard or not, as one without an answer
                 reply = Unknown(str(error), gone=True)
                 self._turn += isinstance(error, Conflict)  # which says that the turn is over
@@ -433,6 +443,7 @@ class PartitionConsumer:
         self._taken_turn, self.by_index = delivery.turn, self.by_index or delivery.by_index
         self.acknowledgements.confirm(delivery.confirmed)
         came = sum(len(part.rows) for part in delivery.parts)
+        self.long_poll.answered(came)
         self._got, self._queued = self._got + came, self._queued + came
         if delivery.parts:
             self._inbox.add(delivery.parts, self.epoch, self.session)

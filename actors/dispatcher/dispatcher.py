@@ -35,6 +35,7 @@ from actors.dispatcher.hot_keys import HotKeys, HotKeyWatch
 from actors.dispatcher.inspection import Inspection, document
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.parked_keys import ParkedKeys
+from actors.dispatcher.process_sessions import ProcessSessions
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.redelivery import Redelivery
 from actors.dispatcher.seek import Seeker
@@ -68,6 +69,8 @@ from actors.messages import (
     FindOwner,
     GivenBack,
     HandOver,
+    Heartbeat,
+    HeartbeatAnswer,
     ListAssignments,
     ListBlockedKeys,
     ListDelayed,
@@ -141,6 +144,10 @@ class Dispatcher(Actor):
         )
         self._parts = Components(context)
         self._parts.begin()
+        self.ports.process.of(ProcessSessions).join(self.ports.me, self._parts.leases)
+
+    def release(self) -> None:
+        self.ports.process.of(ProcessSessions).leave(self.ports.me)
 
     async def stop(self, reason: str) -> None:
         """Refuse everything from now on, and take nothing more out of the shared delayed index. Idempotent."""
@@ -180,6 +187,15 @@ class Dispatcher(Actor):
         """
         return self._parts is None or self._parts.at_work()
 
+    @property
+    def figures(self) -> object:
+        """See Actor: those of a subscription that has everything."""
+        if self._parts is None or not self._parts.reader.has_all() or self._parts.context.tracker.count():
+            return None
+        context = self._parts.context
+        sessions = tuple(session.number for session in context.sessions.all())
+        return context.cursor.mark_delete, sessions, context.state.paused, self._parts.parked.alarm()
+
     async def on_close_idle(self, request: CloseIdle) -> Closed:
         """Everything is in the records and in the log: who attaches next finds it as after a change of owners."""
         if self.ended() or self.idle_ms() < request.idle_ms:
@@ -205,6 +221,9 @@ class Dispatcher(Actor):
 
     async def on_poll(self, request: Poll) -> Delivery:
         return await self.parts.deliverer.poll(request)
+
+    async def on_heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
+        return await self.ports.process.of(ProcessSessions).heartbeat(self.ports, request)
 
     async def on_acknowledge(self, request: Acknowledge) -> Acknowledged:
         return await self.parts.deliverer.acknowledge(request)
@@ -358,7 +377,7 @@ class Components:
             ("due", self.due.run()),
             ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
-            ("progress", context.reporter.run(context.store, self.seeker.expire_old)),
+            ("progress", context.reporter.run(context.store, self.seeker.expire_old, self.reader.has_all)),
             ("history", context.history.run()),
             ("use", self.unused_watch.run()),
             ("delayed changes", context.changed_delays.remove_leftovers()),

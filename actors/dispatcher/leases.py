@@ -21,6 +21,7 @@ from actors.dispatcher.membership import LeaseHolder, LeaseState
 from actors.dispatcher.sessions import Session
 from actors.messages import NO_POSITIONS, NO_ROWS, ReadRowIndex, RowIndex
 from actors.ports import Watch
+from actors.signal import Signal
 from storage.errors import SluiceError
 
 LIVENESS_MS = 5_000
@@ -37,13 +38,19 @@ class Leases:
     def __init__(self, context: SubscriptionContext) -> None:
         self._ports, self._topic, self._store = context.ports, context.topic, context.store
         self._membership, self._sessions, self._core = context.membership, context.sessions, context.core
-        self._wakeups = context.wakeups
+        self._wakeups, self._ownership = context.wakeups, context.ownership
+        self._waited_for = Signal()
+        """A lease is waited for that was not before."""
         self.unidentified: dict[int, str] = {}
 
     async def run(self, look: Callable[[], None]) -> None:
-        """End expired sessions, twice in the time of trust. look: called each time that no consumer is awaited."""
+        """End expired sessions, twice in the time of trust; where nothing waits, no later than the first lease that may
+        end. look: called each time that no consumer is awaited, while there is anything that could be sent.
+        """
+        idle = False
         while True:
-            await self._ports.clock.sleep(max(self._membership.trust_ms // 2, 1))
+            await self._waited_for.wait(self._ports, self._rest())
+            self._waited_for.clear()
             self._store.look_if_idle()
             now = self._ports.clock.monotonic()
             for member in self._membership.overdue(LeaseState.ATTACHED, now):
@@ -54,13 +61,39 @@ class Leases:
             if self._membership.all(LeaseState.AWAITED):
                 self._wakeups.came_or_went()
             else:
-                look()
+                idle, was_idle = self._core.idle(), idle
+                if not (idle and was_idle):
+                    look()
+
+    def _rest(self) -> int:
+        """How long (ms) nothing need be looked at; who comes meanwhile has a whole lease."""
+        membership, short = self._membership, max(self._membership.trust_ms // 2, 1)
+        if not self._core.idle() or membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED):
+            return short
+        ends = [member.until for member in membership.all(LeaseState.ATTACHED)]
+        left = min(ends, default=0) - self._ports.clock.monotonic() if ends else membership.lease_ms
+        return max(min(left, membership.lease_ms), short)
 
     # -- the living -----------------------------------------------------------------------------------------------
 
     def renew(self, session: Session) -> None:
         """This consumer was heard or answered."""
         self._membership.renew(session.incarnation, self._ports.clock.monotonic())
+
+    def heartbeat(self, number: int) -> bool:
+        """The process of this session's consumer lives; False if the session is over, or this owner is not certain.
+
+        No await lies between knowing that this is the owner and renewing. That a consumer's process lives does not mean
+        that the consumer asks for messages: a place that others want is not kept by this (`silent`).
+        """
+        session = self._sessions.find(number)
+        if session is None or self._ownership.ended():
+            return False
+        if not self._store.certain():
+            self._store.look_if_idle()
+            return False
+        self.renew(session)
+        return True
 
     def watch_session(self, session: Session, process: str) -> None:
         """End this session as soon as its process has ended."""
@@ -91,6 +124,7 @@ class Leases:
         """End every session; see `Membership.dismiss`."""
         attached = self._membership.all(LeaseState.ATTACHED)
         self._membership.dismiss()
+        self._waited_for.set()
         for session in self._sessions.all():
             self.end(session, reason, dismissed=True)
         for member in attached:
@@ -124,6 +158,7 @@ class Leases:
             self._core.retire(session.number, now=self._ports.clock.now())
         self._sessions.close(session)
         member = self._membership.retire(session.incarnation)
+        self._waited_for.set()
         self._changed()
         self._forget_when_ended(member)
 

@@ -5,6 +5,23 @@ know it at once, and its answers still extend leases. It gives such answers only
 it was the owner (`store`). So a new owner waits that much longer for each consumer that the record names. The lease of
 an owner never changes, and the record names it with each member.
 
+**What renews a lease** is an answer to this consumer, or to a heartbeat of its process, which asks for all sessions
+that the process has at another one (`process_sessions`, `actors.consumer.heartbeats`). For promise 2 both must keep to
+this:
+
+1. The owner renews its side when it answers, and only while it is certain: no await lies between knowing that and
+   renewing. Certainty is one for all owners of a process (`actors.ownership_proof`), and is as good as each one's own.
+2. The consumer renews its side from the moment at which it *sent* what was answered. So the owner's side, which counts
+   from a later moment, never ends first, whichever of the two was frozen meanwhile and however late the answer is.
+3. An answer counts for the session and the owner that were asked for. A consumer that has come back to a newer owner
+   has a lease of that one alone: what an earlier one, or an earlier connection, still answers is of no use to it.
+4. What is not heard renews nothing. Where requests arrive and answers do not, the consumer stops by itself; the owner,
+   which goes on hearing of it, keeps its messages until it attaches anew. Where heartbeats are late for all, each
+   renews from when it was sent, and what ends meanwhile ends on the consumer's side first.
+
+A message may be long on its way to a consumer whose lease heartbeats renew. It was sent within the session, and whoever
+sent it holds it to be there; so it may be taken as long as the session lasts, and not at all afterwards.
+
 A member is in one of these states:
 
     JOINING   named in the record, so that a later owner will know of it; it has no session yet

@@ -22,6 +22,8 @@ SECURE_TIMEOUT = 3_000
 """Whoever seeks waits for the answer, and can ask again."""
 PROGRESS_MS = 500
 RETRY_MS = 50
+REST_MS = 10_000
+"""A subscription that has everything and was told of looks so seldom, until it has something new to report."""
 
 
 class ProgressReporter:
@@ -58,12 +60,15 @@ class ProgressReporter:
             if not self._state.known:
                 await self._ports.clock.sleep(RETRY_MS)
 
-    async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]], has_all: Callable[[], bool]) -> None:
         """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
-        messages expire.
+        messages expire. has_all: whether all messages are done, as far as anybody knows.
         """
-        logged = ""
+        logged, rests = "", False
         while True:
+            if rests:
+                await store.saved.wait(self._ports, REST_MS)
+            store.saved.clear()
             await self._ports.clock.sleep(PROGRESS_MS)
             try:
                 reached, seeks = self._state.cursor.mark_delete, self._seeks
@@ -73,9 +78,11 @@ class ProgressReporter:
                     if seeks == self._seeks:
                         # To this address and no other: a later owner may have heard from a later dispatcher already.
                         await self._send(address, reached)
-                await expire()
-                logged = ""
+                logged, rests = "", has_all()
+                if not rests:
+                    await expire()
             except SluiceError as error:
+                rests = False
                 if str(error) != logged:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)

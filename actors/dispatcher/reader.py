@@ -27,8 +27,10 @@ from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, positions_of, run_positions
 
 LOOK_TIMEOUT = 1_000
-READ_WAIT = 2_000
-READ_TIMEOUT = 10_000
+READ_WAIT, MOST_READ_WAIT = 2_000, 30_000
+"""Milliseconds that a read waits at the end of the topic: while nothing comes, twice as long each time."""
+READ_TIMEOUT = 8_000
+"""Beyond that wait."""
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
 SOON_MS = 10_000
@@ -51,7 +53,7 @@ class Reader:
         self.end_known = False
         self.over = False
         """The topic was terminated, and everything in it was read."""
-        self.reading = False
+        self.reading, self._wait = False, READ_WAIT
         self.generation = self._holds = 0
         self._table = self._since = -1
         """Which compacted log was read last, and from where on (messages.ReadIndex)."""
@@ -180,18 +182,20 @@ class Reader:
         """Read forward, and wait for what comes at the end of the topic."""
         generation = self.generation
         start = self._next()
-        request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=READ_WAIT)
+        request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=self._wait)
         if self._sessions.read_compacted:
             request = ReadIndex(
-                start=start, limit=request.limit, wait=READ_WAIT, compacted=True, table=self._table, since=self._since
+                start=start, limit=request.limit, wait=self._wait, compacted=True, table=self._table, since=self._since
             )
         reply = await self._answer(request)
+        nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
+        self._wait = min(self._wait * 2, MOST_READ_WAIT) if nothing else READ_WAIT
         return reply is None or await self._take(reply, generation, start)
 
     async def _answer(self, request: ReadIndex) -> IndexRead | None:
         """The topic's answer; None as soon as the read is void. Raises what the topic refuses with."""
         asked = self._asked = FanOut(self._ports, "read")
-        asked.start(None, self._topic.ask(request, READ_TIMEOUT))
+        asked.start(None, self._topic.ask(request, request.wait + READ_TIMEOUT))
         try:
             if not await asked.within():
                 return None
@@ -295,6 +299,10 @@ class Reader:
             self._reaches(ends.last)
             return True
         return False
+
+    def has_all(self) -> bool:
+        """Whether everything is done, and what comes next is waited for."""
+        return self.reading and self.end_known and self._cursor.mark_delete >= self.end and self._core.idle()
 
     @property
     def reach(self) -> int:

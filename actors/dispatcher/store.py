@@ -5,10 +5,10 @@ cursor as it was when the write began; the acknowledgement turns that had arrive
 disk, and not before (promise 4). Losing the write means that a newer owner exists: the dispatcher stops at once.
 
 **An idle owner.** A dispatcher whose consumers have nothing to acknowledge writes nothing, and so would not notice that
-it was replaced: its consumers would keep their leases for ever, and both owners would send. So it looks at the record
-when it has not written for a while, and extends a consumer's lease only if it knew at most `trust_ms` ago that the
-record is its own. A newer owner that took the record at T therefore knows that no lease of
-the old one outlasts T + lease + trust (`membership`).
+it was replaced: its consumers would keep their leases for ever, and both owners would send. So when it has not written
+for a while it makes sure that the record is still its own, with all owners of its process at once
+(`actors.ownership_proof`), and extends a consumer's lease only if it knew that at most `trust_ms` ago. A newer owner
+that took the record at T therefore knows that no lease of the old one outlasts T + lease + trust (`membership`).
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class CursorStore:
         self._dirty = Signal()
         self._urgent = Signal()
         self._done = Signal()
+        self.saved = Signal()
+        """Set with each version; for whoever clears it."""
         self._asked = 0
         self._completed = 0
         self._writing = asyncio.Lock()
@@ -97,6 +99,7 @@ class CursorStore:
         while not self.certain():
             if self._record.lost:
                 raise Fenced("this dispatcher has a newer owner")
+            self._dirty.set()
             self._done.clear()
             await self._done.wait(self._ports)
 
@@ -123,7 +126,7 @@ class CursorStore:
 
     async def _look(self) -> None:
         try:
-            await self._record.verify()
+            await self._record.prove()
             self._done.set()
         except Unavailable:
             await self._ports.clock.sleep(RETRY_MS)
@@ -139,6 +142,7 @@ class CursorStore:
             session.confirm(received)
         self._completed = asked
         self._done.set()
+        self.saved.set()
         took = self._ports.clock.monotonic() - began
         await self._ports.clock.sleep(GROUP_MS)
         if took > GROUP_MS:

@@ -17,8 +17,12 @@ import msgspec
 from actors.fenced_record import FencedRecord
 from actors.ledger.record import LedgerState, PartitionRecord, decode_record, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
+from actors.ownership_proof import OwnershipProof
 from actors.ports import Ports
 from storage.errors import Corrupt, Fenced
+
+RECENT_MS = 2_000
+"""A proof of the process that is no older is good enough for an owner that only wants to notice its successor."""
 
 
 class PartitionMetadata:
@@ -32,6 +36,7 @@ class PartitionMetadata:
         self._lost = lost
         self._lock = asyncio.Lock()
         self._fenced = FencedRecord(ports, self._key)
+        self._proof, self._notice = ports.process.of(OwnershipProof), 0
         self.record = PartitionRecord(topic=topic, partition=partition, settings=TopicSettings(), highest_ledger=0)
 
     async def acquire(self, settings: TopicSettings) -> PartitionRecord:
@@ -98,11 +103,18 @@ class PartitionMetadata:
                     raise self._damaged(error) from error
             return self.record
 
+    async def prove(self) -> None:
+        """The same as `verify`, with one look for all owners of this process unless somebody gave it notice."""
+        await self._proof.look(self._ports, RECENT_MS)
+        if self._notice != self._proof.notice:
+            await self.verify()
+
     async def verify(self) -> None:
         """Look whether the partition has a newer owner, as an owner that was frozen must. Raises Fenced, Unavailable.
 
         An owner that writes nothing would never lose a write; its readers would wait at a dead end for ever.
         """
+        notice = self._proof.notice
         try:
             newest = await self._ports.meta.read(self._key)
         except Corrupt as error:
@@ -111,6 +123,7 @@ class PartitionMetadata:
             reason = f"{self._key} was taken under epoch {epoch}"
             self._lost(reason)
             raise Fenced(reason)
+        self._notice = notice
 
     def _damaged(self, error: Corrupt) -> Fenced:
         """Whether a change is in the record nobody can say: the next owner begins with what it finds there."""

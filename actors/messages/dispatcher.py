@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from actors.messages.common import Done, Text, no_counts, no_positions, no_rows
+from actors.messages.limits import MOST_BEATS
 from actors.wire import Blob, Reply, Request
 from storage.batch import LAST_TIME, MAX_KEY_BYTES
 
@@ -124,6 +125,7 @@ class Poll(Request[Delivery], kw_only=True):
     difference to what was ever sent). acks: positions done; ack_turn numbers this group of acknowledgements.
     rows_from: of runs of at least so many bytes the consumer's rows are enough (Part.cut); 0: it wants whole runs.
     by_index: of clients' batches single messages are acknowledged, so that what is left of one has to keep its ids.
+    wait: longer than the lease only where heartbeats renew that.
     """
 
     reply: ClassVar[type[Reply]] = Delivery
@@ -135,6 +137,25 @@ class Poll(Request[Delivery], kw_only=True):
     acks: np.ndarray = msgspec.field(default_factory=no_positions)
     rows_from: int = 0
     by_index: bool = False
+
+
+class HeartbeatAnswer(Reply, kw_only=True):
+    """Every session was renewed but those at these places. refused: by the owner. elsewhere: the owner is not in this
+    process.
+    """
+
+    refused: list[int] = []
+    elsewhere: list[int] = []
+
+
+class Heartbeat(Request[HeartbeatAnswer], kw_only=True):
+    """Renew these sessions, whose consumers are all in the process that sends this. One dispatcher is asked, for all in
+    its process. owners, sessions: addresses of dispatchers, and at the same place the number of the session there.
+    """
+
+    reply: ClassVar[type[Reply]] = HeartbeatAnswer
+    owners: Annotated[list[str], Meta(max_length=MOST_BEATS)]
+    sessions: Annotated[list[int], Meta(max_length=MOST_BEATS)]
 
 
 class Acknowledged(Reply, kw_only=True):

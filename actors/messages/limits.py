@@ -14,6 +14,8 @@ MOST_ADDED = 1_000
 """Consumers that `WhatIf` may add."""
 MOST_BOOKIES = 256
 """Bookies that may be added at a time."""
+MOST_BEATS = 10_000
+"""Sessions that one heartbeat may renew; a process with more of them sends several."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of payloads, shared ones too, that a read brings before it ends, and that wait in one outbox. With one
 more run (64 MiB) and the columns an answer stays far below what a frame takes, also where payloads cannot be shared.

@@ -177,6 +177,7 @@ class Topic(Actor):
             except SluiceError as error:
                 self.ports.log("upkeep_waits", error=str(error))
             await self.ports.clock.sleep(TEND_MS)
+            await self._upkeep.rest()
 
     async def _ready(self) -> None:
         """Wait for the recovery. Raises Unavailable while it lasts, Fenced when this owner was replaced."""
@@ -194,6 +195,14 @@ class Topic(Actor):
     def at_work(self) -> bool:
         """Whether it is being recovered, has producers that it would hear of if they went, or has something to do."""
         return not self._serving.is_set() or self._upkeep.at_work or self._admission.occupied
+
+    @property
+    def figures(self) -> object:
+        """See Actor."""
+        log, marks = self._log, tuple(self._upkeep.marks.items())
+        if not self._serving.is_set() or self._upkeep.at_work or self._delayed.stats() is not None:
+            return None
+        return log.messages_in, log.last_confirmed, log.record, marks, len(self._producers)
 
     def _stays(self, idle_ms: int) -> bool:
         return self.stopped is not None or self.idle_ms() < idle_ms

@@ -32,8 +32,10 @@ LAST_TIMEOUT = 2_000
 """An owner that deletes its topic waits no longer than this for a bookie: what it leaves is garbage-collected."""
 VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
-LEAST_REST_MS = 10_000
-"""A topic that is closed is not woken sooner for what retention lets go of."""
+REST_MS = 10_000
+"""An owner at which nothing changes looks so seldom, until something is confirmed or reported; one that is closed is
+not woken sooner for what retention lets go of.
+"""
 LOOK_BYTES = 1024 * 1024
 """A partition with less in its only ledger has nothing that would leave or be compacted."""
 PRUNE_AT = 64
@@ -62,6 +64,7 @@ class Upkeep:
         self._replicating = self._offloading = self._compacting = False
         self._verified = 0
         self._fill_not_before = 0
+        self._seen: tuple[object, ...] = ()
         self.marks: dict[str, int] = {}
         self.rejecting: dict[str, None] = {}
 
@@ -74,7 +77,7 @@ class Upkeep:
         now = self._ports.clock.monotonic()
         if now - self._verified >= VERIFY_MS:
             self._verified = now
-            await self._log.metadata.verify()
+            await self._log.metadata.prove()
         await self._log.snapshot()
         await self._log.roll_if_due()
         await self._look()
@@ -126,6 +129,13 @@ class Upkeep:
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
         return bool(leaves or compacts or moves or self.under_replicated())
 
+    async def rest(self) -> None:
+        """Wait until something changes, if nothing did since this was last called and nothing is to be done."""
+        state = (self._log.last_confirmed, self._log.record, dict(self.marks))
+        changed, self._seen = state != self._seen, state
+        if not changed and not self.at_work and not self._lost:
+            await self._log.news(REST_MS)
+
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
         if it has not. Raises Fenced, Unavailable, Corrupt.
@@ -136,7 +146,7 @@ class Upkeep:
         passed = record.ever_subscribed and all(mark >= self._log.last_confirmed for mark in self.marks.values())
         if not record.ledgers or not passed or kept.ms < 0 or (kept.bytes > 0 and not kept.ms):
             return 0
-        return now + max(kept.ms, LEAST_REST_MS)
+        return now + max(kept.ms, REST_MS)
 
     async def _replicate(self, now: int) -> None:
         """Make copies and delete ledgers, which needs bookies that may be away. Nothing else waits for it."""
@@ -183,6 +193,7 @@ class Upkeep:
         self.rejecting.pop(name, None)
         if request.rejects_keyed_delay and not request.gone:
             self.rejecting[name] = None
+        self._log.wake()
         if request.gone:
             self.marks.pop(name, None)
         else:
@@ -253,6 +264,7 @@ class Upkeep:
         Counted are fragments that name a lost bookie, and closed ledgers whose copies were not counted yet.
         """
         self._lost[:] = self._log.lost_bookies[:] = list(lost)  # one that came back after all is used again
+        self._log.wake()
         for bookie in self._lost:
             self._log.bookie_lost(bookie)
         self._fill_not_before = 0

@@ -79,6 +79,7 @@ ONCE_FAILED = [
 
 OPEN = [
     ("grace", 700016),  # 81 messages are not acknowledged: two sessions of one consumer, of which only one is left
+    ("grace", 51),  # who gives up opening and begins anew has two places under its name, and one comes back for both
 ]
 """Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from actors.actor import Actor
 from actors.host import Answer, HostedActor
-from actors.ports import SHARED_FROM, Address, DiskFailed, Ports, Unknown
+from actors.ports import SHARED_FROM, Address, DiskFailed, InCommon, Ports, Unknown
 from actors.wire import Packed, Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
@@ -78,6 +78,7 @@ class Process:
             places=SimPlaces(world),
             tables=None if world.tables is None else SimTables(world.tables, machine),
             shared_from=world.shared_from,
+            process=world.in_common(machine),
         )
 
     def task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -166,6 +167,8 @@ class World:
         """How likely `Places.stop` reports success although the process lives on, frozen or cut off."""
         self.shared_from = SHARED_FROM
         """See Ports, for the processes that are started from now on."""
+        self.hosts: dict[str, InCommon] = {}
+        """Machines on which all actors are one process, which freezes and crashes whole; and what they share."""
         self.gateway_machines: list[str] = []
         """Machines that the controller is told of."""
         self.power_loss = 0.5
@@ -326,7 +329,22 @@ class World:
         process = self._processes.get(name)
         if process is not None and process.alive:
             self.count("crash")
-            self.ended(process, "crash")
+            for each in self._together(process):
+                self.ended(each, "crash")
+            if process.machine in self.hosts:
+                self.hosts[process.machine] = InCommon()
+
+    def in_common(self, machine: str) -> InCommon:
+        """What a new process here shares with others: nothing, unless they are one. A frozen one takes nothing in."""
+        frozen = any(process.paused and process.machine == machine for process in self._addresses.values())
+        if frozen and machine in self.hosts:
+            self.hosts[machine] = InCommon()
+        return self.hosts.get(machine) or InCommon()
+
+    def _together(self, process: Process) -> list[Process]:
+        """Those that share its fate."""
+        whole = process.machine in self.hosts
+        return [each for each in self._addresses.values() if each.machine == process.machine] if whole else [process]
 
     async def restart(self, name: str) -> Address:
         """Start a crashed process anew, on its old disk, with a new address."""
@@ -347,17 +365,19 @@ class World:
 
     def pause(self, name: str) -> None:
         """Freeze a process, as SIGSTOP does."""
-        process = self._processes[name]
-        if process.alive and not process.paused:
-            process.paused = True
-            self.count("pause")
-            self.loop.freeze(process)
-            self.record(name, "paused")
+        for process in self._together(self._processes[name]):
+            if process.alive and not process.paused:
+                process.paused = True
+                self.count("pause")
+                self.loop.freeze(process)
+                self.record(process.name, "paused")
 
     def resume(self, name: str) -> None:
         """Let a frozen process go on, and its older incarnations too."""
+        host = self._processes[name].machine
         for process in self._addresses.values():
-            if process.name == name and process.paused and process.alive:
+            own = process.name == name or (host in self.hosts and process.machine == host)
+            if own and process.paused and process.alive:
                 process.paused = False
                 self.count("resume")
                 self.record(process.name, "resumed", address=process.address)
@@ -383,6 +403,8 @@ class World:
         if self._addresses.get(process.address) is process:
             del self._addresses[process.address]
         self._graveyard.append(process)
+        if process.actor is not None and process.machine in self.hosts:
+            process.actor.release()
         if process.disk_name:
             self._in_use.pop(process.disk_name, None)
             self.disk(process.disk_name).crash(power=self.rng.random() < self.power_loss)

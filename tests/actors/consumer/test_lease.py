@@ -44,7 +44,7 @@ def test_a_session_of_a_life_that_ended_is_given_up() -> None:
 
         def hear(process: Process, event: str, fields: dict[str, object]) -> None:
             if event == "attached":
-                broker.world.network.pairs["broker", "c"] = LinkFaults(delay_ms=(4_000, 4_000))
+                broker.world.network.pairs["broker", "c"] = LinkFaults(delay_ms=(5_500, 5_500))
 
         broker.world.ears.append(hear)
         broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))

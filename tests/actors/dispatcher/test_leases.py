@@ -51,6 +51,7 @@ class Owner:
             core=self.core,
             store=store,
             wakeups=SimpleNamespace(came_or_went=self._wake),
+            ownership=None,
         )
         self.leases = Leases(context)
 

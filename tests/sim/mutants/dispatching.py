@@ -254,7 +254,7 @@ DISPATCHING: list[Mutant] = [
         module="actors.dispatcher.store",
         old="self._record.proven <= self._trust and",
         new="self._record.proven >= 0 and",
-        also=("            await self._record.verify()\n", "            pass\n"),
+        also=("            await self._record.prove()\n", "            pass\n"),
         world=OWNERS,
         test="tests/actors/dispatcher/test_store.py",
     ),

@@ -1,13 +1,70 @@
-"""Mutants of what is closed because nobody uses it."""
+"""Mutants of what idle parts share: heartbeats, the proof of a process's ownership, and what is closed."""
 
 from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BROKER = "broker"
+OWNERS, BROKER = "owners", "broker"
+HEARTBEATS, PROOF = "tests/actors/consumer/test_heartbeats.py", "tests/actors/test_ownership_proof.py"
 CLOSED = "tests/actors/test_idle_owners.py"
 
 IDLING: list[Mutant] = [
+    Mutant(
+        name="a heartbeat is believed after the connection was replaced",
+        module="actors.consumer.heartbeats",
+        old="        if self.owner() == (owner, session):\n",
+        new="        if True:\n",
+        world=OWNERS,
+        test=f"{HEARTBEATS}::test_a_heartbeat_counts_for_the_session_it_was_sent_for",
+    ),
+    Mutant(
+        name="a heartbeat that was sent before a freeze renews the lease",
+        module="actors.consumer.heartbeats",
+        old="            self._lease.renew(sent)\n",
+        new="            self._lease.renew(self._ports.clock.monotonic())\n",
+        world=OWNERS,
+        test=f"{HEARTBEATS}::test_a_lease_is_renewed_from_when_the_heartbeat_was_sent",
+    ),
+    Mutant(
+        name="an owner that is not certain renews by heartbeat",
+        module="actors.dispatcher.leases",
+        old="        if not self._store.certain():\n",
+        new="        if False:\n",
+        world=OWNERS,
+        test=f"{HEARTBEATS}::test_an_owner_that_is_not_certain_renews_nothing",
+    ),
+    Mutant(
+        name="a refused heartbeat renews",
+        module="actors.consumer.heartbeats",
+        old="            if place in not_renewed:\n",
+        new="            if False:\n",
+        world=OWNERS,
+        test=f"{HEARTBEATS}::test_places_that_were_refused_are_not_renewed",
+    ),
+    Mutant(
+        name="a new owner gives no notice",
+        module="actors.fenced_record",
+        old="            for process in self._untold:\n",
+        new="            for process in ():\n",
+        world=OWNERS,
+        test=PROOF,
+    ),
+    Mutant(
+        name="the record does not say whom nobody told",
+        module="actors.fenced_record",
+        old='            untold = {"untold": self._untold} if self._untold else {}\n',
+        new="            untold: dict[str, Any] = {}\n",
+        world=OWNERS,
+        test=f"{PROOF}::test_the_notice_of_an_owner_that_died_is_given_by_the_next",
+    ),
+    Mutant(
+        name="a proof of the process holds whatever notice it found",
+        module="actors.ownership_proof",
+        old="return self.proven if notice == self.notice else self._before.get(notice, 0)",
+        new="return self.proven if notice else 0",
+        world=OWNERS,
+        test=f"{PROOF}::test_a_replaced_owner_is_not_proved_by_its_neighbours",
+    ),
     Mutant(
         name="a closed topic forgets a delayed message",
         module="actors.idle_owners",

@@ -24,7 +24,7 @@ from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.factories import make_dispatcher, make_topic
 from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
-from actors.ports import Ports, Unknown
+from actors.ports import InCommon, Ports, Unknown
 from actors.topic.resources import ProcessResources
 from loadgen.checkers import judge
 from storage.errors import SluiceError
@@ -196,6 +196,8 @@ class Course:
         world.kinds["dispatcher"] = (self._dispatcher, _broker, lambda settings: None)
         often = random.Random(f"leftovers/{world.seed}").random() < 0.3
         pause = 300 if often else LEFTOVERS_MS
+        if random.Random(f"hosts/{world.seed}").random() < 0.5:
+            world.hosts.update({f"broker-{number}": InCommon() for number in range(BROKERS)})
         self._close_idle_after_ms = random.Random(f"idle/{world.seed}").choice((0, 0, 100, 1_000))
         address = await world.start("controller", lambda ports: self._controller(ports, names, pause), fixed=True)
         assert address == CONTROLLER

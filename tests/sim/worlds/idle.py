@@ -1,8 +1,9 @@
-"""The broker's world when there is little to do, and what nobody uses is closed.
+"""The broker's world when there is little to do: leases hang on heartbeats, and what nobody uses is closed.
 
-A few messages come at long intervals, and consumers hold them for long. What keeps their leases is broken in many ways:
-consumers or a dispatcher are frozen, one direction between them is cut, what goes one way is late, owners change
-meanwhile. At times all consumers leave, and owners are closed and wake again.
+A few messages come at long intervals, and consumers hold them for long, so their polls wait and heartbeats renew their
+leases. That is broken in each way that concerns many sessions at once: a process with consumers, or one with all
+dispatchers of a machine, is frozen; one direction between them is cut; what goes one way is late for longer than a
+heartbeat takes; owners change meanwhile. At times all consumers leave, and owners are closed and wake again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Blows:
         await self._freeze(self._rng.sample(names, min(len(names), self._rng.randint(1, 2))))
 
     async def _freeze_brokers(self) -> None:
-        """One of them, perhaps before a delivery."""
+        """Together where a machine's are one process: between a heartbeat and its answer, or before a delivery."""
         await self._freeze([name for name in self._world.alive("dispatcher-") if "extra" not in name][:1])
 
     async def _freeze(self, names: list[str]) -> None:
@@ -99,7 +100,7 @@ class Blows:
             self._world.network.join(*pair)
 
     async def _be_late(self) -> None:
-        """What all consumers say, or what they are told."""
+        """Heartbeats of all consumers, or the answers to them."""
         pairs = self._pairs()
         late = LinkFaults(delay_ms=(LEASE_MS // 4, self._rng.randrange(LEASE_MS // 2, 2 * LEASE_MS)))
         self._world.network.pairs.update(dict.fromkeys(pairs, late))

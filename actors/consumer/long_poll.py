@@ -1,0 +1,67 @@
+"""A consumer's long poll: how long it waits, and how it is asked again before it is answered.
+
+A poll waits a second for messages. While none come, the next one waits twice as long, up to half a minute: but only
+while heartbeats renew the lease, which the answer to such a poll comes too late for, and while there is no
+acknowledgement that its answer would confirm. Whoever learns meanwhile that the session is over, or may not have been
+heard, has the poll repeated; a repetition of a turn brings the same delivery again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from actors.consumer.hand_backs import CALL_TIMEOUT
+from actors.messages import Delivery, Poll
+from actors.ports import Address, Ports, Unknown
+
+FIRST_WAIT = 1_000
+MOST_WAIT = 30_000
+GROWTH = 2
+
+
+class LongPoll:
+    """One poll at a time. growth: how much longer the next one waits when nothing came."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports, self.growth = ports, GROWTH
+        self._wait, self._beats, self._interrupted = FIRST_WAIT, False, False
+        self._asking: asyncio.Task[None] | None = None
+
+    def wait(self, *, unconfirmed: bool) -> int:
+        """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""
+        if unconfirmed:
+            self._wait = FIRST_WAIT
+        return self._wait if self._beats else FIRST_WAIT
+
+    @property
+    def wants_heartbeats(self) -> bool:
+        """Nothing comes, and it could wait longer."""
+        return self._wait > FIRST_WAIT and not self._beats
+
+    def answered(self, came: int) -> None:
+        """With so many messages."""
+        self._wait = FIRST_WAIT if came else min(self._wait * self.growth, MOST_WAIT)
+
+    def heard(self) -> None:
+        """A heartbeat renewed the lease."""
+        self._beats = True
+
+    def again(self) -> None:
+        """Ask again: nobody knows whether there is a session that the poll waits for."""
+        self._wait, self._beats = FIRST_WAIT, False
+        if self._asking is not None and not self._interrupted:
+            self._interrupted = True
+            self._asking.cancel()
+
+    async def ask(self, to: Address, request: Poll) -> Delivery | Unknown:
+        """The answer; Unknown also when it is to be asked again. Raises the refusal."""
+        self._asking = task = cast("asyncio.Task[None]", asyncio.current_task())
+        try:
+            return await self._ports.net.call(to, request, request.wait + CALL_TIMEOUT - FIRST_WAIT)
+        except asyncio.CancelledError:
+            if self._interrupted and task.uncancel() == 0:
+                return Unknown("the poll is to be asked again")
+            raise
+        finally:
+            self._asking, self._interrupted = None, False
