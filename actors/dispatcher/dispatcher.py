@@ -220,6 +220,7 @@ class Dispatcher(Actor):
         return Done()
 
     async def on_poll(self, request: Poll) -> Delivery:
+        await self.parts.grace.asks(request.session)
         return await self.parts.deliverer.poll(request)
 
     async def on_heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:

@@ -9,6 +9,10 @@ others. `actors.key_shared.hash_assignments` says what a place is and why no oth
 its place is written, so a consumer that received anything has the same place under the next owner. A new owner counts
 the grace anew, from the time at which no holder of the place can be alive: it never ends early, and may end later.
 
+**The second of a name.** Where one of the same name lives, a newcomer gets a place of its own, and that is not kept
+before it asks for messages. It may come from a user who gave up opening and began anew: then nobody would come back to
+it, and its hashes would wait for the whole grace.
+
 **An earlier life** of a consumer, as it says itself, holds nothing any more: its session ends, its place is taken on.
 """
 
@@ -68,6 +72,8 @@ class Grace:
         self._damped: dict[int, tuple[str, int]] = {}
         """Numbers of consumers that wait for a place, with their names, and until when (monotonic ms)."""
         self._damped_total = 0
+        self._seconds: set[int] = set()
+        """Numbers of consumers that came while one of their name lived, and have not asked for messages yet."""
         self._coming: Counter[str] = Counter()
         """Names of the consumers that are attaching now."""
 
@@ -99,7 +105,7 @@ class Grace:
             entry, rival = self._decide(request, living)
             if rival is None:
                 base = base_of(request.incarnation)
-                return entry._replace(base=base, keeps_place=request.keep_place)
+                return entry._replace(base=base, keeps_place=request.keep_place and not (living and entry == NEW))
             silent = await self._leases.silent([rival])
             if silent and self._sessions.is_open(rival) and self._core.ring.of(rival.number) is not None:
                 self._leases.retire(rival, succeeded=True)
@@ -186,6 +192,8 @@ class Grace:
         if not ring.keeps_places:
             return
         place, now = ring.of(number), self._ports.clock.monotonic()
+        if place is not None and request.keep_place and not place.keeps_place:
+            self._seconds = {each for each in self._seconds if self._sessions.find(each) is not None} | {number}
         if request.hands_over_to:
             self._offer(number, request.hands_over_to)
         elif place is None:
@@ -195,6 +203,15 @@ class Grace:
         else:
             self._damping.given(request.consumer, now)
         self._wakeups.places.set()
+
+    async def asks(self, number: int) -> None:
+        """This consumer asks for messages, so its place is kept from now on: durably, before it gets any."""
+        if number in self._seconds:
+            place = self._core.ring.of(number)
+            if place is not None:
+                place.keep_place()
+                await self._store.barrier()
+            self._seconds.discard(number)
 
     # -- handing over ---------------------------------------------------------------------------------------------
 

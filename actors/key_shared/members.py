@@ -92,6 +92,10 @@ class AttachedConsumer:
         self.base, self.keeps_place = base, keeps_place
         self.ranges = tuple((int(low), int(high)) for low, high in ranges)
 
+    def keep_place(self) -> None:
+        """Its place may be kept for it from now on."""
+        self.keeps_place = True
+
     def offer_place(self, to: str) -> None:
         """The consumer that attaches under this name takes its place over; empty: nobody does."""
         self.to = to

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.idle_owners import AT_ONCE, LOOK_MS
-from actors.messages import CreateTopic, ListTopics, RemoveSubscription, TopicSettings
+from actors.messages import Closed, CloseIdle, CreateTopic, ListTopics, RemoveSubscription, TopicSettings
 from actors.ports import Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
@@ -167,6 +167,30 @@ def test_an_owner_used_meanwhile_is_not_closed() -> None:
         assert [row[1] for row in broker.world.placed() if row[0] == "topic"] == [topic]
 
     closing(scenario)
+
+
+@pytest.mark.parametrize("kind", ["topic", "dispatcher"])
+def test_an_owner_that_was_used_since_its_ping_refuses_to_close(kind: str) -> None:
+    """The controller saw it idle and asks it to end, and a message was faster."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a")
+        client = await broker.join("c") if kind == "dispatcher" else None
+        await broker.quiet(SOON_MS)
+        await (client.close() if client else broker.publish("a"))
+        (address,) = [row[1] for row in broker.world.placed() if row[0] == kind]
+        net = broker.world.client("network").net
+        reply = await net.call(address, CloseIdle(idle_ms=CLOSE_MS), 4_000)
+        assert reply == Closed(closed=False)
+        await broker.quiet(SOON_MS)
+        reply = await net.call(address, CloseIdle(idle_ms=CLOSE_MS), 4_000)
+        assert isinstance(reply, Closed)
+        assert reply.closed
+        later = await broker.join("later")
+        await broker.publish("a")
+        await broker.until(lambda: bool(later.got))
+
+    play(scenario)
 
 
 def test_many_topics_are_closed_and_stay_in_the_catalogue() -> None:

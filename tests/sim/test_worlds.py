@@ -69,6 +69,8 @@ ONCE_FAILED = [
     ("relay", 9500601),  # a topic was terminated by an owner that came after all of it was trimmed, and knew no end
     ("nack_order", 7000101),  # nobody says who the owner is, and a lease that is lost is told too late
     ("bookie", 9500194),  # a damaged index is found at one start, and built anew at the next
+    ("grace", 700016),  # who gave up opening and began anew had two places under its name, and one came back for both
+    ("grace", 51),  # the same, and the owner was replaced before it knew that one of them had been given up
     ("grace", 28),  # a late request of a consumer that had died was taken for a sign of life
     ("workers", 58),  # what was given back was confirmed by a new owner that could not ask for what follows yet
     ("workers", 287),  # the same
@@ -77,10 +79,7 @@ ONCE_FAILED = [
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
 
-OPEN = [
-    ("grace", 700016),  # 81 messages are not acknowledged: two sessions of one consumer, of which only one is left
-    ("grace", 51),  # who gives up opening and begins anew has two places under its name, and one comes back for both
-]
+OPEN: list[tuple[str, int]] = []
 """Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 
 

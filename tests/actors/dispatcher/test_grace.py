@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Acknowledge, Explain, Poll, SubscriptionSettings, Text, shown
+from actors.messages import Acknowledge, Attach, Explain, Poll, SubscriptionSettings, Text, shown
 from actors.messages.settings import check_subscription
 from actors.wire import Request
 from storage.errors import Conflict, Invalid
@@ -132,6 +132,42 @@ def test_two_who_live_under_one_name_have_two_places() -> None:
         await broker.publish(*KEYS)
         await broker.until(lambda: broker.seen() == len(KEYS))
         assert other.came()
+
+    play(scenario, **KEEPS)
+
+
+@pytest.mark.parametrize("owner", ["same", "new"])
+def test_the_second_of_a_name_that_asked_for_nothing_keeps_nothing(owner: str) -> None:
+    """Whoever attached it gave up before the answer came, and has gone on as another consumer."""
+
+    async def scenario(broker: Broker) -> None:
+        await three(broker)
+        attach = Attach(consumer="b", incarnation="given up.0")
+        await broker.world.client("network").net.call(await broker.address(), attach, 20_000)
+        if owner == "new":
+            crash_dispatcher(broker)
+        await attached(broker, *"abc")
+        await broker.quiet(3 * LEASE_MS)
+        assert (await broker.stats())["keptHashes"] == 0
+        await broker.publish(*KEYS)
+        await broker.until(lambda: broker.seen() == len(KEYS))
+
+    play(scenario, **KEEPS)
+
+
+@pytest.mark.parametrize("owner", ["same", "new"])
+def test_the_second_of_a_name_that_asked_for_messages_is_kept(owner: str) -> None:
+    async def scenario(broker: Broker) -> None:
+        await three(broker)
+        other = await back(broker, "b", "b-2")
+        await broker.quiet(100)
+        if owner == "new":
+            crash_dispatcher(broker)
+        other.crash()
+        await broker.quiet(3 * LEASE_MS)
+        await attached(broker, *"abc")
+        stats = await broker.stats()
+        assert [kept["consumerName"] for kept in stats["keptConsumers"]] == ["b"]
 
     play(scenario, **KEEPS)
 

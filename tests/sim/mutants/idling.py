@@ -95,6 +95,6 @@ IDLING: list[Mutant] = [
         old="        return self.stopped is not None or self.idle_ms() < idle_ms\n",
         new="        return self.stopped is not None or self.used\n",
         world=BROKER,
-        test=f"{CLOSED}::test_an_owner_used_meanwhile_is_not_closed",
+        test=f"{CLOSED}::test_an_owner_that_was_used_since_its_ping_refuses_to_close",
     ),
 ]

@@ -49,6 +49,22 @@ KEEPING_PLACES: list[Mutant] = [
         test=f"{_UNITS}::test_a_newcomer_of_its_name_asks_whether_it_lives",
     ),
     Mutant(
+        name="the second of a name keeps its place before it has asked for anything",
+        module="actors.dispatcher.grace",
+        old=" and not (living and entry == NEW))",
+        new=")",
+        world=GRACE,
+        seed=700016,
+    ),
+    Mutant(
+        name="the second of a name keeps no place",
+        module="actors.dispatcher.grace",
+        old="                place.keep_place()\n",
+        new="                pass\n",
+        world=GRACE,
+        test=f"{_UNITS}::test_the_second_of_a_name_that_asked_for_messages_is_kept",
+    ),
+    Mutant(
         name="the grace begins while the consumer may be alive",
         module="actors.dispatcher.grace",
         old="        if self._membership.awaits(place.base):\n            return\n",
