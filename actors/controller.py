@@ -28,6 +28,7 @@ import msgspec
 
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.dispatcher.subscription import PartitionSubscription, settings_in
+from actors.draining import NodeDrainer
 from actors.gateway_keeper import GatewayKeeper
 from actors.idle_owners import IdleOwners
 from actors.ledger.garbage_collection import collect_garbage
@@ -42,12 +43,14 @@ from actors.messages import (
     DeleteTopic,
     DescribeCluster,
     Done,
+    DrainNode,
     ListBookies,
     ListSubscriptions,
     ListTopics,
     Located,
     LocateSubscription,
     LocateTopic,
+    NodeDrain,
     PrepareDeletion,
     RemoveSubscription,
     RemoveTopic,
@@ -104,8 +107,13 @@ class Controller(WorkerPools):
         self._storage = dict(storage or {})
         self._catalog = TopicCatalog(ports.meta, ports.log)
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
-        self._gateways = GatewayKeeper(ports, self._places, self._supervisor) if gateways else None
-        self._auditor = ReplicationAuditor(ports, self._supervisor.lost, self._partitions)
+        self._auditor = ReplicationAuditor(
+            ports, self._supervisor.lost, self._partitions, lambda: self._drainer.leaving()
+        )
+        self._drainer = NodeDrainer(ports, self._places, self._supervisor, self._auditor, self._most_copies)
+        self._gateways = (
+            GatewayKeeper(ports, self._places, self._supervisor, self._drainer.spared) if gateways else None
+        )
         self._unused = UnusedSubscriptions(ports, self._supervisor, self._catalog, self._changes)
         self._idle = IdleOwners(ports, self._places, self._supervisor, close_idle_after_ms, self._is_changing)
         self._leftovers_ms = leftovers_ms
@@ -126,6 +134,7 @@ class Controller(WorkerPools):
         Where bookies run already, nobody waits for the others: an owner may have died as well. Raises what the first
         bookie's start raises if not one bookie can be had.
         """
+        await self._drainer.begin()
         await self._supervisor.adopt()
         entries = [self._supervisor.want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]
         if not any(entry.address for entry in entries):
@@ -154,6 +163,15 @@ class Controller(WorkerPools):
         """A caller got no answer from an actor: ping it; answers when it has been replaced, if that was needed."""
         await self._supervisor.suspect(request.address)
         return Done()
+
+    async def on_drain_node(self, request: DrainNode) -> NodeDrain:
+        """See messages.DrainNode."""
+        return await self._drainer.ask(request)
+
+    async def _most_copies(self) -> tuple[int, str]:
+        """The largest ensemble of a topic, and which topic that is; 0 without topics."""
+        every = await self._catalog.all()
+        return max(((settings.ensemble, topic) for topic, settings in every.items()), default=(0, ""))
 
     async def on_start_gateways(self, request: StartGateways) -> Done:
         if self._gateways is not None:
@@ -367,6 +385,7 @@ class Controller(WorkerPools):
             ids=[entry.settings["bookie"] for entry in known],
             addresses=[entry.address for entry in known],
             read_only=[entry.settings["bookie"] for entry in known if entry.refuses],
+            leaving=list(self._drainer.leaving()),
         )
 
     async def _ask(self, address: Address, request: Request[Any]) -> Any:
@@ -485,6 +504,7 @@ class Controller(WorkerPools):
             "controller": self.ports.me,
             "storage": self._storage,
             "lostBookies": list(lost),
+            "drained": self._drainer.nodes(),
             "underReplicated": self._auditor.under_replicated(),
             "workerPools": self.pools_in_short(),
             "unknownLedgers": {bookie: len(ledgers) for bookie, ledgers in self._unknown.items()},

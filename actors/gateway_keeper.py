@@ -5,6 +5,8 @@ The supervisor starts, watches and replaces them, as every actor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from actors.ports import Places, Ports
 from actors.supervisor import Running, Supervisor
 from storage.errors import SluiceError, Unavailable
@@ -15,10 +17,13 @@ GONE_MS = 10_000
 
 
 class GatewayKeeper:
-    """Knows the machines, by when each was seen last."""
+    """Knows the machines, by when each was seen last. spared: those that need no gateway any more."""
 
-    def __init__(self, ports: Ports, places: Places, supervisor: Supervisor) -> None:
+    def __init__(
+        self, ports: Ports, places: Places, supervisor: Supervisor, spared: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         self._ports, self._places, self._supervisor = ports, places, supervisor
+        self._spared = spared
         self._seen: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -36,6 +41,8 @@ class GatewayKeeper:
             self._ports.log("machines_unknown", error=str(error))
             return self._supervisor.of_kind("gateway")
         self._seen = {machine: seen for machine, seen in self._seen.items() if now - seen < GONE_MS}
+        for machine in self._spared():
+            self._seen.pop(machine, None)
         for entry in self._supervisor.of_kind("gateway"):
             if entry.settings["machine"] not in self._seen and entry.starting is None:
                 await self._end(entry)

@@ -254,6 +254,27 @@ class Places(Protocol):
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         """(kind, address, settings) of everything that runs, for a controller that starts anew."""
 
+    async def nodes(self) -> list[Node]:
+        """The nodes that can be reached. Raises Unavailable."""
+
+    async def node_of(self, address: Address) -> str:
+        """The id of the node that an actor runs on; empty if that is not known."""
+
+    def cordon(self, nodes: Sequence[str]) -> None:
+        """Let these nodes, by id, and no others be spared: no process is made there but that of a bookie whose disk is
+        on that machine.
+        """
+
+    async def vacate(self, node: str) -> list[str]:
+        """Have everything that owners need on this node somewhere else; nothing is moved yet. Raises Unavailable.
+
+        Returns the names of the processes there that serve nothing any more. What runs in them still is to be stopped
+        by who knows it, and is started elsewhere from now on.
+        """
+
+    async def dismiss(self, name: str) -> bool:
+        """End a vacated process; False while something runs in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -333,6 +333,17 @@ class Supervisor:
                 await self.ports.clock.sleep(RETRY_MS)
         raise Unavailable(f"{entry.name} cannot be started: {entry.problem}")
 
+    async def move(self, entries: list[Running]) -> None:
+        """Have these end where they are and begin where they belong by now. Callers meanwhile wait for that.
+
+        Returns when each was started once, or could not be.
+        """
+        for entry in entries:
+            if entry.address and entry.starting is None:
+                self.ports.log("moving", key=entry.name, address=entry.address)
+                entry.leaving, entry.address, entry.misses = (entry.address, False), "", 0
+        await self.try_all(entries, CALLER_PATIENCE)
+
     # -- watching -------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:

@@ -13,6 +13,7 @@ from cli import (
     inspection,
     load,
     messages,
+    nodes,
     parked,
     running,
     sql,
@@ -57,6 +58,7 @@ app.command(rich_help_panel=_START)(running.up)
 app.command(rich_help_panel=_START)(running.down)
 app.command(rich_help_panel=_START)(running.status)
 app.command(rich_help_panel=_START)(watching.watch)
+app.add_typer(nodes.app, name="nodes", rich_help_panel=_START)
 app.command(rich_help_panel=_START)(auditing.audit)
 app.add_typer(tokens.app, name="tokens", rich_help_panel=_START)
 app.add_typer(running.config_app, name="config", rich_help_panel=_START)

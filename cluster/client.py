@@ -21,6 +21,7 @@ from actors.messages import (
     Compact,
     CreateTopic,
     DescribeCluster,
+    DrainNode,
     Explain,
     ListSubscriptions,
     ListTopics,
@@ -443,6 +444,17 @@ class Client(StoredMessages):
     def status(self) -> dict[str, Any]:
         """The cluster's processes and actors, and where they run."""
         return dict(shown(self._ask(DescribeCluster())))
+
+    def drain_node(self, node: str, *, keep_ledgers: bool = False) -> dict[str, Any]:
+        """Begin to move everything away from a node, or ask how far that is; see messages.DrainNode and NodeDrain.
+
+        node: the address of its machine, or its id. Raises NotFound, Invalid.
+        """
+        return dict(msgspec.to_builtins(self._ask(DrainNode(node=node, keep_ledgers=keep_ledgers))))
+
+    def uncordon_node(self, node: str) -> dict[str, Any]:
+        """Use a node again that was drained. Raises NotFound, Invalid."""
+        return dict(msgspec.to_builtins(self._ask(DrainNode(node=node, withdrawn=True))))
 
     def alarms(self) -> list[str]:
         """What is wrong with the cluster, in one line each."""

@@ -17,14 +17,14 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.actor import Actor
 from actors.dispatcher import Dispatcher
 from actors.host import Answer
-from actors.ports import Address, InCommon, Unknown
+from actors.ports import Address, InCommon, Node, Unknown
 from actors.wire import Blob, Packed
 from cluster.bootstrap.discovery import refuse_running
 from cluster.bootstrap.environment import LOOPBACK
@@ -92,6 +92,21 @@ class LocalPlaces:
 
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
         return self._actors.inventory()
+
+    async def nodes(self) -> list[Node]:
+        return [Node(self._actors.name, LOOPBACK)]
+
+    async def node_of(self, address: Address) -> str:
+        return self._actors.name
+
+    def cordon(self, nodes: Sequence[str]) -> None:
+        """There is one, which is never drained."""
+
+    async def vacate(self, node: str) -> list[str]:
+        return []
+
+    async def dismiss(self, name: str) -> bool:
+        return False
 
 
 class EmbeddedCluster:

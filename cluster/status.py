@@ -37,7 +37,7 @@ def describe(values: Configuration) -> dict[str, Any]:
         "objects": storage.get("objects"),
         "underReplicated": answer["underReplicated"],
         "alarms": alarms_of(answer),
-        "nodes": known_nodes(),
+        "nodes": [{**node, "drained": _is_one_of(node, answer.get("drained", []))} for node in known_nodes()],
         "actors": answer["actors"],
         "topics": topics,
     }
@@ -46,3 +46,7 @@ def describe(values: Configuration) -> dict[str, Any]:
 def _free_bytes(data_dir: str | None) -> int | None:
     """Free bytes at the cluster's data folder; None if that folder is not on this machine."""
     return shutil.disk_usage(data_dir).free if data_dir and Path(data_dir).exists() else None
+
+
+def _is_one_of(node: dict[str, Any], drained: list[str]) -> bool:
+    return any(each.startswith(node["node"]) for each in drained)

@@ -34,6 +34,7 @@ class Bookies:
         self._source = source
         self._addresses: dict[str, Address] = {}
         self._writable: list[str] = []
+        self._leaving: list[str] = []
         self._avoid: dict[str, int] = {}
         self._fetched: int | None = None
         self._lock = asyncio.Lock()
@@ -52,6 +53,7 @@ class Bookies:
             self._fetched = self._ports.clock.monotonic()
             self._addresses.update(zip(known.ids, known.addresses, strict=True))
             self._writable = [name for name in known.ids if name not in known.read_only]
+            self._leaving = known.leaving
 
     def writable(self) -> list[str]:
         """Ids of the bookies that take new runs, as last heard."""
@@ -66,12 +68,12 @@ class Bookies:
         return self._avoid.get(bookie, -1) > self._ports.clock.monotonic()
 
     def candidates(self, exclude: Sequence[str]) -> list[str]:
-        """Writable bookies in random order, those that failed lately behind the others."""
+        """Writable bookies in random order, then those that are about to leave, then those that failed lately."""
         order = [name for name in self._writable if name not in exclude]
         for last in range(len(order) - 1, 0, -1):
             other = self._ports.rng.randrange(last + 1)
             order[last], order[other] = order[other], order[last]
-        return sorted(order, key=self.suspected)
+        return sorted(order, key=lambda name: (self.suspected(name), name in self._leaving))
 
     async def choose(self, size: int) -> tuple[str, ...]:
         """An ensemble for a new ledger. Raises Unavailable when there are too few bookies."""

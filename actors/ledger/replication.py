@@ -112,8 +112,11 @@ class Replicator:
         self._metadata = metadata
         self._running = False
 
-    async def run(self, lost: Callable[[], Sequence[str]]) -> None:
-        """Do all repairs that are possible now, one after another. Raises Fenced. One call at a time does the work."""
+    async def run(self, lost: Callable[[], Sequence[str]], silent: Callable[[], Sequence[str]] | None = None) -> None:
+        """Do all repairs that are possible now, one after another. Raises Fenced. One call at a time does the work.
+
+        silent: those of the lost that are not read from; None for all of them.
+        """
         if self._running:
             return
         self._running = True
@@ -128,7 +131,7 @@ class Replicator:
                 if not todo:
                     return
                 try:
-                    await self._repair(todo[0], lost())
+                    await self._repair(todo[0], lost(), (silent or lost)())
                 except Fenced:
                     raise
                 except SluiceError as error:
@@ -137,14 +140,14 @@ class Replicator:
         finally:
             self._running = False
 
-    async def _repair(self, repair: Repair, lost: Sequence[str]) -> None:
+    async def _repair(self, repair: Repair, lost: Sequence[str], silent: Sequence[str]) -> None:
         await self._bookies.refresh()
         spare = [name for name in self._bookies.candidates(repair.fragment.bookies) if name not in lost]
         if not spare:
             raise Unavailable("there is no bookie to copy to")
         runs = [run for run in repair.runs() if self._metadata.record.lost_run(repair.ledger.id, run) is None]
         for start in range(0, len(runs), COPIES_AT_ONCE):
-            works = [self._copy(repair.ledger, run, spare[0], lost) for run in runs[start : start + COPIES_AT_ONCE]]
+            works = [self._copy(repair.ledger, run, spare[0], silent) for run in runs[start : start + COPIES_AT_ONCE]]
             await together(self._ports, "copy", works)
         await self._metadata.update(lambda record: with_repair(record, repair, spare[0]))
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))

@@ -113,6 +113,37 @@ class StartGateways(Request[Done]):
     reply: ClassVar[type[Reply]] = Done
 
 
+class NodeDrain(Reply, kw_only=True):
+    """How the draining of a node stands. address: of its machine.
+
+    owners, gateways: how many are left there. fragments: parts of ledgers that are still to be copied from bookies
+    there; one partition that has not answered yet counts as one. problem: what it waits for, empty if for nothing.
+    """
+
+    node: str
+    address: str
+    owners: int = 0
+    gateways: int = 0
+    fragments: int = 0
+    done: bool = False
+    problem: str = ""
+
+
+class DrainNode(Request[NodeDrain], kw_only=True):
+    """Begin to move everything away from a node, or say how far that is. node: the address of its machine, or its id,
+    of which four characters are enough.
+
+    keep_ledgers: what its bookies hold is not copied, because the machine comes back with its disk. withdrawn: use the
+    node again; what has moved stays where it is. NotFound. Invalid if it is the last node, if several are meant, or if
+    too few bookies would be left.
+    """
+
+    reply: ClassVar[type[Reply]] = NodeDrain
+    node: Name
+    keep_ledgers: bool = False
+    withdrawn: bool = False
+
+
 class Suspect(Request[Done], kw_only=True):
     """An address did not answer; the controller looks, and replaces it if it is dead."""
 
@@ -121,11 +152,15 @@ class Suspect(Request[Done], kw_only=True):
 
 
 class BookieList(Reply, kw_only=True):
-    """Bookies that answer: stable id and present address, in order of id. read_only: ids that take no new runs."""
+    """Bookies that answer: stable id and present address, in order of id. read_only: ids that take no new runs.
+
+    leaving: ids that are chosen only if there is no other one, because their machine is about to be taken down.
+    """
 
     ids: list[str]
     addresses: list[str]
     read_only: list[str] = []
+    leaving: list[str] = []
 
 
 class ListBookies(Request[BookieList]):

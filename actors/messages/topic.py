@@ -379,10 +379,13 @@ class Replicated(Reply, kw_only=True):
 class Replicate(Request[Replicated], kw_only=True):
     """These bookies, and no others, will never come back: copy what they held. Answered at once; ask again to see it
     finish.
+
+    leaving: bookies that still answer, and that nothing is to need any more.
     """
 
     reply: ClassVar[type[Reply]] = Replicated
     lost: list[str]
+    leaving: list[str] = []
 
 
 class OffloadStatus(Reply, kw_only=True):

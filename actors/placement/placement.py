@@ -62,6 +62,8 @@ class Placement:
         """What runs in processes that introduced themselves, as far as nobody was told of it yet."""
         self._machines: dict[str, str] = {}
         """Where each bookie ran last."""
+        self.cordoned: dict[str, None] = {}
+        """Ids of the nodes that are spared, because their machine is about to be taken down."""
 
     # -- what there is ----------------------------------------------------------------------------------------------
 
@@ -89,7 +91,20 @@ class Placement:
         """How many processes shall wait: one, and one for each slot that has none of its own."""
         return 1 + sum(process.slot != slot for slot, process in self.serving.items()) if self._keep_standby else 0
 
+    def on_node(self, node: str) -> list[HostProcess]:
+        """The brokers' processes on a node that serve a slot, in order of name."""
+        found = {process.name: process for process in self.serving.values() if is_broker(process.slot)}
+        return [process for _, process in sorted(found.items()) if process.node == node]
+
+    def served_by(self, process: HostProcess) -> list[str]:
+        """The slots that a process serves, its own and those that have fallen back to it."""
+        return [slot for slot, known in self.serving.items() if known is process]
+
     # -- where to --------------------------------------------------------------------------------------------------
+
+    def usable(self, nodes: list[Node]) -> list[Node]:
+        """Those that are not spared; all if there are no others."""
+        return [node for node in nodes if node.id not in self.cordoned] or nodes
 
     def node_for(self, slot: str, nodes: list[Node]) -> Node:
         """The node for a new process of a slot, or of one that waits. Raises Unavailable."""
@@ -109,7 +124,7 @@ class Placement:
         for node in left:
             if (process.node == node.id) if process is not None else (self._machines.get(bookie) == node.address):
                 return node.address
-        return self.node_for(bookie, left).address
+        return self.node_for(bookie, self.usable(left)).address
 
     def is_away(self, bookie: str, tried: list[str], away: list[Node]) -> bool:
         """Whether the machine where it ran is none of those that refused it. away: those that cannot be reached; if it
@@ -233,7 +248,7 @@ class Placement:
 
     def forget(self, process: HostProcess, now: int) -> list[str]:
         """A process is lost; returns the slots that it served, none if that was known."""
-        slots = [slot for slot, known in self.serving.items() if known is process]
+        slots = self.served_by(process)
         for slot in slots:
             self._lost[slot] = None
             del self.serving[slot]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,8 @@ class Placer:
         self._all_met = Signal()
         self._own: dict[str, None] = {}
         """Names of the processes that this controller is making, or telling whom they serve."""
+        self._vacated: dict[str, HostProcess] = {}
+        """Processes that serve nothing any more, until what runs in them has been started elsewhere."""
         self._filling = self._settling = self._begun = False
         self._sooner, self._tried = Signal(), Signal()
 
@@ -104,6 +106,10 @@ class Placer:
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
         name, _, actor = address.partition("/")
+        if name in self._vacated:
+            if isinstance(await self._processes.stop(name, actor, self._times.stop), Unknown):
+                self._end_vacated(name)
+            return
         process = self._placement.named(name)
         if process is None:
             return
@@ -136,6 +142,49 @@ class Placer:
             self._ports.spawn(keep_candidates(self._ports, self._processes, self._placement), "candidates")
         return self._placement.tell_found()
 
+    async def nodes(self) -> list[Node]:
+        return await self._processes.nodes()
+
+    async def node_of(self, address: Address) -> str:
+        name = address.partition("/")[0]
+        process = self._vacated.get(name) or self._placement.named(name)
+        return process.node if process is not None else ""
+
+    # -- nodes that are to be left ---------------------------------------------------------------------------------
+
+    def cordon(self, nodes: Sequence[str]) -> None:
+        self._placement.cordoned = dict.fromkeys(nodes)
+
+    async def vacate(self, node: str) -> list[str]:
+        standby = self._placement.standby
+        for waiting in [each for each in standby.waiting if each.node in self._placement.cordoned]:
+            self._dismiss(waiting)
+            self._refill_known()
+        leaving = self._placement.on_node(node)
+        if leaving and all(each.id in self._placement.cordoned for each in await self._processes.nodes()):
+            raise Unavailable(f"{node[:12]} is the last node that can be used")
+        for process in leaving:
+            for slot in self._placement.served_by(process):
+                async with self._making.setdefault(slot, asyncio.Lock()):
+                    if self._placement.serving.get(slot) is process:
+                        await self._get_process(slot, None, moves=process)
+                self._placement.moved_out(slot, process)
+            if not self._placement.served_by(process) and process.name not in self._vacated:
+                self._ports.log("process_vacated", host=process.name)
+                self._vacated[process.name] = process
+        return [name for name, process in self._vacated.items() if process.node == node]
+
+    async def dismiss(self, name: str) -> bool:
+        known = await self._processes.introduce(name, self._times.introduce)
+        if not isinstance(known, Unknown) and known.running:
+            return False
+        self._end_vacated(name)
+        return True
+
+    def _end_vacated(self, name: str) -> None:
+        if self._vacated.pop(name, None) is not None:
+            self._processes.kill(name)
+
     # -- what another controller made ------------------------------------------------------------------------------
 
     async def _discover(self) -> None:
@@ -156,7 +205,8 @@ class Placer:
         names = await self._processes.names()
         self._unmet = {name: None for name in self._unmet if name in names}
         for name in names:
-            if name not in self._meeting and name not in self._own and not self._placement.knows(name):
+            mine = name in self._own or name in self._vacated
+            if name not in self._meeting and not mine and not self._placement.knows(name):
                 self._meeting[name] = Signal()
                 self._ports.spawn(self._introduce(name), "meet")
 
@@ -287,7 +337,7 @@ class Placer:
     async def _get_process(self, slot: str, machine: str | None, *, moves: HostProcess | None = None) -> None:
         """Give a slot a process: a standby one, or a shared one, or a new one.
 
-        moves: its fallback; then none that runs something already. What several brokers' slots
+        moves: the process that it leaves; then none that runs something already. What several brokers' slots
         lost at the same time is replaced one after the other: the first one's process can take the others in, and is
         not slowed down by theirs.
         """
@@ -297,10 +347,13 @@ class Placer:
             placement.goes(slot, "")
         try:
             async with self._replacing if replaced else contextlib.nullcontext():
-                nodes = await self._processes.nodes()
+                every = await self._processes.nodes()
+                nodes = placement.usable(every)
                 here = [node for node in nodes if node.address == machine]
                 if not here and is_gateway(slot):
-                    raise Unavailable(f"the machine {machine} is away")
+                    raise Unavailable(f"the machine {machine} is away, or is being left")
+                if not is_broker(slot):  # a bookie stays with its disk
+                    here = here or [node for node in every if node.address == machine]
                 here = here or nodes
                 node = placement.node_for(slot, here)
                 placement.goes(slot, node.id)
@@ -312,7 +365,7 @@ class Placer:
                 if process is None:
                     if placement.serving.get(slot) is not moves:
                         return  # one was found meanwhile
-                    process = await self._make(slot, node.id if len(nodes) > 1 else None)
+                    process = await self._make(slot, node.id if len(every) > 1 else None)
                 if not placement.serve(slot, process, instead=moves):
                     self._processes.kill(process.name)
         finally:
@@ -415,10 +468,10 @@ class Placer:
     async def _make_standby(self) -> None:
         placement = self._placement
         try:
-            nodes = await self._processes.nodes()
-            node = placement.node_for(STANDBY, nodes)
+            every = await self._processes.nodes()
+            node = placement.node_for(STANDBY, placement.usable(every))
             if placement.standby.due(placement.wanted()) is not None:
-                process = await self._make(STANDBY, node.id if len(nodes) > 1 else None)
+                process = await self._make(STANDBY, node.id if len(every) > 1 else None)
                 placement.standby.made(process, self._now(), placement.wanted())
                 self._tend()
         except Unavailable:

@@ -475,9 +475,9 @@ class Topic(Actor):
         return Text(json=json.dumps({"partition": self.partition, **describe_loss(lost)}))
 
     async def on_replicate(self, request: Replicate) -> Replicated:
-        """Copy what lost bookies held; the work goes on behind the answer."""
+        """Copy what lost and leaving bookies held; the work goes on behind the answer."""
         await self._ready()
-        return Replicated(remaining=self._upkeep.replicate(request.lost))
+        return Replicated(remaining=self._upkeep.replicate(request.lost, request.leaving))
 
     async def on_offload(self, request: Offload) -> OffloadStatus:
         """Ledgers leave for the object store; the work goes on behind the answer."""

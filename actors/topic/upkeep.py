@@ -152,7 +152,7 @@ class Upkeep:
         """Make copies and delete ledgers, which needs bookies that may be away. Nothing else waits for it."""
         try:
             if self._lost:
-                await self._replicator.run(lambda: self._lost)
+                await self._replicator.run(lambda: self._lost, lambda: self._log.lost_bookies)
             if now >= self._fill_not_before:
                 await self._fill(now)
             await self._forget()
@@ -253,17 +253,18 @@ class Upkeep:
                 await self._bookies.ask(bookie, DeleteLedgers(ledgers=ledgers), timeout)
             except SluiceError as error:
                 self._ports.log("delete_missed", ledgers=ledgers, bookie=bookie, error=str(error))
-                if bookie not in self._lost:
+                if bookie not in self._log.lost_bookies:
                     self._leftovers.setdefault(bookie, []).extend(ledgers)
 
     # -- lost bookies and the end ------------------------------------------------------------------------------------
 
-    def replicate(self, lost: Iterable[str]) -> int:
-        """Note all bookies that will not come back; returns how much is left to be copied.
+    def replicate(self, lost: Iterable[str], leaving: Iterable[str]) -> int:
+        """Note all bookies that will not come back, or are to be left; returns how much is left to be copied.
 
-        Counted are fragments that name a lost bookie, and closed ledgers whose copies were not counted yet.
+        Counted are fragments that name one of them, and closed ledgers whose copies were not counted yet.
         """
-        self._lost[:] = self._log.lost_bookies[:] = list(lost)  # one that came back after all is used again
+        self._log.lost_bookies[:] = lost  # one that came back after all is used again
+        self._lost[:] = [*lost, *leaving]
         self._log.wake()
         for bookie in self._lost:
             self._log.bookie_lost(bookie)
@@ -271,7 +272,7 @@ class Upkeep:
         return self.under_replicated() + len(self._log.settled)
 
     def under_replicated(self) -> int:
-        """How many fragments name a bookie that is lost for good."""
+        """How many fragments name a bookie that is lost for good, or is to be left."""
         return under_replicated(self._log.record, self._lost)
 
     def check_unused(self, force: bool) -> None:

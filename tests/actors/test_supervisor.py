@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from actors.messages import (
     RemoveTopic,
     TopicSettings,
 )
-from actors.ports import Ports, Unknown
+from actors.ports import Node, Ports, Unknown
 from actors.supervisor import PING_TIMEOUT, Supervisor
 from actors.topic.topic import Topic
 from actors.wire import Blob
@@ -299,3 +299,22 @@ class Silent:
     async def machines(self) -> list[str]:
         """One."""
         return ["m"]
+
+    async def nodes(self) -> list[Node]:
+        """See actors.ports.Places: each machine is a node."""
+        return [Node(machine, machine) for machine in ["m"]]
+
+    async def node_of(self, address: str) -> str:
+        """See actors.ports.Places: that is not known here."""
+        return ""
+
+    def cordon(self, nodes: Sequence[str]) -> None:
+        """See actors.ports.Places: actors are put where their settings say."""
+
+    async def vacate(self, node: str) -> list[str]:
+        """See actors.ports.Places: nothing needs to be left."""
+        return []
+
+    async def dismiss(self, name: str) -> bool:
+        """See actors.ports.Places."""
+        return True

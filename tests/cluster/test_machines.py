@@ -16,7 +16,7 @@ import pytest
 
 from loadgen.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW_LINK
 from loadgen.machines import Machine, machines, missing
-from tests.kit.site import PATIENCE_S, Site, everywhere, hosts_of, prepared, typed
+from tests.kit.site import PATIENCE_S, Site, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -100,6 +100,25 @@ def test_machines_are_cut_off_under_load(site: Site) -> None:
         if not name.startswith(("topic", "dispatcher")):  # owners may move
             assert after[name] == (address, restarts), name
     typed(site.first, site.page.lines("The end")[0])
+
+
+@pytest.mark.release
+def test_machines_restart_one_after_the_other(site: Site) -> None:
+    """Under load, as the page says: nothing is lost, every key keeps its order, and no owner ends unasked."""
+    first = site.first
+    typed(first, f"{site.page.lines('Sluice')[0]} --set brokers=3")
+    typed(first, site.page.lines("Use it")[0].replace("orders", "steady"))
+    told = rolled(site, "steady")
+    print(told)
+    assert told["confirmed"] > 0
+    assert (told["lost"], told["disorder"], told["failed"]) == (0, 0, {})
+    owners = {name: row for name, row in processes(site).items() if name.startswith(("topic", "dispatcher"))}
+    assert [restarts for _, restarts in owners.values()] == [0] * len(owners)
+    code, _, errors = first.try_to_run(["./sluice", "nodes", "drain", "10.77.0.99", "--address", site.address])
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert first.address in errors
+    typed(first, site.page.lines("The end")[0])
 
 
 def processes(site: Site) -> dict[str, tuple[str, int]]:

@@ -7,11 +7,13 @@ with the cluster's files.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadgen.machine_control import served
 from loadgen.machines import Machine, Network, machines
@@ -118,7 +120,7 @@ def prepared(folder: Path) -> Iterator[Site]:
         server.start()
         stack.callback(server.kill)
         first.run([sys.executable, "-c", MAKE_BUCKET, server.endpoint, BUCKET])
-        names = {"10.0.0.1": first.address, "http://s3.example:9000": server.endpoint}
+        names = {"10.0.0.1": first.address, "10.0.0.2": second.address, "http://s3.example:9000": server.endpoint}
         page = Page({**names, "/etc/sluice": str(first.home / "etc")})
         for line in page.lines("Once"):
             typed(first, line)
@@ -137,3 +139,41 @@ def hosts_of(machine: Machine) -> list[str]:
     pids = [process.pid for process in machine.processes()]
     titles = [Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode() for pid in pids]
     return [title for title in titles if title.startswith("ray::") and "Agent" not in title and "IDLE" not in title]
+
+
+def rolled(site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None) -> dict[str, Any]:
+    """Take the machines beside the head's down and up again, one after the other, as the page says, under load.
+
+    between: what is done while a machine is down. Returns what the load says (tests.kit.steady_load).
+    """
+    (drain,) = site.page.lines("Take a machine down")
+    _, node = site.page.lines("Ray on each machine")
+    first, stop = site.first, site.first.home / "stop"
+    load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(stop)]
+    first.variables.update(site.stores)
+    running = first.begin(["env", f"PYTHONPATH={ROOT}", *load])
+    await_actors(site)
+    for machine in site.others:
+        print(typed(first, drain.replace(site.others[0].address, machine.address)))
+        machine.end_processes()
+        between(machine)
+        typed(machine, node)
+        await_actors(site)
+    (first.folder / "stop").touch()
+    output, errors = running.communicate(timeout=PATIENCE_S)
+    (first.folder / "stop").unlink()
+    assert running.returncode == 0, errors
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+def await_actors(site: Site) -> None:
+    """Wait until everything runs, as a person does before going to the next machine: a gateway on each included."""
+    (_, status) = site.page.lines("Sluice")
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        actors = json.loads(typed(site.first, f"{status} --json").splitlines()[-1])["actors"]
+        gateways = [row for row in actors if row["kind"] == "gateway"]
+        troubled = [row for row in actors if row["state"] != "running"]
+        if not troubled and len(gateways) == len(site.all):
+            return
+        assert time.monotonic() < deadline, troubled

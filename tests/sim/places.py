@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.actor import Actor
-from actors.ports import Address, Ports
+from actors.ports import Address, Node, Ports
 from storage.errors import Invalid, Unavailable
 from tests.sim.loop import SimLoop
 
@@ -111,3 +111,22 @@ class SimPlaces:
         """Everything that lives and was started through places."""
         await self._world.loop.pause(self._world.rng.randrange(20))
         return self._world.placed()
+
+    async def nodes(self) -> list[Node]:
+        """See actors.ports.Places: each machine is a node."""
+        return [Node(machine, machine) for machine in self._world.gateway_machines]
+
+    async def node_of(self, address: str) -> str:
+        """See actors.ports.Places: that is not known here."""
+        return ""
+
+    def cordon(self, nodes: Sequence[str]) -> None:
+        """See actors.ports.Places: actors are put where their settings say."""
+
+    async def vacate(self, node: str) -> list[str]:
+        """See actors.ports.Places: nothing needs to be left."""
+        return []
+
+    async def dismiss(self, name: str) -> bool:
+        """See actors.ports.Places."""
+        return True

@@ -23,6 +23,7 @@ SEEDS = {
     "compaction": 15,
     "dead_letters": 12,
     "delays": 10,
+    "drains": 30,
     "gateway": 15,
     "grace": 15,
     "history": 20,

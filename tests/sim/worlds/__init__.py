@@ -18,7 +18,7 @@ from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
 from tests.sim.worlds.parking import ParkingWorld
-from tests.sim.worlds.placement import MachinesWorld, PlacementWorld
+from tests.sim.worlds.placement import DrainsWorld, MachinesWorld, PlacementWorld
 from tests.sim.worlds.redeliveries import RedeliveriesWorld
 from tests.sim.worlds.restless import RestlessWorld
 from tests.sim.worlds.restored import RestoredWorld
@@ -46,6 +46,7 @@ WORLDS: dict[str, Scenario] = {
         ParkingWorld(),
         PlacementWorld(),
         MachinesWorld(),
+        DrainsWorld(),
         RedeliveriesWorld(),
         NackOrderWorld(),
         RelayWorld(),

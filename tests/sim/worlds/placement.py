@@ -18,14 +18,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.messages import Alive, Ping
+from actors.draining import NodeDrainer
+from actors.messages import Alive, DrainNode, Ping
 from actors.placement.placement import Placement
 from actors.placement.placer import Placer
 from actors.placement.slots import STANDBY, is_broker, stem
 from actors.ports import Address, Ports, Unknown
+from actors.replication_auditor import ReplicationAuditor
 from actors.supervisor import Running, Supervisor
 from actors.wire import Request
-from storage.errors import Unavailable
+from storage.errors import Conflict, Invalid, NotFound, Unavailable
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.processes import SimCluster, SimProcess, SimProcesses, is_candidate
 from tests.sim.world import World
@@ -33,6 +35,8 @@ from tests.sim.world import World
 TROUBLE_MS, BOUND_MS = 90_000, 400_000
 LOOK_MS = 50
 RETRY_MS = 100
+DRAIN_MS = 60_000
+"""Who drains a node in trouble gives it up after so long."""
 TROUBLES = ("process_crash", "process_freeze", "node_loss", "node_hang", "controller_restart", "two_controllers")
 
 
@@ -65,6 +69,18 @@ class MachinesWorld(PlacementWorld):
     candidates = 2
 
 
+class DrainsWorld(PlacementWorld):
+    """The same, and nodes are drained before they are taken down, one after the other.
+
+    Where nothing else goes wrong no owner is left on a node that is said to be drained, and none ends because its
+    process did.
+    """
+
+    name = "drains"
+    kinds = ["node_drain", "process_crash", "controller_restart", "slow_process", "start_death"]
+    favourites: Sequence[str] = ("node_drain",)
+
+
 class PingNet:
     """Asks simulated processes whether an actor runs; nothing else is asked for here."""
 
@@ -93,12 +109,17 @@ class _Controller:
         self.ports: Ports = replace(course.world.client(self.name), net=net)
         self.placement = Placement(course.brokers, self.ports.clock.monotonic(), candidates=course.candidates)
         processes = SimProcesses(course.cluster, self.name, self.makes)
-        self.supervisor = Supervisor(self.ports, Placer(self.ports, processes, self.placement))
+        places = Placer(self.ports, processes, self.placement)
+        self.supervisor = Supervisor(self.ports, places)
+        auditor = ReplicationAuditor(self.ports, self.supervisor.lost, _no_partitions)
+        self.drainer = NodeDrainer(self.ports, places, self.supervisor, auditor, _no_copies)
         self.entries: list[Running] = []
         self.ports.spawn(self.run(), "run")
 
     async def run(self) -> None:
         """What the controller does with its supervisor."""
+        if self.course.drains:
+            await self.drainer.begin()
         while True:
             try:
                 await self.supervisor.adopt()
@@ -116,7 +137,8 @@ class _Controller:
             waiting, wanted = len(placement.standby.waiting), placement.wanted()
             assert waiting < wanted, f"S: one more is made to wait; {waiting} wait, {wanted} are wanted"
         known = placement.serving.get(slot)
-        assert known is None or known.slot != slot, f"S: {slot} is given a second process beside {known}"
+        spared = known is not None and known.node in placement.cordoned
+        assert known is None or known.slot != slot or spared, f"S: {slot} is given a second process beside {known}"
 
     def check(self) -> None:
         """What must hold at every moment, as far as this controller knows."""
@@ -171,8 +193,9 @@ class _Course:
             *(("dispatcher", {**share, "subscription": "s"}) for share in shares),
         ]
         self.candidates = candidates
+        self.drains = any(fault.kind == "node_drain" for fault in faults)
         self.controllers: list[_Controller] = []
-        self.counters = dict.fromkeys(("checked", "made", "controllers"), 0)
+        self.counters = dict.fromkeys(("checked", "made", "controllers", "drained"), 0)
         self.nemesis = Nemesis(world, faults)
         self._nodes = 0
 
@@ -225,7 +248,7 @@ class _Course:
                 trouble.start_fails = fault["chance"]
             elif fault.kind == "answer_loss":
                 trouble.answer_lost = fault["chance"]
-        for kind in (*TROUBLES, "machine_cut"):
+        for kind in (*TROUBLES, "machine_cut", "node_drain"):
             self.nemesis.special[kind] = getattr(self, kind)
         self.nemesis.begin()
 
@@ -292,6 +315,37 @@ class _Course:
             await self.world.loop.pause(int(rng.random() * fault["length"]))
             self.cluster.heal_machine(machine)
 
+    async def node_drain(self, fault: Fault, rng: random.Random) -> None:
+        """A node is drained, then ends, and its machine comes back later; unless nothing can move away from it."""
+        nodes = sorted(self.cluster.nodes)
+        name = nodes[rng.randrange(len(nodes))]
+        machine = self.cluster.nodes[name].address
+        until = self.world.loop.now + DRAIN_MS
+        while self.nemesis.active and self.world.loop.now < until:
+            controller = self.controllers[-1]
+            try:
+                if self.world.is_up(controller.name) and controller.entries:
+                    told = await controller.drainer.ask(DrainNode(node=name, keep_ledgers=True))
+                    if told.done:
+                        break
+            except (Invalid, NotFound):
+                return  # it is the last one
+            except (Conflict, Unavailable):
+                self.world.count("drain asked again")
+            await self.world.loop.pause(500)
+        else:
+            return
+        self.counters["drained"] += 1
+        if all(each.kind == "node_drain" for each in self.faults):
+            left = [each.name for each in self.cluster.alive() if each.node == name and _has_owners(each)]
+            assert not left, f"S: {name} counts as drained, and {left} have owners"
+            ended = [entry.name for entry in controller.entries if entry.kind != "bookie" and entry.restarts]
+            assert not ended, f"S: {ended} ended although they only had to move"
+        if name in self.cluster.nodes:
+            self.cluster.lose_node(name)
+            await self.world.loop.pause(int(rng.random() * fault["down"]))
+            self.add_node(machine)
+
     async def controller_restart(self, fault: Fault, rng: random.Random) -> None:
         """The controller dies, and another one comes."""
         self.world.crash(self.controllers[-1].name)
@@ -312,3 +366,15 @@ class _Course:
             self.world.resume(old.name)
             await self.world.loop.pause(int(rng.random() * fault["length"]))
             self.world.crash(old.name)
+
+
+def _has_owners(process: SimProcess) -> bool:
+    return any(kind != "bookie" for kind, _ in process.actors.values())
+
+
+async def _no_partitions(everything: bool) -> list[tuple[str, Address]]:
+    return []
+
+
+async def _no_copies() -> tuple[int, str]:
+    return 0, ""
