@@ -450,11 +450,11 @@ class Client(StoredMessages):
 
         node: the address of its machine, or its id. Raises NotFound, Invalid.
         """
-        return dict(msgspec.to_builtins(self._ask(DrainNode(node=node, keep_ledgers=keep_ledgers))))
+        return msgspec.structs.asdict(self._ask(DrainNode(node=node, keep_ledgers=keep_ledgers)))
 
     def uncordon_node(self, node: str) -> dict[str, Any]:
         """Use a node again that was drained. Raises NotFound, Invalid."""
-        return dict(msgspec.to_builtins(self._ask(DrainNode(node=node, withdrawn=True))))
+        return msgspec.structs.asdict(self._ask(DrainNode(node=node, withdrawn=True)))
 
     def alarms(self) -> list[str]:
         """What is wrong with the cluster, in one line each."""

@@ -10,7 +10,7 @@ from tests.cli.conftest import Cli
 
 PROMISED = (
     "flood", "up", "down", "status", "watch", "produce", "consume", "chaos", "simulate", "bench", "test", "config show",
-    "sql",
+    "sql", "nodes drain", "nodes uncordon",
     "topics create", "topics list", "topics stats", "topics delete", "topics accept-loss", "topics partitions",
     "topics add-partitions", "topics terminate", "topics offload", "topics offload-status",
     "topics compact", "topics compaction-status",
