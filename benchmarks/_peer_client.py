@@ -417,10 +417,12 @@ def keep_gateway(folder: Path, *, one_process: bool) -> None:
     """Run a Sluice that serves Pulsar's clients; makes the topics that lines on stdin name."""
     from cluster import connect
     from cluster.bootstrap import launch
+    from cluster.collector import collect_seldom
     from cluster.pulsar.ports import service_url
 
     with contextlib.ExitStack() as stack:
         if one_process:
+            collect_seldom()  # as `./sluice up --embedded` does
             broker = stack.enter_context(connect(embedded=True, data_dir=folder, pulsar_port=0))
         else:
             running = stack.enter_context(launch.local(folder, pulsar_port=0))

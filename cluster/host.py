@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -42,6 +41,7 @@ from cluster.bootstrap.nodes import own_address
 from cluster.bootstrap.own_node import own_node, watch_own_node
 from cluster.bootstrap.process_watch import ProcessWatch, this_process
 from cluster.bootstrap.processes import keep_warm
+from cluster.collector import collect_seldom
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import NAMING, DirectNet, open_endpoint, session_folder
 from cluster.process import ProcessActors
@@ -124,10 +124,7 @@ class Host:
     ) -> None:
         log_to_stderr(str(settings.get("log_level", "warning")))
         without_pandas()
-        # What the imports made stays for good, and columns hold no cycles: looking through all of it at every few
-        # hundred allocations cost a broker a tenth of its time.
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 20)
+        collect_seldom()
         raise_limit()
         self.name = name
         self._slot = ""

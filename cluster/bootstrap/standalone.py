@@ -7,7 +7,6 @@ names the process and where it listens, so `connect` and every command find it, 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import shutil
@@ -178,6 +177,7 @@ def _say(what: Sequence[str] | None) -> None:
 @contextlib.contextmanager
 def _serving(options: ClusterOptions) -> Iterator[None]:
     from cluster.arrow import without_pandas
+    from cluster.collector import collect_seldom
     from cluster.embedded import running
     from cluster.net import DirectNet
     from cluster.real import log_to_stderr
@@ -185,8 +185,7 @@ def _serving(options: ClusterOptions) -> Iterator[None]:
 
     log_to_stderr(options.log_level)
     without_pandas()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    collect_seldom()
     raise_limit()
     with running(options, boot=BOOT, net=DirectNet) as inner, _listening(inner, options) as endpoint:
         _write_state(options, endpoint)
