@@ -34,6 +34,10 @@ _OFFLOAD = {
     "partition": "partition", "offloaded_ledgers": "ledgers there", "offloaded_bytes": "bytes there",
     "bookie_bytes": "bytes on bookies", "ledger": "on its way", "error": "waits for",
 }  # fmt: skip
+_ERASING = {
+    "partition": "partition", "keys": "keys left", "ledgers_left": "ledgers left", "messages": "messages so far",
+    "done_messages": "messages of the last", "error": "waits for",
+}  # fmt: skip
 _COMPACTION = {
     "partition": "partition", "messages": "messages", "bytes": "bytes there", "left_bytes": "bytes since then",
     "error": "waits for",
@@ -115,7 +119,7 @@ def offload(
 
 def _done(rows: Rows, look: Callable[[], Rows], far: Callable[[Rows], str]) -> Rows:
     """Wait until every partition has done what it was asked for, or says why it cannot. far: how far they are."""
-    while any(row["asked"] and not row["error"] for row in rows):
+    while any((row.get("asked") or row.get("keys")) and not row["error"] for row in rows):
         say(far(rows))
         time.sleep(WATCH_SECONDS)
         rows = look()
@@ -146,6 +150,42 @@ def compact(target: Target, wait: Annotated[bool, typer.Option(help="Wait until 
         if wait:
             rows = _done(rows, lambda: client.compaction_status(target.topic), far)
     show(rows, target.json, _COMPACTION)
+
+
+@app.command()
+@takes("topic", "json")
+def erase(
+    target: Target,
+    key: Annotated[str, typer.Option("--key", help="Whose messages are forgotten.")],
+    wait: Annotated[bool, typer.Option(help="Wait until it is done.")] = True,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Forget the messages of a key that the topic has now: in the object store, on bookies, in its compacted table.
+
+    Each leaves an empty message without key at its place. Ledgers that hold some leave for the object store. It goes on
+    by itself: Ctrl-C ends the waiting only. Copies that consumers made, and dead letters, are not known here.
+    """
+
+    def far(rows: Rows) -> str:
+        left, messages = (sum(row[name] for row in rows) for name in ("ledgers_left", "messages"))
+        return f"erasing in {target.topic} ... {left} ledgers left, {messages} messages erased"
+
+    with target.join() as client:
+        if dry_run:
+            say(f"would erase the messages of {key!r} in topic {target.topic}")
+            return
+        rows = client.erase(target.topic, key)
+        if wait:
+            rows = _done(rows, lambda: client.erase_status(target.topic), far)
+    show(rows, target.json, _ERASING)
+
+
+@app.command("erase-status")
+@takes("topic", "json")
+def erase_status(target: Target, again: WatchOption = False) -> None:
+    """Show which erasing of keys is under way, and what the last one erased."""
+    with target.join() as client:
+        watch(again, lambda: show(client.erase_status(target.topic), target.json, _ERASING))
 
 
 @app.command("compaction-status")

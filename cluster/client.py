@@ -22,6 +22,7 @@ from actors.messages import (
     CreateTopic,
     DescribeCluster,
     DrainNode,
+    Erase,
     Explain,
     ListSubscriptions,
     ListTopics,
@@ -132,6 +133,16 @@ class Client(StoredMessages):
         """
         return self._of_partitions(topic, Compact(ask=True))
 
+    def erase(self, topic: str, key: str | bytes) -> list[dict[str, Any]]:
+        """Forget the messages of a key that a topic has now, wherever they lie; each leaves an empty one at its place.
+        Returns what `erase_status` returns as soon as it is durable; nothing is left of `keys` when all is done.
+        """
+        return self._of_partitions(topic, Erase(key=key.encode() if isinstance(key, str) else bytes(key)))
+
+    def erase_status(self, topic: str) -> list[dict[str, Any]]:
+        """How the erasing of keys stands in each partition; fields: actors.messages.EraseStatus."""
+        return self._of_partitions(topic, Erase())
+
     def compaction_status(self, topic: str) -> list[dict[str, Any]]:
         """How the compaction of each partition stands; fields: actors.messages.CompactionStatus."""
         return self._of_partitions(topic, Compact())
@@ -140,7 +151,7 @@ class Client(StoredMessages):
         """How the offloading of each partition stands; fields: actors.messages.OffloadStatus."""
         return self._of_partitions(topic, Offload())
 
-    def _of_partitions(self, topic: str, request: Offload | Compact) -> list[dict[str, Any]]:
+    def _of_partitions(self, topic: str, request: Offload | Compact | Erase) -> list[dict[str, Any]]:
         replies = enumerate(self._ask_owners(check_name("topic", topic), None, request))
         return [{"partition": partition, **msgspec.structs.asdict(reply)} for partition, reply in replies]
 

@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 
 from storage.batch import StoredBatch, decode_body, schema_of, stored_schema
 from storage.checked_parquet import CheckedWriter, SealedFile, read_footer, read_group
+from storage.erasure import without
 from storage.errors import Corrupt
 from storage.frame import Frame, Header, make_run
 
@@ -146,9 +147,18 @@ class GroupRows:
     """One row group in memory, from which runs are taken. bytes: what it takes."""
 
     def __init__(self, footer: PartFooter, number: int, table: pa.Table) -> None:
-        self._footer, self._group = footer, footer.groups[number]
+        self._footer, self._number, self._group = footer, number, footer.groups[number]
         self._rows = batch_of_table(table)
         self.bytes = int(self._rows.get_total_buffer_size())
+
+    def without(self, keys: Sequence[bytes]) -> tuple[GroupRows, list[int]]:
+        """The same runs without what the messages of these keys were (storage.erasure), and how many each key had."""
+        rows, counts = without(self._rows, keys)
+        return GroupRows(self._footer, self._number, pa.Table.from_batches([rows])), counts
+
+    def frames(self) -> list[Frame]:
+        """All runs, in order."""
+        return [self.frame(run) for run in range(self._group.first_run, self._group.stop_run)]
 
     def unlike(self, headers: Sequence[Header]) -> list[int]:
         """The runs of these headers whose bytes are others than they were: their rows are to be compared.

@@ -68,6 +68,30 @@ class Selection:
 EVERYTHING = Selection()
 
 
+def column_extents(metadata: Any, number: int, columns: Iterable[str]) -> list[tuple[int, int]]:
+    """Where columns of a row group lie, start and stop, in order; what lies close together is one extent.
+
+    metadata: Parquet's, of the file.
+    """
+    wanted, group = set(columns), metadata.row_group(number)
+    found: list[tuple[int, int]] = []
+    for place in range(group.num_columns):
+        chunk = group.column(place)
+        if chunk.path_in_schema.partition(".")[0] in wanted:
+            start = chunk.data_page_offset
+            if chunk.dictionary_page_offset is not None:
+                start = min(start, chunk.dictionary_page_offset)
+            found.append((start, start + chunk.total_compressed_size))
+    found.sort()
+    joined: list[tuple[int, int]] = []
+    for start, stop in found:
+        if joined and start - joined[-1][1] <= GAP_BYTES:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
 class PartColumns:
     """Reads columns of one file. Safe for threads."""
 
@@ -131,33 +155,15 @@ class PartColumns:
         return table if table.num_rows else None
 
     def _table(self, number: int, columns: Iterable[str]) -> pa.Table:
-        pieces = [(start, self._read(start, stop - start)) for start, stop in self._extents(number, columns)]
+        pieces = [
+            (start, self._read(start, stop - start)) for start, stop in column_extents(self._metadata, number, columns)
+        ]
         return read_pieces(self._footer, number, pieces, sorted(columns))
 
     def _read(self, start: int, length: int) -> bytes:
         data = self._get(start, length)
         self._lengths.append(len(data))
         return data
-
-    def _extents(self, number: int, columns: Iterable[str]) -> list[tuple[int, int]]:
-        """Where columns of a row group lie, start and stop, in order; what lies close together is one extent."""
-        wanted, group = set(columns), self._metadata.row_group(number)
-        found: list[tuple[int, int]] = []
-        for place, name in enumerate(self._names):
-            if name in wanted:
-                chunk = group.column(place)
-                start = chunk.data_page_offset
-                if chunk.dictionary_page_offset is not None:
-                    start = min(start, chunk.dictionary_page_offset)
-                found.append((start, start + chunk.total_compressed_size))
-        found.sort()
-        joined: list[tuple[int, int]] = []
-        for start, stop in found:
-            if joined and start - joined[-1][1] <= GAP_BYTES:
-                joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
-            else:
-                joined.append((start, stop))
-        return joined
 
     def _range(self, number: int, column: str) -> tuple[Any, Any] | None:
         """The least and the greatest value of a column in a row group, times in ms; None if nobody knows."""

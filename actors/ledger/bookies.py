@@ -55,6 +55,14 @@ class Bookies:
             self._writable = [name for name in known.ids if name not in known.read_only]
             self._leaving = known.leaving
 
+    async def ever(self) -> list[str]:
+        """Ids of all bookies that ever served in this cluster, in order, whether they are there now or not.
+
+        Raises Unavailable.
+        """
+        cookies = await self._ports.meta.keys("bookies/")
+        return sorted({*self._addresses, *(key.split("/")[1] for key in cookies)})
+
     def writable(self) -> list[str]:
         """Ids of the bookies that take new runs, as last heard."""
         return list(self._writable)

@@ -7,14 +7,17 @@ A run is found by the ledger's record (which object), the object's footer (which
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
 from actors.ledger.record import HistoryPart, LedgerRecord, Offloaded
-from actors.ledger.row_group_reader import RowGroupReader
+from actors.ledger.row_group_reader import RowGroupReader, naming
 from actors.ledger.run_offsets import RunOffsets
 from actors.ports import Ports
+from storage.checked_parquet import read_pieces
 from storage.errors import Corrupt, SluiceError, Unavailable
 from storage.frame import Frame
 from storage.history import GroupRows, PartFooter, decode_footer, decode_group
+from storage.history_columns import column_extents
 
 
 class HistoryReader(RowGroupReader[HistoryPart, PartFooter, GroupRows]):
@@ -39,6 +42,13 @@ class HistoryReader(RowGroupReader[HistoryPart, PartFooter, GroupRows]):
         if len(table) != ledger.last_run + 1:
             raise Corrupt(f"the objects of ledger {ledger.id} hold {len(table)} runs, not {ledger.last_run + 1}")
         return RunOffsets(table.astype(np.uint32), ledger.last_entry + 1)
+
+    async def keys(self, part: HistoryPart, footer: PartFooter, number: int) -> pa.Table:
+        """The column of keys of a row group. Raises Unavailable, Corrupt."""
+        extents = column_extents(footer.metadata, number, ["key"])
+        pieces = [(start, await self._read(part, start, stop - start)) for start, stop in extents]
+        with naming(part.name):
+            return await self._ports.work(lambda: read_pieces(footer, number, pieces, ["key"]))
 
     async def _ahead(self, part: HistoryPart, footer: PartFooter, number: int) -> None:
         try:

@@ -109,6 +109,27 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
         return sum(part.size for part in self.parts)
 
 
+class Erasure(msgspec.Struct, frozen=True, array_like=True):
+    """The messages of a key in ledgers up to the id `until` are being forgotten, since `at` (ms).
+
+    ledgers: those that held some and hold none any more; messages: how many. Bookies may still have to be told.
+    """
+
+    key: bytes
+    until: int
+    at: int
+    ledgers: tuple[int, ...] = ()
+    messages: int = 0
+
+
+class Erased(msgspec.Struct, frozen=True, array_like=True):
+    """So many messages of a key, asked for at a time (ms), were forgotten everywhere at another. The key is as well."""
+
+    asked_at: int
+    at: int
+    messages: int
+
+
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger. last_run and last_entry are settled when CLOSED (-1: empty); bytes is payload bytes, so far.
 
@@ -227,8 +248,9 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     inclusive; what came later is found in the frames. subscriptions maps a durable subscription to a mark-delete
     position that it has surely reached. last_trimmed: the last message that was trimmed, which stays the last one
     for as long as nothing follows it. ever_given_up: runs were given up in ledgers that are gone. terminated: nothing
-    is stored any more. highest_ledger: the highest id that a ledger of it ever had, 0 before the first; None
-    in a record of a version that did not keep it.
+    is stored any more. highest_ledger: the highest id that a ledger of it ever had, 0 before the first; None in a
+    record of a version that did not keep it. erasures: keys whose messages are being forgotten; erased: the last that
+    were.
     """
 
     format: int = FORMAT
@@ -254,9 +276,12 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     terminated: bool = False
     highest_ledger: int | None = None
     compacted: Compacted | None = None
+    erasures: tuple[Erasure, ...] = ()
+    erased: tuple[Erased, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.format == FORMAT and (self.compacted or any(one.offloaded is not None for one in self.ledgers)):
+        stored = self.compacted or self.erasures or any(one.offloaded is not None for one in self.ledgers)
+        if self.format == FORMAT and stored:
             msgspec.structs.force_setattr(self, "format", WITH_HISTORY)
 
     def lost_run(self, ledger_id: int, run: int) -> GivenUp | None:

@@ -417,6 +417,33 @@ class Offload(Request[OffloadStatus], kw_only=True):
     before: int = -1
 
 
+class EraseStatus(Reply, kw_only=True):
+    """How the erasing of keys stands.
+
+    keys: how many are being erased; 0: all is done that was asked. ledgers_left: may hold some of their messages, and
+    messages were erased so far. error: what it waits for. done_at: when the last one was done (ms), 0 if none was, and
+    done_messages how many messages it had.
+    """
+
+    keys: int = 0
+    ledgers_left: int = 0
+    messages: int = 0
+    error: str = ""
+    done_at: int = 0
+    done_messages: int = 0
+
+
+class Erase(Request[EraseStatus], kw_only=True):
+    """Forget the messages of a key that are there now, wherever they lie; without a key, only tell.
+
+    Answered when it is durable that this is to be done; ask again to see it finish. Refused with Invalid for a key that
+    no message can have, Overloaded while very many keys are being erased.
+    """
+
+    reply: ClassVar[type[Reply]] = EraseStatus
+    key: bytes | None = None
+
+
 class CompactionStatus(Reply, kw_only=True):
     """How the compaction of a partition stands.
 

@@ -23,11 +23,12 @@ from functools import partial
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.ledger.compacted_reader import CompactedReader
 from actors.ledger.fan_out import together
 from actors.ledger.history_objects import compacted_prefix
-from actors.ledger.record import Compacted, CompactedPart, LedgerRecord
+from actors.ledger.record import Compacted, CompactedPart, Erasure, LedgerRecord
 from actors.messages import CompactionStatus, TopicSettings
 from actors.ports import Ports
 from actors.store_attempts import REFUSALS
@@ -108,6 +109,11 @@ class Compaction:
             left_bytes=bytes_behind(self._log, self.horizon),
         )
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it is asked for, or being done."""
+        return self.state.running or self._asked > 0
+
     def due(self, settings: TopicSettings) -> bool:
         """Whether there is something to do."""
         if self._ports.clock.monotonic() < self._not_before:
@@ -143,8 +149,9 @@ class Compaction:
         if not record.ledgers:
             return
         begin = position(record.ledgers[0].id, 0) if before is None else before.horizon + 1
-        if horizon < begin:
+        if horizon < begin and not record.erasures:
             return
+        horizon = max(horizon, begin - 1)
         self.state.read_bytes, self.state.all_bytes = 0, 2 * self._bytes_of(before)
         last = LastOfKeys(KEYS_BYTES)
         while True:
@@ -178,7 +185,7 @@ class Compaction:
         while before is not None and (group := await self.reader.rows_at(before, at)) is not None:
             self._log.check()
             self.state.read_bytes += group.table.nbytes
-            yield group.table
+            yield not_erased(group.table, self._log.record.erasures)
             at = int(group.positions[-1]) + 1
         ids = [one.id for one in self._log.record.ledgers if ledger_of(begin) <= one.id <= ledger_of(horizon)]
         for ledger_id in ids:
@@ -191,7 +198,8 @@ class Compaction:
                 self._log.check()
                 for frames in await self._frames(ledger_id, runs[start : start + READ_AT_ONCE]):
                     self.state.read_bytes += sum(len(frame.payload) for frame in frames)
-                    yield await self._ports.work(partial(rows_of_runs, frames))
+                    rows = await self._ports.work(partial(rows_of_runs, frames))
+                    yield not_erased(rows, self._log.record.erasures)
 
     def _ledger(self, ledger_id: int) -> LedgerRecord:
         ledger = self._log.record.ledger(ledger_id)
@@ -286,6 +294,14 @@ def _kept(last: LastOfKeys, rows: pa.Table, passed: int, old: int) -> pa.Table:
     times = rows.column("publish_time").cast(pa.int64()).to_numpy()
     mask &= ~(is_empty(rows) & (times < old) & (positions <= passed))
     return rows.filter(pa.array(mask)) if not mask.all() else rows
+
+
+def not_erased(rows: pa.Table, erasures: Sequence[Erasure]) -> pa.Table:
+    """These rows without the messages that are to be forgotten."""
+    for one in erasures:
+        doomed = pc.and_(pc.equal(rows.column("key"), one.key), pc.less_equal(rows.column("ledger"), one.until))
+        rows = rows.filter(pc.invert(pc.fill_null(doomed, False)))
+    return rows
 
 
 def trims_up_to(marks: Mapping[str, int], holds: int | None) -> dict[str, int]:

@@ -95,6 +95,8 @@ class PartitionLog:
         self.tail = RunCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
+        self.close_up_to = 0
+        """Ledgers up to this id are closed as soon as that is possible, however small they are."""
         self.settled: list[int] = []
         """Ledgers closed by this owner whose copies were not counted yet."""
         self.stopped = False
@@ -270,6 +272,7 @@ class PartitionLog:
             writer.state.next_entry >= min(settings.roll_entries, MAX_ENTRY // 2)
             or self.open_bytes >= settings.roll_bytes
             or now - opened >= settings.roll_ms
+            or writer.ledger_id <= self.close_up_to
         )
 
     async def roll(self) -> None:

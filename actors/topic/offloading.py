@@ -165,7 +165,7 @@ class Offloading:
             for ledger_id in offloadable(self._log.record, settings, self._ports.clock.now(), **asked):
                 ledger = self._log.record.ledger(ledger_id)
                 if ledger is not None:
-                    await self._offload(ledger)
+                    await self.offload(ledger)
             if self._asked == asked:
                 self._asked = {"keep_bytes": NEVER, "before": NEVER}
             self.state.error = ""
@@ -194,7 +194,7 @@ class Offloading:
 
     # -- one ledger --------------------------------------------------------------------------------------------------
 
-    async def _offload(self, ledger: LedgerRecord) -> None:
+    async def offload(self, ledger: LedgerRecord) -> None:
         """Write, compare, name. Raises Fenced, Unavailable, Corrupt, NotFound."""
         self.state.running, self.state.runs_done, self.state.runs_all = ledger.id, 0, ledger.last_run + 1
         parts: list[HistoryPart] = []

@@ -221,6 +221,9 @@ class LogReads:
         try:
             frame = await self._log.reader.run(ledger, run)
         except Unavailable as error:
+            newest = self._log.record.ledger(ledger.id)
+            if newest is not None and newest.offloaded != ledger.offloaded:  # it is somewhere else by now
+                return await self._load(newest, run, keep=keep)
             await self._failed(ledger, run, error)
             raise
         self.unreadable.fine(ledger.id, run)
@@ -232,7 +235,9 @@ class LogReads:
             raise Unavailable(f"run {run} of ledger {ledger.id} is out of reach for a moment")
         columns = Blob(owned(data[: header.columns_bytes]))
         cached = CachedRun(header, columns, await self._shared(data) if keep else None, size)
-        self._old.put(cached)
+        newest = self._log.record.ledger(ledger.id)
+        if newest is not None and newest.offloaded == ledger.offloaded:  # else messages of it may have been erased
+            self._old.put(cached)
         return cached
 
     async def _failed(self, ledger: LedgerRecord, run: int, error: SluiceError) -> None:
@@ -355,6 +360,9 @@ class LogReads:
             frame, data = await self._log.reader.whole(ledger, run)
             decode_body(data[frame.header.columns_bytes :], frame.header.shape, frame.header.count)
         except (Unavailable, Corrupt) as error:
+            newest = self._log.record.ledger(ledger.id)
+            if newest is not None and newest.offloaded != ledger.offloaded:
+                return await self._again(newest, run)
             await self._failed(ledger, run, error)
             raise
         self.unreadable.fine(ledger.id, run)

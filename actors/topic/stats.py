@@ -35,6 +35,7 @@ def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable
         "ledgersToBeCounted": len(log.settled),
         "unreadableRuns": unreadable.rows(),
         "offload": msgspec.structs.asdict(upkeep.offloading.status()),
+        "erasing": msgspec.structs.asdict(upkeep.erasing.status()),
         "compaction": msgspec.structs.asdict(upkeep.compaction.status()),
         "givenUpRuns": [describe_loss(lost) for lost in record.given_up],
         "addsInFlight": log.in_flight,

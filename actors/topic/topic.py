@@ -36,6 +36,8 @@ from actors.messages import (
     DeleteTopic,
     Done,
     Ends,
+    Erase,
+    EraseStatus,
     Excess,
     FindExcess,
     FindTime,
@@ -484,6 +486,11 @@ class Topic(Actor):
         await self._ready()
         self._upkeep.offloading.ask(request)
         return self._upkeep.offloading.status()
+
+    async def on_erase(self, request: Erase) -> EraseStatus:
+        """The messages of a key are forgotten; the work goes on behind the answer."""
+        await self._ready()
+        return await self._upkeep.erasing.ask(request)
 
     async def on_compact(self, request: Compact) -> CompactionStatus:
         """The last messages of keys become a table; the work goes on behind the answer."""

@@ -21,6 +21,7 @@ from actors.messages import DeleteLedgers, Progress
 from actors.policies.retention import TopicRetention, TopicThresholds
 from actors.ports import Ports
 from actors.topic.compaction import Compaction, trims_up_to
+from actors.topic.erasing import Erasing
 from actors.topic.log import PartitionLog
 from actors.topic.offloading import Offloading, offloads
 from actors.topic.reads import LogReads
@@ -49,6 +50,9 @@ class Upkeep:
         partition = log.metadata.record.partition
         self.offloading = Offloading(ports, log, topic, partition)
         self.compaction = Compaction(ports, log, topic, partition, lambda: self.marks)
+        self.erasing = Erasing(
+            ports, log, bookies, self.offloading.objects, self.offloading.offload, self.compaction, self._drop
+        )
         self._ports = ports
         self._bookies = bookies
         self._log = log
@@ -87,7 +91,7 @@ class Upkeep:
         ):
             self._replicating = True
             self._ports.spawn(self._replicate(now), "replicate")
-        if not self._offloading and self.offloading.due(self.settings):
+        if not self._offloading and (self.offloading.due(self.settings) or self.erasing.due()):
             self._offloading = True
             self._ports.spawn(self._offload(), "offload")
         if not self._compacting and self.compaction.due(self.settings):
@@ -105,6 +109,7 @@ class Upkeep:
         """Beside the rest: a ledger takes minutes."""
         try:
             released = await self.offloading.turn(self.settings)
+            released += await self.erasing.turn()
         except Fenced:
             return  # the record has told the topic
         finally:
@@ -124,7 +129,7 @@ class Upkeep:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
         leaves = self._offloading or self.offloading.may_have_left_objects(self.settings)
-        leaves = leaves or self.offloading.table.behind
+        leaves = leaves or self.offloading.table.behind or self.erasing.wanted
         compacts = self._compacting or self.compaction.due(self.settings)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
         return bool(leaves or compacts or moves or self.under_replicated())
@@ -228,14 +233,19 @@ class Upkeep:
 
         await self._log.metadata.update(change)
         ids = [ledger.id for ledger in gone]
-        self._log.forget(ids)
-        self._reads.forget(ids)
+        self._drop(ids)
         self._ports.log("trimmed", ledgers=ids)
         self._gone(gone)
         self.offloading.unwanted(gone)
 
     def _trim_marks(self) -> dict[str, int]:
         return trims_up_to(self.marks, self.compaction.holds)
+
+    def _drop(self, ledgers: list[int]) -> None:
+        """Keep nothing of these ledgers in memory."""
+        self._log.forget(ledgers)
+        self._reads.forget(ledgers)
+        self._log.reader.history.forget()
 
     def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:
         """The bookies are to forget these ledgers: the record has let them go."""
@@ -293,7 +303,7 @@ class Upkeep:
             gone[:] = record.ledgers
             emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
             return msgspec.structs.replace(
-                emptied, deleted=True, subscriptions={}, producers={}, results={}, compacted=None
+                emptied, deleted=True, subscriptions={}, producers={}, results={}, compacted=None, erasures=()
             )
 
         await self._log.metadata.update(change)

@@ -112,3 +112,15 @@ def test_offload_does_not_wait_for_a_store_that_is_away(cli: Cli, client: FakeCl
     assert (code, err) == (0, "")
     assert "S3 answers 503" in out
     assert cli("topics", "offload", "orders", "--keep", "much")[0] == 2
+
+
+def test_erase_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
+    row = {"partition": 0, "keys": 1, "ledgers_left": 3, "messages": 2, "done_messages": 0, "error": ""}
+    client.answers["erase"] = [row]
+    client.answers["erase_status"] = [{**row, "keys": 0, "ledgers_left": 0, "messages": 0, "done_messages": 5}]
+    code, out, err = cli("topics", "erase", "orders", "--key", "ada", "--json")
+    assert (code, json.loads(out)[0]["done_messages"]) == (0, 5)
+    assert err == "sluice: erasing in orders ... 3 ledgers left, 2 messages erased\n"
+    assert ("erase", "orders", "ada", {}) in client.calls
+    assert "would erase the messages of 'ada'" in cli("topics", "erase", "orders", "--key", "ada", "--dry-run")[2]

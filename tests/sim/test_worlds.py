@@ -24,6 +24,7 @@ SEEDS = {
     "dead_letters": 12,
     "delays": 10,
     "drains": 30,
+    "erasing": 12,
     "gateway": 15,
     "grace": 15,
     "history": 20,

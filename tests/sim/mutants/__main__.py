@@ -37,6 +37,7 @@ ELSEWHERE = {
     "cancels": 300, "nack_order": 150, "parking": 150, "gateway": 300, "grace": 150, "relay": 300, "sharing": 300,
     "history": 300,
     "compaction": 300,
+    "erasing": 60,
     "workers": 300, "machines": 300, "candidates": 300,
 }  # fmt: skip
 """So many seeds of a world are looked through when the recorded one is clean: a minute or two."""

@@ -8,6 +8,8 @@ HISTORY = "history"
 OFFLOADING = "tests/actors/topic/test_offloading.py"
 FOLLOWING = "tests/actors/topic/test_table_following.py"
 FORMAT = "tests/storage/test_history.py"
+ERASING = "erasing"
+ERASE = "tests/actors/topic/test_erasing.py"
 COMPACTION = "compaction"
 COMPACTING = "tests/actors/topic/test_compaction.py"
 
@@ -91,6 +93,55 @@ KEEPING_HISTORY: list[Mutant] = [
         new="            return False",
         world=HISTORY,
         seed=2,
+    ),
+    Mutant(
+        name="erased messages are named before they were compared",
+        module="actors.topic.erasing",
+        old="            await self._compare(anew, sealed.headers, part, keys)\n",
+        new="",
+        world=ERASING,
+        test=ERASE,
+    ),
+    Mutant(
+        name="old objects of an erased key stay",
+        module="actors.topic.erasing",
+        old="        self._objects.unwanted(part.name for part in (*before, *parts) if part not in named)\n",
+        new="",
+        world=ERASING,
+        test=ERASE,
+    ),
+    Mutant(
+        name="bookies are not told of an erased key",
+        module="actors.topic.erasing",
+        old="copy, fragments=()))",
+        new="copy))",
+        world=ERASING,
+        test=ERASE,
+    ),
+    Mutant(
+        name="the table of the last messages keeps an erased key",
+        module="actors.topic.erasing",
+        old="        if await self._table_holds(done):",
+        new="        if False:",
+        world=ERASING,
+        test=ERASE,
+    ),
+    Mutant(
+        name="what was read before it was erased stays in memory",
+        module="actors.topic.erasing",
+        old="        self._forget([ledger.id])\n",
+        new="",
+        world=ERASING,
+        test=ERASE,
+        also=("        self._forget(ledgers)\n", ""),
+    ),
+    Mutant(
+        name="an erased key is looked for in the first object alone",
+        module="actors.topic.erasing",
+        old="            return any(found)",
+        new="            return found[0]",
+        world=ERASING,
+        test=ERASE,
     ),
     Mutant(
         name="compaction forgets that a key is gone",

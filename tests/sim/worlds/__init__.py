@@ -10,6 +10,7 @@ from tests.sim.worlds.candidates import CandidatesWorld
 from tests.sim.worlds.compaction import CompactionWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
+from tests.sim.worlds.erasing import ErasingWorld
 from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
 from tests.sim.worlds.grace import GraceWorld
 from tests.sim.worlds.history import HistoryWorld
@@ -34,6 +35,7 @@ WORLDS: dict[str, Scenario] = {
         LedgerWorld(),
         HistoryWorld(),
         CompactionWorld(),
+        ErasingWorld(),
         BrokerWorld(),
         CancelsWorld(),
         CandidatesWorld(),

@@ -107,7 +107,7 @@ class HistoryCourse(Course):
             return
         assert payload_crc(payload) == reply.crc, f"S18: the payload of {run.ledger}:{run.first_entry}"
         rows = decode_body(payload[index_bytes(reply) :], reply.shape, reply.count)
-        first, values = position(run.ledger, run.first_entry), rows.column("payload").to_pylist()
+        first, values = position(run.ledger, run.first_entry), self.names_of(rows)
         assert self.seen.setdefault(first, values) == values, f"S3: there are other messages at {show(first)}"
 
     async def _left(self) -> None:

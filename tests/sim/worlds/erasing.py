@@ -1,0 +1,156 @@
+"""The world `history` in which keys are forgotten while all of it goes wrong.
+
+Somebody asks again and again that messages of a key be erased, while ledgers leave, owners crash between any two steps
+and live beside their successors. Each message is known by its event time, which stays. All checks of that world hold:
+whoever reads a message finds it as it was, or finds that it was erased. And these:
+
+E1   a message is erased only if that was asked for its key
+E2   once all is well, what was asked is done in bounded time
+E3   then no object that the record names, and no bookie, has anything of the key in what was there when it was asked
+"""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+
+from actors.directory import Directory
+from actors.messages import Erase, EraseStatus, ListLedgers
+from actors.ports import Ports, Unknown
+from storage.checked_parquet import read_group
+from storage.errors import SluiceError
+from storage.history import decode_footer
+from tests.sim.faults import Fault
+from tests.sim.world import World
+from tests.sim.worlds.history import HistoryCourse, HistoryWorld
+from tests.sim.worlds.ledger import ASKED, HEALED_MS, TOPIC, Course
+
+EVERY_MS = 1_500
+OF_PRODUCER = 1_000_000
+"""Event times of a producer's messages begin at its number times this."""
+
+
+class ErasingWorld(HistoryWorld):
+    """See the module."""
+
+    name = "erasing"
+
+    @staticmethod
+    def course(world: World, faults: list[Fault]) -> Course:
+        return ErasingCourse(world, faults)
+
+
+class ErasingCourse(HistoryCourse):
+    """One run."""
+
+    def __init__(self, world: World, faults: list[Fault]) -> None:
+        super().__init__(world, faults)
+        self.asked: dict[bytes, None] = {}
+        """Keys that somebody wanted to be erased, heard or not."""
+        self.over = False
+
+    def rows(self, producer: int, first: int, count: int, filler: bytes) -> pa.Table:
+        numbers = range(first, first + count)
+        return pa.table(
+            {
+                "key": [self._key(producer, number) for number in numbers],
+                "payload": [b"%d %d " % (producer, number) + filler for number in numbers],
+                "event_time": [producer * OF_PRODUCER + number for number in numbers],
+            }
+        )
+
+    @staticmethod
+    def _key(producer: int, number: int) -> bytes:
+        return b"%d-%d" % (producer, number % 3)
+
+    def names_of(self, rows: pa.RecordBatch) -> list[bytes]:
+        found = []
+        columns = (rows.column(name).to_pylist() for name in ("event_time", "key", "payload"))
+        for time, key, payload in zip(*columns, strict=True):
+            producer, number = divmod(time, OF_PRODUCER)
+            name, wanted = b"%d %d " % (producer, number), self._key(producer, number)
+            if key is None:
+                assert wanted in self.asked, f"E1: message {name!r} of {wanted!r} was erased"
+                assert payload == b"", f"E3: {name!r} has no key and is there"
+            else:
+                assert (key, payload[: len(name)]) == (wanted, name), f"S3: {name!r} is {key!r}, {payload!r}"
+            found.append(name)
+        return found
+
+    async def run(self) -> None:
+        eraser = self.world.client("eraser")
+        eraser.spawn(self._erase(eraser, random.Random(f"erase/{self.world.seed}")), "erase")
+        await super().run()
+        self.over = True
+        await self.world.within(HEALED_MS, self._all_erased(), "E2: a key is not erased")
+        await self._check_erased()
+
+    async def _erase(self, ports: Ports, rng: random.Random) -> None:
+        """Ask again and again, for one of a few keys."""
+        keys = [self._key(rng.randrange(self.size.producers), rng.randrange(3)) for _ in range(2)]
+        directory = Directory(ports, "registry/registry.1")
+        while True:
+            await ports.clock.sleep(rng.randrange(EVERY_MS))
+            if self.over:
+                return
+            key = keys[rng.randrange(len(keys))]
+            self.asked[key] = None
+            try:
+                address = await directory.topic(TOPIC, 0)
+                if isinstance(await ports.net.call(address, Erase(key=key), 3_000), Unknown):
+                    await directory.suspect(address)
+            except SluiceError as error:
+                ports.log("erasing is not asked", error=str(error))
+
+    async def _all_erased(self) -> None:
+        """Ask once more for every key, and wait until that is done."""
+        ports = self.world.client("controller of the data")
+        directory = Directory(ports, "registry/registry.1")
+        left: list[bytes | None] = [*sorted(self.asked), None]
+        while left:
+            try:
+                address = await directory.topic(TOPIC, 0)
+                reply: EraseStatus | Unknown = await ports.net.call(address, Erase(key=left[0]), 3_000)
+            except SluiceError as error:
+                ports.log("not asked", error=str(error))
+                reply = Unknown(str(error))
+            else:
+                if isinstance(reply, Unknown):
+                    await directory.suspect(address)
+            if not isinstance(reply, Unknown) and (
+                left[0] is not None or not reply.keys or self._waits_for_good(reply)
+            ):
+                left.pop(0)
+            else:
+                await ports.clock.sleep(200)
+        self.counters["erased"] = sum(one.messages for one in self._record().erased)
+
+    def _waits_for_good(self, reply: EraseStatus) -> bool:
+        """Whether a bookie is waited for whose disk has failed."""
+        return any(
+            f"bookie {name}" in reply.error for name in self.nemesis.roles["bookie"]() if not self.world.is_up(name)
+        )
+
+    async def _check_erased(self) -> None:
+        """E3."""
+        erased_in: dict[int, None] = {}
+        for ledger in self._record().ledgers:
+            for part in ledger.offloaded.parts if ledger.offloaded else ():
+                data = self.world.objects.objects[part.name]
+                footer = decode_footer(data[part.size - part.footer_bytes :], part.size, part.footer_crc)
+                for number, group in enumerate(footer.groups):
+                    rows = read_group(footer, number, data[group.start : group.start + group.length])
+                    keys = rows.column("key").to_pylist()
+                    assert not {*keys} & {*self.asked}, f"E3: {part.name} has messages of an erased key"
+                    if None in keys:
+                        erased_in[ledger.id] = None
+        ports = self.world.client("looks at bookies")
+        for name in self.world.alive("bookie-"):
+            for _ in range(ASKED):
+                reply = await ports.net.call(self.world.process(name).address, ListLedgers(), 5_000)
+                if not isinstance(reply, Unknown):
+                    break
+            assert not isinstance(reply, Unknown), f"L1: {name} does not answer in peace"
+            left = [ledger for ledger in reply.ledgers if ledger in erased_in]
+            assert not left, f"E3: {name} has ledgers {left}, which held messages of an erased key"
