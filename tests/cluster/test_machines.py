@@ -8,17 +8,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from loadgen.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW_LINK
 from loadgen.machines import Machine, machines, missing
+from tests.hygiene.source import ROOT
 from tests.kit.site import PATIENCE_S, Site, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
+OLDER = "75c334b"
+"""The version that machines are upgraded from: the first one that tells other versions what it speaks."""
+MARK = "older"
+"""A file in its tree, and in no other."""
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -119,6 +126,40 @@ def test_machines_restart_one_after_the_other(site: Site) -> None:
     assert errors.count("\n") == 1
     assert first.address in errors
     typed(first, site.page.lines("The end")[0])
+
+
+@pytest.mark.release
+def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> None:
+    """Two of three machines run an older version at first, and get the new one while the others go on.
+
+    Until then each version's owners, bookies, gateways and clients have those of the other one to talk to.
+    """
+    if (reason := older_tree(tmp_path)) is not None:
+        pytest.skip(reason)
+    first = site.first
+    for machine in site.others:
+        code = f"mount --bind {ROOT}/.venv {tmp_path}/.venv && mount --rbind {tmp_path} {ROOT} && cat {ROOT}/{MARK}"
+        assert machine.run(["sh", "-c", code]) == OLDER
+    typed(first, f"{site.page.lines('Sluice')[0]} --set brokers=3")
+    typed(first, site.page.lines("Use it")[0].replace("orders", "mixed"))
+    told = rolled(site, "mixed", lambda machine: print(machine.run(["umount", "--recursive", "--lazy", str(ROOT)])))
+    print(told)
+    assert [(machine.folder / "sluice").exists() for machine in site.others] == [True, True]
+    assert [machine.try_to_run(["cat", f"{ROOT}/{MARK}"])[0] for machine in site.others] == [1, 1]
+    assert told["confirmed"] > 0
+    assert (told["lost"], told["disorder"], told["failed"]) == (0, 0, {})
+    typed(first, site.page.lines("The end")[0])
+
+
+def older_tree(folder: Path) -> str | None:
+    """Lay an older version's files into a folder; why that cannot be done, if so."""
+    made = subprocess.run(["git", "-C", str(ROOT), "archive", OLDER], capture_output=True, check=False)
+    if made.returncode:
+        return f"this checkout does not have the older version {OLDER}"
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=made.stdout, check=True)
+    (folder / MARK).write_text(OLDER)
+    (folder / ".venv").mkdir()
+    return None
 
 
 def processes(site: Site) -> dict[str, tuple[str, int]]:

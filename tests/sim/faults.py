@@ -365,10 +365,10 @@ KINDS: dict[str, Kind] = {
     "start_death": Kind({"chance": _MORE}),
     "answer_loss": Kind({"chance": _FEW}),
     "controller_restart": Kind({"every": (1_000, 60_000), "down": (0, 5_000)}, episode=_special),
-    "node_drain": Kind({"every": (6_000, 60_000), "down": (0, 20_000)}, episode=_special),
     "machine_cut": Kind({"every": (6_000, 60_000), "length": (500, 40_000)}, episode=_special),
     "two_controllers": Kind({"every": (1_000, 60_000), "length": (20, 30_000)}, episode=_special),
     "hang_up": Kind({"every": (20, 4_000)}, episode=_special),
     "stores_403": Kind({"every": _EVERY, "length": (50, 10_000)}, episode=_deny),
+    "node_drain": Kind({"every": (6_000, 60_000), "down": (0, 20_000)}, episode=_special),
 }
-"""Every kind of fault, with the ranges of its numbers."""
+"""Every kind of fault, with the ranges of its numbers. New ones come last: each seed draws for all, in this order."""
