@@ -97,8 +97,9 @@ class Placement:
         return [process for _, process in sorted(found.items()) if process.node == node]
 
     def served_by(self, process: HostProcess) -> list[str]:
-        """The slots that a process serves, its own and those that have fallen back to it."""
-        return [slot for slot, known in self.serving.items() if known is process]
+        """The slots that a process serves: those that have fallen back to it, then its own."""
+        served = [slot for slot, known in self.serving.items() if known is process]
+        return sorted(served, key=lambda slot: slot == process.slot)
 
     # -- where to --------------------------------------------------------------------------------------------------
 

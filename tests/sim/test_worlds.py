@@ -64,6 +64,7 @@ ONCE_FAILED = [
     ("nack_order", 9500703),  # the same
     ("grace", 204),  # the first request of a consumer that had ended, behind the one that came in its stead
     ("grace", 285),  # a hand-over before the consumer has a place to hand over
+    ("drains", 18),  # a process that left its own slot before the one that had fallen back to it
     ("seeks", 28),  # a copy of an early seek waited for its topic, and undid a later one that had been answered
     ("cancels", 75),  # a cancellation whose answer was lost, asked for again after the topic had trimmed the message
     ("relay", 8000011),  # what is done at the head of a batch goes as holes, for which there was no room
