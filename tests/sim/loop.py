@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 import traceback
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
@@ -296,3 +297,10 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 def _where(task: asyncio.Task[Any]) -> str:
     return "".join(line for frame in task.get_stack() for line in traceback.format_stack(frame, 1))
+
+
+def close_unbegun(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """End coroutines whose tasks were cancelled before their first step: else Python complains of each."""
+    for work in works:
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()

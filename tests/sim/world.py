@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from actors.wire import Packed, Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
-from tests.sim.loop import OWNER, SimFailure, SimLoop
+from tests.sim.loop import OWNER, SimFailure, SimLoop, close_unbegun
 from tests.sim.meta import MetaStore, SimMeta
 from tests.sim.net import Network, SimNet
 from tests.sim.objects import ObjectStore, SimObjects
@@ -92,7 +91,7 @@ class Process:
 
     def discard(self) -> None:
         """The run is over: work that never began is let go without a complaint."""
-        _close_unbegun(work for _, work in self._tasks.values())
+        close_unbegun(work for _, work in self._tasks.values())
         self._tasks.clear()
 
     def log(self, event: str, **fields: object) -> None:
@@ -201,7 +200,7 @@ class World:
         finally:
             for process in [*self._addresses.values(), *self._graveyard]:
                 process.discard()
-            _close_unbegun(work for _, work in self._workers)
+            close_unbegun(work for _, work in self._workers)
 
     def _check_cuts(self) -> None:
         for pairs, before in self._cuts:
@@ -497,10 +496,3 @@ class World:
     ) -> Process:
         """A new incarnation; the crash matrix makes its own sort."""
         return Process(self, name, machine, incarnation, make, disk, fixed)
-
-
-def _close_unbegun(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """End coroutines whose tasks were cancelled before their first step: else Python complains of each."""
-    for work in works:
-        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-            work.close()

@@ -137,7 +137,7 @@ def test_two_who_live_under_one_name_have_two_places() -> None:
 
 
 @pytest.mark.parametrize("owner", ["same", "new"])
-def test_the_second_of_a_name_that_asked_for_nothing_keeps_nothing(owner: str) -> None:
+def test_the_second_of_a_name_that_asked_for_nothing_is_gone(owner: str) -> None:
     """Whoever attached it gave up before the answer came, and has gone on as another consumer."""
 
     async def scenario(broker: Broker) -> None:

@@ -66,8 +66,8 @@ PLACING: list[Mutant] = [
     Mutant(
         name="a lost process is thought to serve those that fell back to it",
         module="actors.placement.placement",
-        old="if known is process]\n        for slot in slots:",
-        new="if known is process][:1]\n        for slot in slots:",
+        old="        return [slot for slot, known in self.serving.items() if known is process]",
+        new="        return [slot for slot, known in self.serving.items() if known is process][:1]",
         world=PLACEMENT,
         seed=13,
     ),
