@@ -6,8 +6,8 @@ nothing; and what becomes of keys when a worker is killed, when a pool rolls to 
 Scenes:
 
 * `empty`: threads of one process against a cluster in the same process; a pool and a loop over `Consumer` in turn, with
-  messages and with columns. Messages a second from the first call to the last acknowledgement, and microseconds of
-  processor time of the whole process for each.
+  messages and with columns, and for a tenth of the messages a pool with an output. Messages a second from the first
+  call to the last acknowledgement, and microseconds of processor time of the whole process for each.
 * `ray`: the same on Ray: a pool of one worker, an actor written by hand over `Consumer`, `ray.util.ActorPool` over a
   `ray.util.queue.Queue`, and Celery with Redis if both are there (`pip install celery redis`, and a `redis-server`).
 * `kill`: a worker of a pool on Ray gets SIGKILL, again and again; milliseconds until one of its keys is handled again.
@@ -53,12 +53,18 @@ ON_RAY = ("ray", "kill", "roll", "step", "swing")
 ON_NODES = ("deaths", "results")
 SCENES = ("empty", *ON_RAY, *ON_NODES)
 AT_ONCE = 10_000
+OUTPUT = "pool, output"
 CPUS = 32
 """What Ray is told it has, so that it places all workers."""
 
 
 def nothing(_: Any) -> None:
     """The empty handler."""
+
+
+def echo(message: Any) -> bytes:
+    """The least that has a result."""
+    return bytes(message.data())
 
 
 def send(client: Client, topic: str, messages: int, keys: int) -> None:
@@ -111,19 +117,28 @@ def by_pool(client: Client, messages: int, subscription: str, *, columns: bool, 
         wait_for(lambda: workers.status().handled >= messages)
 
 
+def by_output(client: Client, messages: int, subscription: str) -> None:
+    """A pool whose handler gives each message back, to be published."""
+    with Workers("empty", subscription, echo, client=client, output="empty-results") as workers:
+        wait_for(lambda: workers.status().handled >= messages)
+
+
 def empty(client: Client, messages: int, keys: int, rounds: int) -> dict[str, Any]:
     """Loop and pool in turn, so that what else the machine does meets both."""
     send(client, "empty", messages, keys)
+    client.create_topic("empty-results", 4, deduplication_enabled=True)
     ways: dict[str, Callable[[str], None]] = {}
     for name, columns in (("messages", False), ("columns", True)):
         ways[f"loop, {name}"] = partial(by_hand, client, messages, columns=columns)
         ways[f"pool, {name}"] = partial(by_pool, client, messages, columns=columns, concurrency=1)
     ways["pool, 8 keys at once"] = partial(by_pool, client, messages, columns=False, concurrency=8)
+    few = max(messages // 10, 100)
+    ways[OUTPUT] = partial(by_output, client, few)
     took: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for turn in range(rounds):
         for name, way in ways.items():
             subscription = f"{name}-{turn}".replace(", ", "-").replace(" ", "-")
-            took[name].append(timed(partial(way, subscription), messages))
+            took[name].append(timed(partial(way, subscription), few if name == OUTPUT else messages))
     told: dict[str, Any] = {
         name: {what: statistics.median(one[what] for one in each) for what in each[0]} for name, each in took.items()
     }

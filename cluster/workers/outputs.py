@@ -83,6 +83,36 @@ def rows_of_results(
 
     The same results of the same message hash alike: without any key it is by the place of the message.
     """
+    at = message.message_id()
+    source = f"{source_name(message.topic_name(), subscription, at.partition_index)}/{at.position}"
+    return [
+        (topic, make_batch(_table([(message, one) for one in rows]), now=now, producer=source))
+        for topic, rows in _by_output(results, outputs).items()
+    ]
+
+
+def rows_of_several(
+    made: Sequence[tuple[Message, Sequence[Result]]], subscription: str, outputs: Sequence[str], now: int
+) -> list[list[tuple[str, StoredBatch]]]:
+    """What `rows_of_results` returns, for each of several messages: their rows share columns, because a column of one
+    value costs as much as one of a hundred. Raises Invalid if one of them is wrong.
+    """
+    pairs: dict[str, list[tuple[Message, Result]]] = {}
+    places: list[list[tuple[str, int, int]]] = []
+    for message, results in made:
+        own = _by_output(results, outputs)
+        if not _has_key(message) and any(one.key is None for one in results):
+            return [rows_of_results(one, subscription, given, outputs, now) for one, given in made]
+        places.append([])
+        for topic, rows in own.items():
+            all_rows = pairs.setdefault(topic, [])
+            places[-1].append((topic, len(all_rows), len(all_rows) + len(rows)))
+            all_rows += [(message, one) for one in rows]
+    batches = {topic: make_batch(_table(rows), now=now, producer="") for topic, rows in pairs.items()}
+    return [[(topic, _piece(batches[topic], start, stop)) for topic, start, stop in each] for each in places]
+
+
+def _by_output(results: Sequence[Result], outputs: Sequence[str]) -> dict[str, list[Result]]:
     by_topic: dict[str, list[Result]] = {}
     for result in results:
         if not result.topic and len(outputs) > 1:
@@ -91,25 +121,39 @@ def rows_of_results(
         if topic not in outputs:
             raise Invalid(f"{topic!r} is none of the outputs {', '.join(outputs)}")
         by_topic.setdefault(topic, []).append(result)
-    at = message.message_id()
-    source = f"{source_name(message.topic_name(), subscription, at.partition_index)}/{at.position}"
-    return [(topic, make_batch(_table(message, rows), now=now, producer=source)) for topic, rows in by_topic.items()]
+    return by_topic
 
 
-def _table(message: Message, results: Sequence[Result]) -> pa.Table:
-    ordering = message.batch.cell("ordering_key", message.row)
-    inherited = message.key()
-    keys = [inherited if result.key is None else _bytes("key", result.key) for result in results]
+def _has_key(message: Message) -> bool:
+    return message.key() is not None or _ordering_key(message) is not None
+
+
+def _ordering_key(message: Message) -> Any:
+    return message.batch.cell("ordering_key", message.row)
+
+
+def _piece(batch: StoredBatch, start: int, stop: int) -> StoredBatch:
+    piece = batch.slice(start, stop)
+    if piece.deliver_at is not None and not piece.deliver_at.any():
+        piece = StoredBatch(piece.rows, None, piece.hashes)
+    return piece
+
+
+def _table(pairs: Sequence[tuple[Message, Result]]) -> pa.Table:
+    """Results, each with the message that it was made of."""
+    results = [one for _, one in pairs]
+    keys = [message.key() if one.key is None else _bytes("key", one.key) for message, one in pairs]
     columns: dict[str, pa.Array] = {
         "key": pa.array(keys, pa.binary()),
         "payload": pa.array([_bytes("payload", result.payload) for result in results], pa.binary()),
     }
-    if ordering is not None:
-        columns["ordering_key"] = pa.array([ordering if one.key is None else None for one in results], pa.binary())
+    ordering = [_ordering_key(message) if one.key is None else None for message, one in pairs]
+    if any(one is not None for one in ordering):
+        columns["ordering_key"] = pa.array(ordering, pa.binary())
     try:
         if any(result.properties for result in results):
-            pairs = [list(one.properties.items()) if one.properties else None for one in results]
-            columns["properties"] = pa.array(pairs, _PROPERTIES)
+            properties = [list(one.properties.items()) if one.properties else None for one in results]
+            columns["properties"] = pa.array(properties, _PROPERTIES)
         if any(result.event_timestamp for result in results):
             columns["event_time"] = pa.array([one.event_timestamp or None for one in results], pa.int64())
         if any(result.deliver_at for result in results):

@@ -198,3 +198,22 @@ def test_an_output_that_does_not_deduplicate_is_refused(running: Client) -> None
         Workers("plain", "s", print, client=running, output="plain").start()
     with pytest.raises(NotFound):
         Workers("plain", "s", print, client=running, output="nowhere").start()
+
+
+def test_a_result_that_is_refused_fails_no_other_key(topics: tuple[Client, str, str]) -> None:
+    """Keys that are handled at once have their results made and sent together."""
+    client, source, output = topics
+    options: dict[str, Any] = {"concurrency": 8, "max_redeliver_count": 1, "retry_delay_ms": 1}
+
+    async def handle(message: Message) -> cluster.Result:
+        await asyncio.sleep(0)
+        key = "k" * 2_000 if message.data() == b"3" else None
+        return cluster.Result(message.data(), key=key)
+
+    with Workers(source, "s", handle, client=client, output=output, **options) as pool:
+        eventually(lambda: pool.status().handled == 175, lambda: str(pool.status()))
+        eventually(lambda: pool.status().failed == 2, lambda: str(pool.status()))
+        assert list(pool.status().failures) == ["key-3"]
+    expected = wanted("")
+    del expected[b"key-3"]
+    assert stored(client, output) == expected

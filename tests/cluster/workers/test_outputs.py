@@ -10,7 +10,7 @@ import pytest
 
 from actors.consumer.held import Received
 from cluster.message import Batch, Message
-from cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_results
+from cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_results, rows_of_several
 from storage.batch import make_batch
 from storage.errors import Invalid
 from storage.position import position
@@ -109,3 +109,27 @@ def test_results_go_to_the_output_that_they_name() -> None:
 def test_a_result_that_no_topic_takes_is_told(result: Result, told: str) -> None:
     with pytest.raises(Invalid, match=told):
         rows_of_results(message(), "s", [result], ["out"], 1)
+
+
+@pytest.mark.parametrize("first", [message(), message(None)], ids=["with a key", "without a key"])
+def test_rows_made_together_are_those_made_alone(first: Message) -> None:
+    """What the columns have besides, because another message's results have it, is empty."""
+    made = [
+        (first, [Result("a", topic="x"), Result("b", topic="y"), Result("c", topic="x")]),
+        (message(b"other", b"o"), [Result("d", topic="x"), Result("e", "own", {"p": "q"}, "x", 5, 9)]),
+        (message(b"last"), []),
+    ]
+    together = rows_of_several(made, "s", ["x", "y"], 1_000)
+    for rows, (one, results) in zip(together, made, strict=True):
+        alone = rows_of_results(one, "s", results, ["x", "y"], 1_000)
+        assert [topic for topic, _ in rows] == [topic for topic, _ in alone]
+        for (_, batch), (_, wanted) in zip(rows, alone, strict=True):
+            for column in set(batch.rows.schema.names) | set(wanted.rows.schema.names):
+                values = [
+                    each.rows.column(column).to_pylist() if column in each.rows.schema.names else [None] * len(each)
+                    for each in (batch, wanted)
+                ]
+                assert values[0] == values[1]
+            assert batch.hashes.tolist() == wanted.hashes.tolist()
+            delays = [None if each.deliver_at is None else each.deliver_at.tolist() for each in (batch, wanted)]
+            assert delays[0] == delays[1]
