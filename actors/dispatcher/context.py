@@ -26,6 +26,7 @@ from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
+from actors.topic_log import TopicLog
 from storage.cursor import Cursor
 
 
@@ -107,6 +108,10 @@ class SubscriptionContext:
     def membership(self) -> Membership:
         """The consumers that may hold messages."""
         return self.state.membership
+
+    def log(self) -> TopicLog:
+        """A reader of the partition's log."""
+        return TopicLog(self.ports, self.topic)
 
     def payloads(self) -> Payloads:
         """For reading messages whole."""

@@ -29,7 +29,6 @@ import pyarrow.compute as pc
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.log_index import READ_MOST, read_ends, read_index
 from actors.dispatcher.open_runs import parts_to_ask_for
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Sessions
@@ -42,6 +41,7 @@ from actors.messages.delayed import (
     TOO_LATE_DUE,
     UNKNOWN,
 )
+from actors.topic_log import READ_MOST
 from storage.delayed.entries import EMPTY, Entries, Mask, concat
 from storage.errors import Overloaded, Unavailable
 from storage.frame import index_columns
@@ -62,7 +62,8 @@ class DelayedMessages:
     """Changes what is delayed. cancelled, rescheduled: how many messages since this owner began."""
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
-        self._ports, self._topic, self._core = context.ports, context.topic, context.core
+        self._ports, self._log, self._core = context.ports, context.log(), context.core
+        self._partition = context.topic.partition
         self._cursor, self._tracker, self._changed = context.cursor, context.tracker, context.changed_delays
         self._sessions, self._store, self._wakeups = context.sessions, context.store, context.wakeups
         self._selection = DelayedSelection(context)
@@ -92,10 +93,10 @@ class DelayedMessages:
     async def _change(self, request: SelectDelayed, act: Callable[[Entries], Codes]) -> dict[str, Any]:
         request.check()
         asked = bool(request.message_ids or request.delay_ids)
-        ends = await read_ends(self._ports, self._topic)
+        ends = await self._log.ends()
         self._cursor.chain(ends.ledgers)
         start = 0 if asked else self._cursor.next_unacknowledged(0)
-        tally = _Tally(self._topic.partition, self._sessions, asked)
+        tally = _Tally(self._partition, self._sessions, asked)
         async for found in self._selection.select(request, start, ends.last):
             self._check_settled()
             tally.add(found, act(found.entries))
@@ -237,7 +238,7 @@ class DelayedSelection:
     """Reads the log of one partition for whoever asks which delayed messages there are."""
 
     def __init__(self, context: SubscriptionContext) -> None:
-        self._ports, self._topic, self._payloads = context.ports, context.topic, context.payloads()
+        self._log, self._payloads = context.log(), context.payloads()
         self._changes = context.changed_delays.now
         """Due times that count instead of the log's."""
 
@@ -275,7 +276,7 @@ class DelayedSelection:
 
     async def _read(self, start: int, limit: int, hashes: Hashes | None = None) -> tuple[Entries, int | None]:
         """The delayed messages of some runs (hashes: only those), and where to read on; None: there is nothing more."""
-        runs, resume = await read_index(self._ports, self._topic, start, limit)
+        runs, resume = await self._log.runs(start, limit)
         parts = [_delayed_rows(run, columns, hashes) for run, columns in runs]
         return concat([part for part in parts if len(part)]), resume
 

@@ -26,7 +26,6 @@ from actors.backoff import Backoff
 from actors.consumer.held import Received
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
-from actors.dispatcher.log_index import read_ends, read_index
 from actors.key_shared import Dispatch, ParkedKey
 from actors.messages import NO_COUNTS, NO_POSITIONS, Discard, ListParked, Redrive
 from actors.messages.parking import DecideParked
@@ -46,7 +45,7 @@ class ParkedKeys:
     """The parked keys of one subscription."""
 
     def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
-        self._ports, self._identity, self._topic = context.ports, context.identity, context.topic
+        self._ports, self._identity, self._log = context.ports, context.identity, context.log()
         self._core, self._cursor, self._tracker = context.core, context.cursor, context.tracker
         self._runs, self._payloads, self._store = context.runs, context.payloads(), context.store
         self._wake, self._backlog = context.wakeups.route.set, backlog
@@ -201,7 +200,7 @@ class ParkedKeys:
         resets = self._core.resets
         gone = np.array(sorted(each.failed for each in chosen), np.int64)
         if not request.only_failed and chosen:
-            ends = await read_ends(self._ports, self._topic)
+            ends = await self._log.ends()
             found = [at async for at in self._of_keys(chosen, ends.last)]
             gone = np.unique(np.concatenate([gone, *found]))
         if self._core.resets != resets:
@@ -236,7 +235,7 @@ class ParkedKeys:
 
     async def _index(self, at: int, end: int, hashes: Hashes) -> tuple[Positions, int | None]:
         """Open messages of some runs with these hashes, and where to read on; None: there is nothing more."""
-        runs, resume = await read_index(self._ports, self._topic, at)
+        runs, resume = await self._log.runs(at)
         found = [NO_POSITIONS]
         for run, columns in runs:
             _, all_hashes = index_columns(columns, run.count, run.delayed)

@@ -9,8 +9,9 @@ rest goes to the decision core.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from actors.backoff import Backoff
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.hot_keys import HotKeys
-from actors.dispatcher.log_index import READ_MOST, read_index
 from actors.ledger.fan_out import FanOut
-from actors.messages import IndexRead, ReadEnds, ReadIndex, RunIndex
+from actors.messages import IndexRead, ReadEnds, RunIndex
 from actors.signal import Signal
+from actors.topic_log import READ_MOST
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, positions_of, run_positions
@@ -29,8 +30,6 @@ from storage.position import Positions, entry_of, ledger_of, position, positions
 LOOK_TIMEOUT = 1_000
 READ_WAIT, MOST_READ_WAIT = 2_000, 30_000
 """Milliseconds that a read waits at the end of the topic: while nothing comes, twice as long each time."""
-READ_TIMEOUT = 8_000
-"""Beyond that wait."""
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
 SOON_MS = 10_000
@@ -55,8 +54,7 @@ class Reader:
         """The topic was terminated, and everything in it was read."""
         self.reading, self._wait = False, READ_WAIT
         self.generation = self._holds = 0
-        self._table = self._since = -1
-        """Which compacted log was read last, and from where on (messages.ReadIndex)."""
+        self._log = context.log()
         self._asked: FanOut[None, IndexRead] = FanOut(self._ports, "read")
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
@@ -81,7 +79,7 @@ class Reader:
     def _begin_anew(self) -> None:
         """A read under way becomes void."""
         self.generation += 1
-        self._table = self._since = -1
+        self._log.begin_anew()
         self._asked.wake()
 
     async def restore_index(self) -> None:
@@ -155,7 +153,7 @@ class Reader:
             return True
         generation = self.generation
         start = self._cursor.next_unacknowledged(first)
-        found, resume = await read_index(self._ports, self._topic, start, min(room, READ_MOST))
+        found, resume = await self._log.runs(start, min(room, READ_MOST))
         if generation != self.generation:
             return True
         for run, columns in found:
@@ -182,20 +180,18 @@ class Reader:
         """Read forward, and wait for what comes at the end of the topic."""
         generation = self.generation
         start = self._next()
-        request = ReadIndex(start=start, limit=min(room, READ_MOST), wait=self._wait)
-        if self._sessions.read_compacted:
-            request = ReadIndex(
-                start=start, limit=request.limit, wait=self._wait, compacted=True, table=self._table, since=self._since
-            )
-        reply = await self._answer(request)
+        compacted = self._sessions.read_compacted
+        reply = await self._answer(self._log.read(start, min(room, READ_MOST), wait=self._wait, compacted=compacted))
         nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
         self._wait = min(self._wait * 2, MOST_READ_WAIT) if nothing else READ_WAIT
-        return reply is None or await self._take(reply, generation, start)
+        if reply is not None:
+            await self._take(reply, generation, start)
+        return True
 
-    async def _answer(self, request: ReadIndex) -> IndexRead | None:
+    async def _answer(self, reading: Coroutine[Any, Any, IndexRead]) -> IndexRead | None:
         """The topic's answer; None as soon as the read is void. Raises what the topic refuses with."""
         asked = self._asked = FanOut(self._ports, "read")
-        asked.start(None, self._topic.ask(request, request.wait + READ_TIMEOUT))
+        asked.start(None, reading)
         try:
             if not await asked.within():
                 return None
@@ -217,8 +213,8 @@ class Reader:
             at = beyond
         return at
 
-    async def _take(self, reply: IndexRead, generation: int, start: int) -> bool:
-        """Feed the answer to the core, unless its read is of an older generation. False: columns were gone."""
+    async def _take(self, reply: IndexRead, generation: int, start: int) -> None:
+        """Feed the answer to the core, unless its read is of an older generation. Raises SluiceError."""
         first = _first_ledger(reply)
         if first > ledger_of(start) and generation == self.generation:
             # An answer names every ledger from the asked position on. The asked one is not among them: it is gone, or
@@ -230,15 +226,13 @@ class Reader:
         if reply.table >= 0 and generation == self.generation:
             self._pass_over(reply, start)
         for run in reply.runs:
-            columns = await self._ports.net.fetch(run.columns)
-            if columns is None:
-                return False
+            columns = await self._log.columns(run)
             if generation != self.generation:
-                return True
+                return
             self._cursor.chain([(run.ledger, None)])
             self._feed(run, columns)
         if generation != self.generation:
-            return True
+            return
         for ledger, first_entry, count in reply.lost:
             # No bookie can read them, and an operator gave them up: they are done, and what comes behind them goes on.
             self._cursor.chain([(ledger, None)])
@@ -252,7 +246,6 @@ class Reader:
         self.position, self.over = max(self.position, reply.resume), reply.ends
         self._core.reach(self.position - 1)
         self._wakeups.route.set()
-        return True
 
     async def _sweep(self) -> bool:
         """Consumers have come that want a compacted log: of what was read before they came, and nobody holds, what it
@@ -260,8 +253,7 @@ class Reader:
         """
         generation, at = self.generation, max(self._cursor.mark_delete + 1, 0)
         while at < self.position:
-            request = ReadIndex(start=at, limit=READ_MOST, compacted=True, table=self._table, since=self._since)
-            reply = await self._topic.ask(request, READ_TIMEOUT)
+            reply = await self._log.read(at, compacted=True)
             if generation != self.generation:
                 return True
             if reply.table < 0 or reply.resume <= at:
@@ -279,7 +271,7 @@ class Reader:
         """What a compacted log does not have between the asked position and where to go on is done; returns these
         stretches: ledger, first entry, last entry.
         """
-        self._table, self._since = reply.table, reply.since
+        self._log.go_on_from(reply)
         home, passed = ledger_of(reply.resume), list(reply.ended)
         if not passed or passed[-1][0] < home:
             self._cursor.chain([*passed, (home, None)])

@@ -16,7 +16,6 @@ from typing import Any
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
-from actors.dispatcher.log_index import read_ends
 from actors.dispatcher.reader import Reader
 from actors.messages import Ends, FindExcess, FindTime
 from actors.policies.expiry import LEFT, TopicExpiry
@@ -34,6 +33,7 @@ class Seeker:
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
+        self._log = context.log()
         self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter
         self._store, self._wakeups = context.store, context.wakeups
         self._reader, self._backlog, self._leases = reader, backlog, leases
@@ -47,7 +47,7 @@ class Seeker:
     async def to_message(self, message_id: str) -> int:
         """Seek to `ledger:entry`, `earliest` or `latest`; see `_seek`. Raises Invalid for a place that never was."""
         number = self._number()
-        return await self._seek(number, named_position(message_id, await read_ends(self._ports, self._topic)))
+        return await self._seek(number, named_position(message_id, await self._log.ends()))
 
     async def to_time(self, time: int) -> int:
         """Seek to the first message of a time (ms) or later; see `_seek`. Raises Invalid for one in the future."""
@@ -63,13 +63,13 @@ class Seeker:
 
         Returns how many, and where it goes on; so do the following.
         """
-        ends = await read_ends(self._ports, self._topic)
+        ends = await self._log.ends()
         self._cursor.chain(ends.ledgers)
         return await self._skip_to(behind(self._cursor, ends, messages))
 
     async def clear(self) -> tuple[int, int]:
         """All existing messages count as done, including those read meanwhile and delayed ones."""
-        return await self._skip_to((await read_ends(self._ports, self._topic)).next, everything=True)
+        return await self._skip_to((await self._log.ends()).next, everything=True)
 
     async def expire(self, before: int) -> tuple[int, int]:
         """Everything that was published before a time (ms) counts as done."""

@@ -19,7 +19,6 @@ from actors.dispatcher.assignment_history import AssignmentHistory
 from actors.dispatcher.changed_delays import ChangedDelays
 from actors.dispatcher.context import Ownership, SubscriptionContext, Wakeups
 from actors.dispatcher.grace import RecordedPlaces
-from actors.dispatcher.log_index import read_ends
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.parked_keys import RecordedParkedKeys
 from actors.dispatcher.progress import ProgressReporter
@@ -33,6 +32,7 @@ from actors.messages import SubscriptionSettings
 from actors.messages.settings import stored_settings
 from actors.ports import Ports
 from actors.topic_client import TopicClient
+from actors.topic_log import TopicLog
 from storage.cursor import Cursor
 from storage.position import ledger_of
 
@@ -126,7 +126,7 @@ def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[st
 
 
 async def _initial_cursor(ports: Ports, topic: TopicClient, settings: SubscriptionSettings) -> Cursor:
-    ends = await read_ends(ports, topic, START_PATIENCE_MS)
+    ends = await TopicLog(ports, topic).ends(START_PATIENCE_MS)
     at = ends.first if settings.initial_position == "earliest" else ends.next
     cursor = Cursor()
     cursor.chain([(ledger_of(at), None)])

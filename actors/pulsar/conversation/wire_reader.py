@@ -15,17 +15,18 @@ from actors.consumer.config import ConsumerCallbacks
 from actors.consumer.held import Received
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.directory import Directory
-from actors.messages import Event, IndexRead, ReadIndex, RunIndex
+from actors.messages import Event, IndexRead, RunIndex
 from actors.ports import Ports
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.signal import Signal
 from actors.topic_client import TopicClient
+from actors.topic_log import TopicLog
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from storage.position import Positions, entry_of, position
 
 RETRY_FIRST, RETRY_MOST = 5, 500
 MOST_ROWS = 4_096
-WAIT_MS, WAIT_TIMEOUT = 1_000, 6_000
+WAIT_MS, READ_TIMEOUT = 1_000, 5_000
 
 
 class LogReader:
@@ -44,13 +45,13 @@ class LogReader:
         """compacted: of each key the last message alone, as far as the topic was compacted."""
         self._ports, self._payloads, self._tp = ports, payloads, tp
         self._topic = TopicClient(ports, directory, tp.topic, tp.partition)
+        self._log = TopicLog(ports, self._topic)
         self._callbacks = callbacks
         self.at = max(start, 0)
         """The position of the next message."""
         self.handed_out = 0
         """Messages, those that came again included."""
         self._compacted = compacted
-        self._table = self._since = -1
         self._permits = 0
         self._signal = Signal()
         self._handed: list[Received] = []
@@ -132,7 +133,10 @@ class LogReader:
                 await self._signal.wait(self._ports)
                 continue
             try:
-                await self._read(await self._topic.ask(self._question(), WAIT_TIMEOUT))
+                limit = min(self._permits, MOST_ROWS)
+                await self._read(
+                    await self._log.read(self.at, limit, wait=WAIT_MS, compacted=self._compacted, patience=READ_TIMEOUT)
+                )
             except (Unavailable, Fenced) as error:
                 self._ports.log("reader_waits", error=str(error))
                 await wait.pause()
@@ -140,18 +144,8 @@ class LogReader:
                 self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
                 return
 
-    def _question(self) -> ReadIndex:
-        return ReadIndex(
-            start=self.at,
-            limit=min(self._permits, MOST_ROWS),
-            wait=WAIT_MS,
-            compacted=self._compacted,
-            table=self._table,
-            since=self._since,
-        )
-
     async def _read(self, found: IndexRead) -> None:
-        self._table, self._since = found.table, found.since
+        self._log.go_on_from(found)
         for run in found.runs:
             if len(run.cut):
                 if not await self._read_compacted(run):

@@ -203,7 +203,7 @@ KEEPING_HISTORY: list[Mutant] = [
         name="what was compacted away stays in the backlog",
         module="actors.dispatcher.reader",
         old="            self._pass_over(reply, start)\n",
-        new="            self._table, self._since = reply.table, reply.since\n",
+        new="            self._log.go_on_from(reply)\n",
         world=COMPACTION,
         test="tests/cluster/pulsar/test_compaction.py",
     ),
