@@ -370,5 +370,6 @@ KINDS: dict[str, Kind] = {
     "hang_up": Kind({"every": (20, 4_000)}, episode=_special),
     "stores_403": Kind({"every": _EVERY, "length": (50, 10_000)}, episode=_deny),
     "node_drain": Kind({"every": (6_000, 60_000), "down": (0, 20_000)}, episode=_special),
+    "clock_leap": Kind({"every": (300, 6_000), "length": (2_000, 20_000)}, episode=_special),
 }
 """Every kind of fault, with the ranges of its numbers. New ones come last: each seed draws for all, in this order."""

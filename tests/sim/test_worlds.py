@@ -29,6 +29,7 @@ SEEDS = {
     "grace": 15,
     "history": 20,
     "idle": 15,
+    "leaps": 12,
     "ledger": 50,
     "machines": 30,
     "nack_order": 24,

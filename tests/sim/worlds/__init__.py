@@ -15,6 +15,7 @@ from tests.sim.worlds.gateway import GatewayWorld, RelayWorld
 from tests.sim.worlds.grace import GraceWorld
 from tests.sim.worlds.history import HistoryWorld
 from tests.sim.worlds.idle import IdleWorld
+from tests.sim.worlds.leaps import LeapsWorld
 from tests.sim.worlds.ledger import LedgerWorld
 from tests.sim.worlds.nack_order import NackOrderWorld
 from tests.sim.worlds.owners import OwnersWorld
@@ -44,6 +45,7 @@ WORLDS: dict[str, Scenario] = {
         GatewayWorld(),
         GraceWorld(),
         IdleWorld(),
+        LeapsWorld(),
         OwnersWorld(),
         ParkingWorld(),
         PlacementWorld(),
