@@ -141,10 +141,13 @@ def hosts_of(machine: Machine) -> list[str]:
     return [title for title in titles if title.startswith("ray::") and "Agent" not in title and "IDLE" not in title]
 
 
-def rolled(site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None) -> dict[str, Any]:
+def rolled(
+    site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None, *, drains: bool = True
+) -> dict[str, Any]:
     """Take the machines beside the head's down and up again, one after the other, as the page says, under load.
 
-    between: what is done while a machine is down. Returns what the load says (tests.kit.steady_load).
+    between: what is done while a machine is down. drains False: nobody moves away before. Returns what the load says (tests.kit.steady_load), and `steps`:
+    when what was done, in seconds of the load.
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")
@@ -153,17 +156,25 @@ def rolled(site: Site, topic: str, between: Callable[[Machine], None] = lambda m
     first.variables.update(site.stores)
     running = first.begin(["env", f"PYTHONPATH={ROOT}", *load])
     await_actors(site)
+    steps: list[tuple[float, str]] = []
     for machine in site.others:
-        print(typed(first, drain.replace(site.others[0].address, machine.address)))
+        steps.append((time.monotonic(), f"drain {machine.address}"))
+        if drains:
+            print(typed(first, drain.replace(site.others[0].address, machine.address)))
+        steps.append((time.monotonic(), "down"))
         machine.end_processes()
+        steps.append((time.monotonic(), "is down"))
         between(machine)
         typed(machine, node)
+        steps.append((time.monotonic(), "Ray is up"))
         await_actors(site)
+        steps.append((time.monotonic(), "all runs"))
     (first.folder / "stop").touch()
     output, errors = running.communicate(timeout=PATIENCE_S)
     (first.folder / "stop").unlink()
     assert running.returncode == 0, errors
-    return dict(json.loads(output.splitlines()[-1]))
+    told = dict(json.loads(output.splitlines()[-1]))
+    return {**told, "steps": [(round(at - told["began"], 1), what) for at, what in steps]}
 
 
 def await_actors(site: Site) -> None:

@@ -6,7 +6,8 @@ Publishes RATE messages a second on KEYS keys, and receives them with one consum
 object: how many messages were confirmed and received, how many of the confirmed ones were lost, how many first
 deliveries were out of the order of their key, and in milliseconds the longest time between two confirmations of a
 partition (`longest_confirm_ms`) and between a confirmation and the message's delivery (`longest_delivery_ms`), with the
-seconds since the start at which each began. `waits_s` are those of either kind that took longer than a second.
+seconds since the start at which each began. `began` is the start itself, by the monotonic clock. `waits_s` are
+the longest waits of either kind that took longer than a second, at most one for each second of the run: when, how long.
 """
 
 from __future__ import annotations
@@ -110,8 +111,12 @@ class SteadyLoad:
             times = sorted(at for (other, _), at in self.confirmed.items() if other == key)
             confirms += [(later - sooner, sooner) for sooner, later in itertools.pairwise(times)]
         deliveries = [(first[each] - at, at) for each, at in self.confirmed.items() if each in first]
-        long = sorted((round(at, 1), round(wait, 2)) for wait, at in [*confirms, *deliveries] if wait > 1.0)
+        longest: dict[int, float] = {}
+        for wait, at in [*confirms, *deliveries]:
+            if wait > 1.0:
+                longest[int(at)] = max(longest.get(int(at), 0.0), round(wait, 2))
         return {
+            "began": self._began,
             "confirmed": len(self.confirmed),
             "received": len(self.received),
             "lost": sum(each not in first for each in self.confirmed),
@@ -119,7 +124,7 @@ class SteadyLoad:
             "failed": self.failed,
             "longest_confirm_ms": [round(max(confirms)[0] * 1000), round(max(confirms)[1], 1)],
             "longest_delivery_ms": [round(max(deliveries)[0] * 1000), round(max(deliveries)[1], 1)],
-            "waits_s": [long[0], long[-1], len(long)] if long else [],
+            "waits_s": sorted(longest.items()),
         }
 
 
