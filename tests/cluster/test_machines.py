@@ -132,8 +132,8 @@ def test_machines_restart_one_after_the_other(site: Site) -> None:
 def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> None:
     """Two of three machines run an older version at first, and get the new one while the others go on.
 
-    Until then each version's owners, bookies, gateways and clients have those of the other one to talk to. The older one
-    does not know how to drain a node, so what a machine runs ends with it.
+    Until then each version's owners, bookies, gateways and clients have those of the other one to talk to. The older
+    one does not know how to drain a node, so what a machine runs ends with it.
     """
     if (reason := older_tree(tmp_path)) is not None:
         pytest.skip(reason)

@@ -146,8 +146,8 @@ def rolled(
 ) -> dict[str, Any]:
     """Take the machines beside the head's down and up again, one after the other, as the page says, under load.
 
-    between: what is done while a machine is down. drains False: nobody moves away before. Returns what the load says (tests.kit.steady_load), and `steps`:
-    when what was done, in seconds of the load.
+    between: what is done while a machine is down. drains False: nobody moves away before. Returns what the load says
+    (tests.kit.steady_load), and `steps`: when what was done, in seconds of the load.
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")
