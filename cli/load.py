@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cli.options import AddressOption, NackOrderOption, ObjectsOption, S3EndpointOption, milliseconds
+from cli.options import (
+    AddressOption,
+    NackOrderOption,
+    ObjectsOption,
+    S3EndpointOption,
+    SetOption,
+    milliseconds,
+    parse_settings,
+)
 from cluster.bootstrap.environment import TOKEN_PATH
 from storage.errors import Invalid
 
@@ -209,6 +217,7 @@ def chaos(
     rate: RateOption = 20_000.0,
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
+    settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it)
     bookies: BookiesOption = 3,
     data_dir: BrokenOption = None,
     keep: KeepOption = False,
@@ -239,10 +248,21 @@ def chaos(
     return _flood(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=many, pool=pool, rate=rate, seed=seed, policy=policy, bookies=bookies,
-        data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report,
+        data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report, topic_settings=_given(settings),
         address=_joined(address) or _running(), scenario=scenario or "", rounds=rounds,
         s3_endpoint_url=_s3_endpoint(), watch=watch, client=client, stall_s=CHAOS_STALL_S,
     )  # fmt: skip
+
+
+def _given(pairs: list[str]) -> dict[str, Any]:
+    """Settings of a topic, from KEY=VALUE. Raises BadParameter, Invalid."""
+    from msgspec import structs
+
+    from cluster.config import load
+
+    given = parse_settings(pairs)
+    chosen = structs.asdict(load().values.topic_settings(**given))
+    return {name: chosen[name] for name in given}
 
 
 def _asked_for(context: typer.Context, values: dict[str, Any], workload: str | None) -> dict[str, Any]:

@@ -347,7 +347,7 @@ class Flood:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return pulsar_client.TOPIC_SETTINGS if self._options.client == PULSAR else {}
+        return (pulsar_client.TOPIC_SETTINGS if self._options.client == PULSAR else {}) | self._options.topic_settings
 
     def _source(self, spark: Any, job: PublishJob) -> tuple[Callable[[PublishJob], Any], int]:
         """A maker of the Spark job that publishes, and the number of messages (0: not known)."""

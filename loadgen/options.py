@@ -52,7 +52,8 @@ class FloodOptions:
     snapshots. strict: what was not shown counts as a failure. acts: throughput first, then latency and faults
     (loadgen.acts). nack: share of the messages that consumers give back once. nack_order: of the subscription; with
     `key` the judge wants repeated deliveries in order too, without it tells how many were not. watch: serve the live
-    page, with buttons that break things. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
+    page, with buttons that break things. topic_settings: of the topic that
+    is made. s3_endpoint_url: where the S3 server is that it uses, and that may be frozen.
     client: whose client publishes and consumes; Pulsar's needs a gateway. pool: the consumers are workers of a pool on
     Ray, which keeps each key in order through repeated deliveries too.
     """
@@ -98,6 +99,7 @@ class FloodOptions:
     watch: bool = False
     client: str = SLUICE
     pool: bool = False
+    topic_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def in_acts(self) -> bool:
