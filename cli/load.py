@@ -249,8 +249,7 @@ def chaos(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
         keys=keys, consumers=many, pool=pool, rate=rate, seed=seed, policy=policy, bookies=bookies,
         data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report, topic_settings=_given(settings),
-        address=_joined(address) or _running(), scenario=scenario or "", rounds=rounds,
-        s3_endpoint_url=_s3_endpoint(), watch=watch, client=client, stall_s=CHAOS_STALL_S,
+        **_cluster(address), scenario=scenario or "", rounds=rounds, watch=watch, client=client, stall_s=CHAOS_STALL_S,
     )  # fmt: skip
 
 
@@ -279,13 +278,16 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _s3_endpoint() -> str | None:
-    """Where the configured S3 server is, if the cluster uses one."""
+def _cluster(address: str | None) -> dict[str, Any]:
+    """The cluster that is broken, with its stores: that at an address, the one that runs, or else a new one with the
+    object store that is configured. The S3 server is named if the cluster uses it.
+    """
     from cluster.config import load
 
-    values = load().values
+    values, found = load().values, _joined(address) or _running()
     uses = any((url or "").startswith("s3://") for url in (values.metadata, values.objects))
-    return values.s3_endpoint_url if uses else None
+    objects = values.objects if found is None and values.objects else None
+    return {"address": found, "objects": objects, "s3_endpoint_url": values.s3_endpoint_url if uses else None}
 
 
 def _beside_a_cluster(data_dir: Path | None) -> Path | None:

@@ -85,8 +85,12 @@ def test_chaos_may_freeze_an_s3_server_that_the_cluster_uses(
 ) -> None:
     monkeypatch.setenv("SLUICE_OBJECTS", "s3://bucket/prefix")
     monkeypatch.setenv("SLUICE_S3_ENDPOINT_URL", "http://127.0.0.1:9000")
-    cli("chaos")
+    cli("chaos", "--set", "offload_deletion_lag_ms=2s")
     assert flood[0]["s3_endpoint_url"] == "http://127.0.0.1:9000"
+    assert flood[0]["objects"] == "s3://bucket/prefix", "the cluster that is started uses it"
+    assert flood[0]["topic_settings"] == {"offload_deletion_lag_ms": 2_000}
+    cli("chaos", "--address", "127.0.0.1:6379")
+    assert flood[1]["objects"] is None, "a cluster that runs has its own"
 
 
 def test_a_flood_may_keep_its_snapshots_in_s3(cli: Cli, flood: list[dict[str, Any]]) -> None:
