@@ -66,8 +66,8 @@ PLACING: list[Mutant] = [
     Mutant(
         name="a lost process is thought to serve those that fell back to it",
         module="actors.placement.placement",
-        old="        return [slot for slot, known in self.serving.items() if known is process]",
-        new="        return [slot for slot, known in self.serving.items() if known is process][:1]",
+        old="        return sorted(served, key=lambda slot: slot == process.slot)",
+        new="        return served[:1]",
         world=PLACEMENT,
         seed=13,
     ),
