@@ -39,6 +39,8 @@ ANSWER_TIMEOUT, OWNER_PATIENCE = 15_000, 30_000
 RETRY_FIRST, RETRY_MOST = 50, 1_000
 LOCATE_TIMEOUT = 30_000
 """Milliseconds that the controller may take to start an owner and let it recover."""
+BOOKIES_TIMEOUT = 1_000
+"""Milliseconds that it has to tell who asked before which bookies there are."""
 
 
 _Subscription = tuple[str, str]
@@ -56,6 +58,7 @@ class Directory:
         self._ports = ports
         self._controller = controller
         self._only = only
+        self._knows_bookies = False
         self._topics: dict[str, dict[int, Address]] = {}
         self._dispatchers: dict[_Subscription, dict[int, Address]] = {}
         self._settings: dict[str, TopicSettings] = {}
@@ -178,8 +181,12 @@ class Directory:
         await self._ask(RemoveUnused(topic=topic, subscription=subscription))
 
     async def bookies(self) -> BookieList:
-        """The bookies that can be written to now. Raises Unavailable."""
-        return await self._ask(ListBookies())
+        """The bookies that can be written to now. Raises Unavailable, soon if an earlier answer can be used: whoever
+        replaces a bookie that failed does not wait for a controller that is lost with it.
+        """
+        answer = await self._ask(ListBookies(), BOOKIES_TIMEOUT if self._knows_bookies else LOCATE_TIMEOUT)
+        self._knows_bookies = True
+        return answer
 
     async def _ask(self, request: Request[R], timeout: int = LOCATE_TIMEOUT) -> R:
         reply = await self._ports.net.call(self._controller, request, timeout)

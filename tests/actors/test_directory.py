@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.directory import Directory
+from actors.directory import BOOKIES_TIMEOUT, LOCATE_TIMEOUT, Directory
 from actors.messages import ListTopics, Ping, RemoveSubscription, RemoveTopic, Skip, Stats, SubscriptionSettings
 from storage.errors import Fenced, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
@@ -70,6 +70,25 @@ def test_an_owner_that_nobody_can_start_is_waited_for_so_long() -> None:
         assert stage.client.clock.monotonic() - began >= 5_000
         with pytest.raises(NotFound):
             await directory.ask_owner("u", 0, None, Stats())
+
+    play(scenario)
+
+
+def test_who_knows_the_bookies_waits_for_no_lost_controller() -> None:
+    """What it heard last is as good as nothing else: whoever replaces a bookie must not wait for another controller."""
+
+    async def scenario(stage: Stage) -> None:
+        directory = Directory(stage.client, CONTROLLER)
+        clock = stage.client.clock
+        assert (await directory.bookies()).ids
+        stage.world.pause("controller")
+        began = clock.monotonic()
+        with pytest.raises(Unavailable, match="the controller does not answer"):
+            await directory.bookies()
+        assert clock.monotonic() - began == BOOKIES_TIMEOUT
+        with pytest.raises(Unavailable):
+            await Directory(stage.client, CONTROLLER).bookies()
+        assert clock.monotonic() - began >= BOOKIES_TIMEOUT + LOCATE_TIMEOUT, "this one knows none"
 
     play(scenario)
 
