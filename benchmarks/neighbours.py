@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/neighbours.py [--seconds N] [--rounds N] [--small]
 
 Prints one JSON object: of the nine, which publish one message every 50 ms and wait for its confirmation, milliseconds
-at the usual places, alone and beside the tenth, in turn; the median of the ratios of the 99th percentiles; and the most
-memory that the broker had, in MB. The tenth publishes as fast as it can, asks for everything between, and never reads.
+at the usual places, alone and beside the tenth, in turn; the median of the ratios of the 99th percentiles; what the
+tenth got rid of, in messages a second; and the most memory that the broker had, in MB. The tenth publishes as fast as
+it can, asks for everything between, and never reads.
 The cluster is `./sluice up --embedded`, a process of its own; the nine are another one, and so is the tenth.
 """
 
@@ -50,28 +51,34 @@ def _frame(number: int) -> bytes:
     return b"".join((U32.pack(4 + len(head) + len(rest)), U32.pack(len(head)), head, rest))
 
 
-def _attack(url: str) -> None:
-    """Until it is ended."""
+def _attack(url: str, counted: Path) -> None:
+    """Until it is ended. counted: a file that says how many messages it got rid of."""
     one = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
     one.sendall(encode(command("connect", client_version="tenth", protocol_version=20)))
     one.sendall(encode(command("producer", topic="tenth", producer_id=1, request_id=1)))
     time.sleep(1)  # sends before its producer is there would be dropped, and cost nothing
+    counter = counted.open("wb", buffering=0)
     for first in itertools.count(1, 100):
         sends = map(_frame, range(first, first + 100))
         name = ASKED[first // 100 % len(ASKED)]
         place = {"namespace": "public/default"} if name == "topics_of" else {"topic": "tenth"}
         one.sendall(b"".join((*sends, encode(command(name, request_id=first + 1, **place)))))
+        counter.seek(0)
+        counter.write(b"%12d" % first)
 
 
 @contextlib.contextmanager
-def _tenth(url: str) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, __file__, "--attack", url], cwd=ROOT)
+def _tenth(url: str, counted: Path) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, __file__, "--attack", url, "--counted", counted], cwd=ROOT)
     try:
-        time.sleep(2)
+        while not (counted.exists() and counted.stat().st_size):
+            time.sleep(0.05)
+        time.sleep(1)
         yield
     finally:
         process.kill()
         process.wait()
+        counted.unlink(missing_ok=True)
 
 
 def _nine(clients: list[pulsar.Client], seconds: float) -> list[float]:
@@ -96,17 +103,20 @@ def _nine(clients: list[pulsar.Client], seconds: float) -> list[float]:
     return took
 
 
-def _measure(url: str, broker: psutil.Process, seconds: float, rounds: int) -> dict[str, Any]:
+def _measure(data: Path, broker: psutil.Process, seconds: float, rounds: int) -> dict[str, Any]:
+    url, counted = service_url(data, 0), data / "tenth"
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     clients = [pulsar.Client(url, logger=quiet) for _ in range(QUIET)]
     _nine(clients, min(seconds, 2))
     pairs, most = list[dict[str, Any]](), 0
     for _ in range(rounds):
         alone = _nine(clients, seconds)
-        with _tenth(url):
+        with _tenth(url, counted):
+            before, begun = int(counted.read_text()), time.perf_counter()
             beside = _nine(clients, seconds)
+            rate = (int(counted.read_text()) - before) / (time.perf_counter() - begun)
             most = max(most, broker.memory_info().rss)
-        pairs.append({"alone_ms": quantiles(alone), "beside_ms": quantiles(beside)})
+        pairs.append({"alone_ms": quantiles(alone), "beside_ms": quantiles(beside), "tenth_per_s": round(rate)})
     for client in clients:
         client.close()
     ratios = [pair["beside_ms"]["p99"] / pair["alone_ms"]["p99"] for pair in pairs]
@@ -120,9 +130,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--counted", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.attack:
-        _attack(args.attack)
+        _attack(args.attack, args.counted)
         return
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as place:
         data = Path(place) / "data"
@@ -131,7 +142,7 @@ def main() -> None:
             broker = process_of(json.loads((data / "cluster.json").read_text()))
             assert broker is not None
             seconds, rounds = (1, 1) if args.small else (args.seconds, args.rounds)
-            print(json.dumps(_measure(service_url(data, 0), broker, seconds, rounds)))
+            print(json.dumps(_measure(data, broker, seconds, rounds)))
         finally:
             launch.down(data)
 

@@ -91,6 +91,7 @@ def test_java_clients_receive_everything() -> None:
 def test_quiet_clients_are_measured_beside_a_loud_one() -> None:
     result = run("neighbours.py")
     assert result["median_ratio_p99"] > 0
+    assert all(pair["tenth_per_s"] > 0 for pair in result["rounds"])
     assert result["mb"] > 0
 
 
