@@ -35,8 +35,8 @@ def checkout() -> Path:
 def test(context: typer.Context) -> int:
     """Check style, and run all tests, three files at a time, while the types are checked beside them.
 
-    With `--all` also those that only a release runs: every planted defect at its seed, and long series of seeds. Other
-    arguments go to pytest in place of that: `./sluice test tests/storage -k frame`.
+    With `--all` also those that only a release runs: every planted defect at its seed, long series of seeds, and all
+    benchmarks, small. Other arguments go to pytest in place of that: `./sluice test tests/storage -k frame`.
     """
     root = checkout()
     python = sys.executable
