@@ -183,6 +183,24 @@ def test_what_was_trimmed_leaves_the_table(days: Days) -> None:
     assert copies == [], "what is erased is not kept in copies"
 
 
+def test_an_erased_key_leaves_the_table(days: Days) -> None:
+    days.publish(over_midnight=True)
+    days.publish()
+    days.table().follow()
+    assert days.client.erase("orders", "k1")[0]["keys"] == 1
+    eventually(
+        lambda: not days.client.erase_status("orders")[0]["keys"], lambda: str(days.client.erase_status("orders"))
+    )
+    assert days.client.erase_status("orders")[0]["done_messages"] == 2 * EACH // 4
+    change = days.table().follow()
+    assert (change.added, change.gone) == (["0:1", "0:2"], ["0:1", "0:2"])
+    rows = days.table().table().scan().to_arrow()
+    assert rows.num_rows == 2 * EACH
+    assert set(rows.column("key").to_pylist()) == {b"k0", None, b"k2", b"k3"}
+    assert rows.column("payload").to_pylist().count(b"") == 2 * EACH // 4
+    assert len(list((days.folder / "iceberg").rglob("data/*.parquet"))) == 2, "copies of what was erased are deleted"
+
+
 def test_what_is_no_catalog_and_no_topic_is_told(days: Days, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is no catalog"):
         iceberg.open_catalog("nothing", f"file://{tmp_path}")
