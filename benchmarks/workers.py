@@ -54,6 +54,9 @@ ON_NODES = ("deaths", "results")
 SCENES = ("empty", *ON_RAY, *ON_NODES)
 AT_ONCE = 10_000
 OUTPUT = "pool, output"
+SELDOM_S = 0.05
+"""Between two looks at a pool on Ray, which must not take the processor from it."""
+MOST_OF_OTHERS = 5_000
 CPUS = 32
 """What Ray is told it has, so that it places all workers."""
 
@@ -214,7 +217,7 @@ def ray_scene(client: Client, folder: Path, messages: int, keys: int, rounds: in
         for what in ("messages_per_s", "cpu_us"):
             ratios = [pool[what] / by_hand_now[what] for by_hand_now, pool in pairs]
             told[f"pool by actor, {name}, {what}"] = round(statistics.median(ratios), 3)
-    few = max(messages // 20, 100)
+    few = min(max(messages // 20, 100), MOST_OF_OTHERS)
     told["ray.util.ActorPool over ray.util.queue"] = {"messages": few, **_actor_pool(few)}
     told["celery with redis"] = celery(few)
     return told
@@ -249,7 +252,7 @@ def _by_pool_on_ray(
     client: Client, folder: Path, topic: str, subscription: str, messages: int, columns: bool
 ) -> dict[str, float]:
     """Between the first report of the worker and the last one that is not the end: it tells how far it is twice a
-    second.
+    second, so this wants many messages.
     """
     options: dict[str, Any] = {"batch_size": 1_000} if columns else {}
     seen: list[tuple[float, float, int]] = []
@@ -260,7 +263,7 @@ def _by_pool_on_ray(
         handled = 0
         while handled < messages:
             before = handled
-            wait_for(lambda before=before: pool.status().handled > before, 0.002)  # type: ignore[misc]
+            wait_for(lambda before=before: pool.status().handled > before, SELDOM_S)  # type: ignore[misc]
             handled = pool.status().handled
             seen.append((time.perf_counter(), spent_s(), handled))
     first, last = seen[0], seen[-2] if len(seen) > 2 else seen[-1]
