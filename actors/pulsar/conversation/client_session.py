@@ -22,8 +22,8 @@ from actors.pulsar.conversation.wire_producer import WireProducer
 from actors.signal import Signal
 from storage.errors import SluiceError
 
-MOST_HANDLES = 2_000
-"""Producers and consumers of one connection."""
+MOST_HANDLES = 20_000
+"""Producers and consumers of one connection: a client has one to a gateway, for all partitions of all its topics."""
 QUESTIONS = frozenset(
     (
         "connect",
