@@ -13,6 +13,7 @@ PROMISED = (
     "sql", "nodes drain", "nodes uncordon",
     "topics create", "topics list", "topics stats", "topics delete", "topics accept-loss", "topics partitions",
     "topics add-partitions", "topics terminate", "topics offload", "topics offload-status",
+    "topics erase", "topics erase-status",
     "topics compact", "topics compaction-status",
     "subscriptions list", "subscriptions stats", "subscriptions explain", "subscriptions pending",
     "subscriptions blocked-keys", "subscriptions what-if", "subscriptions owner", "subscriptions seek",

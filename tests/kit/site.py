@@ -182,9 +182,11 @@ def await_actors(site: Site) -> None:
     (_, status) = site.page.lines("Sluice")
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        actors = json.loads(typed(site.first, f"{status} --json").splitlines()[-1])["actors"]
-        gateways = [row for row in actors if row["kind"] == "gateway"]
-        troubled = [row for row in actors if row["state"] != "running"]
-        if not troubled and len(gateways) == len(site.all):
-            return
+        code, output, troubled = site.first.try_to_run(["bash", "-c", f"{status} --json"], PATIENCE_S)
+        if code == 0:  # else another controller takes over just now
+            actors = json.loads(output.splitlines()[-1])["actors"]
+            gateways = [row for row in actors if row["kind"] == "gateway"]
+            troubled = str([row for row in actors if row["state"] != "running"])
+            if troubled == "[]" and len(gateways) == len(site.all):
+                return
         assert time.monotonic() < deadline, troubled
