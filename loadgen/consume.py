@@ -242,7 +242,7 @@ class FloodConsumer:
         google_crc32c.value(np.frombuffer(payload.buffers()[2] or b"", np.uint8))
         if self._job.work_us:
             time.sleep(count * self._job.work_us / 1e6)
-        released_at = self._give_back(consumer, batch)
+        released_at = self._nack(consumer, batch)
         released_at[released_at == 0] = self._job.clock.now()
         deliveries.append(self._record(batch, received_at, released_at))
         consumer.acknowledge(batch)
@@ -250,7 +250,7 @@ class FloodConsumer:
         self._received += count
         self._redelivered += int(np.count_nonzero(batch.redeliveries))
 
-    def _give_back(self, consumer: BrokerConsumer, batch: BrokerBatch) -> Int64s:
+    def _nack(self, consumer: BrokerConsumer, batch: BrokerBatch) -> Int64s:
         """Give back some messages that came for the first time; what was taken back with them is let go as well.
 
         Returns when, as the negative of microseconds, 0 for the rows that stay.

@@ -389,7 +389,7 @@ class Components:
         """See Dispatcher.at_work."""
         context = self.context
         there = context.sessions.any() or len(context.membership) or self.consumers.attaching or self.grace.keeps
-        undone = context.core.has_dead_letters() or not (context.store.settled and context.reporter.told())
+        undone = context.core.has_dead_letters() or not (context.store.settled and context.reporter.reported())
         return bool(there or undone or not context.settings.durable)
 
     def _look(self) -> None:

@@ -87,7 +87,7 @@ class ProgressReporter:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)
 
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether the topic knows how far this subscription is."""
         return self._reported[1] == self._state.cursor.mark_delete
 

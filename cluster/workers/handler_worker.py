@@ -233,7 +233,7 @@ class HandlerWorker(ABC):
             raise GaveUp(f"a message failed {redeliveries + 1} times: {kept}")
         return retry_delay_ms(self._options, redeliveries)
 
-    def _give_back(self, key: bytes, message: Message, why: str) -> None:
+    def _nack(self, key: bytes, message: Message, why: str) -> None:
         """Give back a message whose handler has failed. Raises GaveUp."""
         delay = self._note_failure([key], why, message.redelivery_count())
         self._consumer.negative_acknowledge(message, delay_ms=delay)

@@ -113,7 +113,7 @@ class ThreadedWorker(KeyedWorker):
             if inspect.isawaitable(returned):
                 asyncio.run(awaited(returned))
         except Exception:  # the handler is the user's: whatever it raises gives the message back
-            self._give_back(key, message, traceback.format_exc())
+            self._nack(key, message, traceback.format_exc())
             self._done(key, handled=False)
         else:
             self._consumer.acknowledge(message)
@@ -171,7 +171,7 @@ class LoopWorker(KeyedWorker, EventLoopWorker):
         try:
             await call(message)
         except Exception:  # the handler is the user's: whatever it raises gives the message back
-            await asyncio.to_thread(self._give_back, key, message, traceback.format_exc())
+            await asyncio.to_thread(self._nack, key, message, traceback.format_exc())
             return False
         self._consumer.acknowledge(message)
         return True

@@ -123,10 +123,10 @@ class OutputWorker(EventLoopWorker):
         self._consumer.acknowledge(item)
         self._handled += 1
 
-    async def give_back(self, item: Message, error: Exception) -> None:
+    async def nack(self, item: Message, error: Exception) -> None:
         """It has failed. Raises GaveUp."""
         why = "".join(traceback.format_exception(error))
-        await asyncio.to_thread(self._give_back, key_of(item), item, why)
+        await asyncio.to_thread(self._nack, key_of(item), item, why)
 
     async def settle(self) -> None:
         """What was acknowledged is durable."""

@@ -193,7 +193,7 @@ class RayWorker:
         except self._ray.exceptions.RayError as error:
             if isinstance(getattr(error, "cause", None), SluiceError):
                 return False  # an owner is being replaced, or the one before has only just come
-            raise _told(error) from None
+            raise _plain(error) from None
         return True
 
     def stop(self) -> None:
@@ -216,7 +216,7 @@ class RayWorker:
         try:
             return self._ray.get(answer)
         except self._ray.exceptions.RayError as error:
-            raise _told(error) from None
+            raise _plain(error) from None
 
 
 class RayPlaces:
@@ -333,7 +333,7 @@ class RayPlaces:
         return RayWorker(actor, self.epoch, self._options, self._version)
 
 
-def _told(error: Exception) -> Exception:
+def _plain(error: Exception) -> Exception:
     """What an error of Ray means for the keeper."""
     cause = getattr(error, "cause", None)
     return Superseded(str(cause)) if isinstance(cause, StaleKeeper) else WorkerGone(_line(error))

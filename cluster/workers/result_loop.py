@@ -48,7 +48,7 @@ class ResultSteps(Protocol[T_contra]):
     def acknowledge(self, item: T_contra) -> None:
         """It is done."""
 
-    async def give_back(self, item: T_contra, error: Exception) -> None:
+    async def nack(self, item: T_contra, error: Exception) -> None:
         """It has failed: let it come again, before later ones of its key."""
 
     async def settle(self) -> None:
@@ -128,12 +128,12 @@ class ResultLoop(Generic[T]):
         except NotOurs:
             return
         except Exception as error:  # the handler is the user's: whatever it raises gives the message back
-            await self._steps.give_back(item, error)
+            await self._steps.nack(item, error)
         else:
             self._steps.acknowledge(item)
             self.handled += 1
         finally:
-            self._let_go(size)
+            self._release(size)
 
     async def _hold(self, size: int) -> int:
         """Wait until there is room for so much; returns it."""
@@ -144,7 +144,7 @@ class ResultLoop(Generic[T]):
             self._bytes += size
         return size
 
-    def _let_go(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self._bytes -= size
         if self._room is not None and not self._room.done():
             self._room.set_result(None)

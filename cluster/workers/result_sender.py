@@ -77,7 +77,7 @@ class ResultSender:
         self._tasks: dict[asyncio.Task[None], _Publishing] = {}
         """What is being published, in the client's loop."""
         self._ended: deque[tuple[_Publishing, BaseException | None]] = deque()
-        self._told = False
+        self._notified = False
         """Whether the worker's loop will look at what has ended."""
 
     async def publish(self, message: Message, results: Sequence[Result]) -> None:
@@ -131,7 +131,7 @@ class ResultSender:
             one.rows = rows
 
     def _settle(self) -> None:
-        self._told = False  # whoever ends from here on tells again
+        self._notified = False  # whoever ends from here on notifies again
         while self._ended:
             one, error = self._ended.popleft()
             one.settle(error)
@@ -149,8 +149,8 @@ class ResultSender:
     def _published(self, home: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         error = Fenced("the client is closed") if task.cancelled() else task.exception()
         self._ended.append((self._tasks.pop(task), error))
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             with contextlib.suppress(RuntimeError):  # the worker has ended
                 home.call_soon_threadsafe(self._settle)
 

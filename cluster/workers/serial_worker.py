@@ -62,7 +62,7 @@ class SerialWorker(HandlerWorker):
                         self._finish(returned)
                 except Exception:  # the handler is the user's: whatever it raises gives the message back
                     self._acknowledge(done)
-                    self._give_back(key_of(message), message, traceback.format_exc())
+                    self._nack(key_of(message), message, traceback.format_exc())
                 else:
                     done.append(message.row)
                 before = now

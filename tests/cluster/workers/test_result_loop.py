@@ -41,7 +41,7 @@ class Steps:
     def acknowledge(self, item: Item) -> None:
         self.began.append(f"acknowledge {item[0].decode()}{item[1]}")
 
-    async def give_back(self, item: Item, error: Exception) -> None:
+    async def nack(self, item: Item, error: Exception) -> None:
         self.began.append(f"failed: {error}")
         await self._step("give back", item)
 

@@ -207,7 +207,7 @@ class SimWorker(SimConsumer):
         self.parts[part.partition].acknowledge(part, np.array([row]))
         self._acked.set()
 
-    async def give_back(self, item: Item, error: Exception) -> None:
+    async def nack(self, item: Item, error: Exception) -> None:
         """It comes again."""
         part, row = item
         if not isinstance(error, ValueError):
