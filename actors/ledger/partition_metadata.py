@@ -23,6 +23,10 @@ from storage.errors import Corrupt, Fenced
 
 RECENT_MS = 2_000
 """A proof of the process that is no older is good enough for an owner that only wants to notice its successor."""
+UNTOLD_MS = 60_000
+"""So often the record itself is looked at, whatever the process knows. A successor that died before its notice has told
+nobody, and nobody takes its place while this owner answers.
+"""
 
 
 class PartitionMetadata:
@@ -37,6 +41,7 @@ class PartitionMetadata:
         self._lock = asyncio.Lock()
         self._fenced = FencedRecord(ports, self._key)
         self._proof, self._notice = ports.process.of(OwnershipProof), 0
+        self._verified = 0
         self.record = PartitionRecord(topic=topic, partition=partition, settings=TopicSettings(), highest_ledger=0)
 
     async def acquire(self, settings: TopicSettings) -> PartitionRecord:
@@ -106,7 +111,7 @@ class PartitionMetadata:
     async def prove(self) -> None:
         """The same as `verify`, with one look for all owners of this process unless somebody gave it notice."""
         await self._proof.look(self._ports, RECENT_MS)
-        if self._notice != self._proof.notice:
+        if self._notice != self._proof.notice or self._ports.clock.monotonic() - self._verified >= UNTOLD_MS:
             await self.verify()
 
     async def verify(self) -> None:
@@ -114,7 +119,7 @@ class PartitionMetadata:
 
         An owner that writes nothing would never lose a write; its readers would wait at a dead end for ever.
         """
-        notice = self._proof.notice
+        notice, asked = self._proof.notice, self._ports.clock.monotonic()
         try:
             newest = await self._ports.meta.read(self._key)
         except Corrupt as error:
@@ -123,7 +128,7 @@ class PartitionMetadata:
             reason = f"{self._key} was taken under epoch {epoch}"
             self._lost(reason)
             raise Fenced(reason)
-        self._notice = notice
+        self._notice, self._verified = notice, asked
 
     def _damaged(self, error: Corrupt) -> Fenced:
         """Whether a change is in the record nobody can say: the next owner begins with what it finds there."""

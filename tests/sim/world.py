@@ -341,9 +341,10 @@ class World:
         return self.hosts.get(machine) or InCommon()
 
     def _together(self, process: Process) -> list[Process]:
-        """Those that share its fate."""
-        whole = process.machine in self.hosts
-        return [each for each in self._addresses.values() if each.machine == process.machine] if whole else [process]
+        """Those that share its fate: the actors of its process, and no client that is on the same machine."""
+        if process.machine not in self.hosts or process.actor is None:
+            return [process]
+        return [each for each in self._addresses.values() if each.machine == process.machine and each.actor is not None]
 
     async def restart(self, name: str) -> Address:
         """Start a crashed process anew, on its old disk, with a new address."""
@@ -373,9 +374,9 @@ class World:
 
     def resume(self, name: str) -> None:
         """Let a frozen process go on, and its older incarnations too."""
-        host = self._processes[name].machine
+        together = self._together(self._processes[name])
         for process in self._addresses.values():
-            own = process.name == name or (host in self.hosts and process.machine == host)
+            own = process.name == name or process in together
             if own and process.paused and process.alive:
                 process.paused = False
                 self.count("resume")

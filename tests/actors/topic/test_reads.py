@@ -309,9 +309,11 @@ def test_what_is_kept_of_an_answer_is_a_copy() -> None:
     async def share(payload: memoryview) -> Blob:
         return Blob(payload)
 
-    log = SimpleNamespace(tail=RunCache(0), reader=SimpleNamespace(run=read))
+    ledger = cast(Any, SimpleNamespace(id=1, offloaded=None))
+    record = SimpleNamespace(ledger=lambda _: ledger)
+    log = SimpleNamespace(tail=RunCache(0), reader=SimpleNamespace(run=read), record=record)
     reads = LogReads(cast(Any, SimpleNamespace(net=SimpleNamespace(share=share))), cast(Any, log))
-    kept = asyncio.run(reads._load(cast(Any, SimpleNamespace(id=1)), 0))
+    kept = asyncio.run(reads._load(ledger, 0))
     shared.clear()  # raises BufferError if somebody still looks into it
     assert kept.blob is not None
     assert kept.blob.data == run.payload
