@@ -10,9 +10,9 @@ acknowledges all of them from the first on
     slow     the same, with --delay-ms added to each request to the folder
 
 Between these the cluster is started anew, so that it has nothing in memory. Each time every message is compared: that
-it is there once, with its id, key, payload and properties, and that those of a key come in order. The seconds are on
-the clock, from the subscription to the last message; what compares them is not counted. Bytes are those of files: of
-bookies with the ledgers that have left, and when they have compacted their segments. The last line is JSON.
+it is there once, with its id, key, properties and the number in its payload, and that those of a key come in order. The
+seconds are on the clock, from the subscription to the last message; what compares them is not counted. Bytes are those
+of files: of bookies with the ledgers that have left, and when they have compacted their segments. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def read(data: Path, options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def compare(table: pa.Table, options: argparse.Namespace) -> None:
-    """Every message once, with its id, key, payload and properties; those of a key in order."""
+    """Every message once, with its id, key, properties and the number in its payload; those of a key in order."""
     payloads = table.column("payload").combine_chunks()
     heads = np.frombuffer(b"".join(value[:NUMBER] for value in payloads.to_pylist()), "<u8").astype(np.int64)
     if len(heads) != options.messages:
