@@ -11,8 +11,8 @@ acknowledges all of them from the first on
 
 Between these the cluster is started anew, so that it has nothing in memory. Each time every message is compared: that
 it is there once, with its id, key, properties and the number in its payload, and that those of a key come in order. The
-seconds are on the clock, from the subscription to the last message; what compares them is not counted. Bytes are those
-of files: of bookies with the ledgers that have left, and when they have compacted their segments. The last line is JSON.
+seconds are on the clock, from the subscription to the last message; what compares them is not counted. Bytes are the
+sizes of files: of the bookies when the ledgers have left and their segments are compacted. The last line is JSON.
 """
 
 from __future__ import annotations
