@@ -18,7 +18,7 @@ import cluster
 from cluster.bootstrap import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
-from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, eventually
+from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, Received, batch, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
@@ -29,13 +29,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp("cluster")
     with launch.local(folder, brokers=2), cluster.connect() as connected:
         yield connected
-
-
-def batch(keys: int, each: int, first: int = 0) -> pa.RecordBatch:
-    """`each` messages for each of `keys` keys, interleaved; the payload is the number within the key."""
-    names = [f"key-{key}" for _ in range(each) for key in range(keys)]
-    payloads = [str(first + number).encode() for number in range(each) for _ in range(keys)]
-    return pa.record_batch({"key": names, "payload": pa.array(payloads, pa.binary())})
 
 
 def collect(consumers: list[Consumer], count: int, acknowledge: bool = True) -> dict[str, list[int]]:
@@ -283,25 +276,12 @@ def test_a_killed_process_loses_and_repeats_nothing(client: Client, kind: str) -
     for victim in pids(client, kind, "bookie-1" if kind == "bookie" else topic):
         os.kill(victim, signal.SIGKILL)
     receipts += [producer.send_batch(batch(40, 20, first=20 * part)) for part in range(10, 20)]
-    seen: dict[str, list[int]] = {}
-    deadline = time.monotonic() + PATIENCE_S
-    while any(len(set(numbers)) < 400 for numbers in seen.values()) or len(seen) < 40:
-        assert time.monotonic() < deadline, {key: len(set(numbers)) for key, numbers in seen.items()}
-        for consumer in consumers:
-            got = consumer.receive_batch(50)
-            if got is not None:
-                for key, payload in zip(got.rows["key"].to_pylist(), got.rows["payload"].to_pylist(), strict=True):
-                    seen.setdefault(key.decode(), []).append(int(payload))
-                consumer.acknowledge(got)
+    received = Received()
+    eventually(lambda: received.take(consumers) >= 0 and received.complete(40, 400), lambda: received.missing(40, 400))
     for receipt in receipts:
         receipt.result(PATIENCE_S)
-    for key, numbers in seen.items():
-        firsts = list(dict.fromkeys(numbers))
-        assert firsts == sorted(firsts), f"{key} came out of order"
-        assert firsts == list(range(400)), f"{key} lost messages"
-    for consumer in consumers:
-        consumer.wait_acknowledged(PATIENCE_MS)
-    eventually(lambda: backlog(client, topic, "s") == 0, "the backlog stays")
+    received.check(40, 400)
+    received.settle(consumers, client, topic, "s")
     for consumer in consumers:
         consumer.close()
 

@@ -300,7 +300,12 @@ def _where(task: asyncio.Task[Any]) -> str:
 
 
 def close_unbegun(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """End coroutines whose tasks were cancelled before their first step: else Python complains of each."""
+    """End coroutines whose tasks were cancelled before their first step: else Python complains of each.
+
+    One may have been given another one to await, which has not begun either.
+    """
     for work in works:
         if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            given = list(inspect.getcoroutinelocals(work).values())
+            close_unbegun(each for each in given if inspect.iscoroutine(each))
             work.close()
