@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class Received:
 
     def release(self) -> None:
         """Nobody looks at the rows any more; where they are, and that they are held, stays."""
-        self.rows = self.rows.slice(0, 0)
+        self.rows = _none_of(self.rows.schema)
 
     def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
         """Redelivery counts of those rows (None = all) that are open: what `close` is about to return."""
@@ -202,7 +203,13 @@ class Unread(Received):
         return pa.concat_batches(taken)
 
     def release(self) -> None:
-        self.rows = self._pieces[0][0].slice(0, 0)
+        self.rows = _none_of(self.schema)
+
+
+@lru_cache(maxsize=64)
+def _none_of(schema: pa.Schema) -> pa.RecordBatch:
+    """No rows. A slice of some without any would keep the memory of all of them."""
+    return pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 class FirstOfKeys:

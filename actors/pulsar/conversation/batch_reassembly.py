@@ -63,6 +63,10 @@ class RowRange:
     rest: bool = False
     waiting: frozenset[int] | None = None
 
+    def is_open(self) -> bool:
+        """Whether any of these messages is neither done nor given back."""
+        return bool(self.part.open[self.first : self.end].any())
+
 
 def begun_in(part: Received, first: int = 0) -> PartialBatch | None:
     """The batch that a part ends in the midst of, from a row on; None if it does not."""
@@ -175,6 +179,13 @@ class BatchReassembler:
         """What they keep in memory, without those that wait for something that is still to come."""
         return sum(part.kept for part in (*dict.fromkeys(stretch.part for stretch in self.ready), *self._queue))
 
+    def let_go(self, part: Received, end: int) -> None:
+        """Rows of a part before `end` are in `ready`, were sent or went to another part: once they have all been, and
+        nothing behind them waits, nobody looks at the part's rows any more.
+        """
+        if not part.open[end:].any() and all(stretch.part is not part for stretch in self.ready):
+            part.release()
+
     def clear(self) -> None:
         """Everything that was not sent is others'."""
         for part in self._queue:
@@ -213,7 +224,9 @@ class BatchReassembler:
         Nothing of the part that lies behind a batch goes out before what was begun of it: keys keep their order.
         """
         first = 0
-        self._begun = [begun for begun in self._begun if begun.waits()]
+        for begun in [begun for begun in self._begun if not begun.waits()]:
+            self._begun.remove(begun)
+            self.let_go(begun.part, begun.first)
         while self._begun:
             begun = min(self._begun, key=lambda each: goes_on_at(each, part, first))
             row = goes_on_at(begun, part, first)
@@ -231,6 +244,9 @@ class BatchReassembler:
             first += taken
             joined = self._batches.joined(begun.part, begun.first, part, row, taken)
             joined.follows = begun.last - int(joined.positions[-1])
+            self.let_go(begun.part, begun.first)
+            if first == len(part):
+                self.let_go(part, first)
             await self._begin(joined, 0)
         for begun in self._begun:
             self._want(begun.missing)

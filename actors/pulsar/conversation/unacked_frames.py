@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,8 @@ class UnackedFrames:
         self._numbers: dict[int, int] = {}
         self._tables: dict[int, _Table] = {}
         self._made = 0
+        self.messages = 0
+        """How many messages all of the pieces are."""
 
     def __contains__(self, position: object) -> bool:
         return position in self._numbers
@@ -70,6 +72,7 @@ class UnackedFrames:
         base = self._made << _BITS
         self._numbers.update(zip(positions.tolist(), range(base, base + many), strict=True))
         self._made += 1
+        self.messages += int(counts.sum())
         if len(self._numbers) - before < many:
             self._recount()
 
@@ -80,6 +83,7 @@ class UnackedFrames:
         self._tables = {number: table for number, table in self._tables.items() if number in counted}
         for number, many in counted.items():
             self._tables[number].left = many
+        self.messages = sum(piece.size for at in self if (piece := self.get(at)) is not None)
 
     def get(self, position: int) -> Piece | None:
         """The piece that the client knows by this position."""
@@ -91,7 +95,9 @@ class UnackedFrames:
 
     def pop(self, position: int) -> None:
         """Remove a piece, which must be here: the client does not have it any more."""
-        self._done(self._numbers.pop(position) >> _BITS, 1)
+        number = self._numbers.pop(position)
+        self.messages -= int(self._tables[number >> _BITS].counts[number & _ROW])
+        self._done(number >> _BITS, 1)
 
     def _done(self, number: int, many: int) -> None:
         table = self._tables[number]
@@ -118,11 +124,12 @@ class UnackedFrames:
             counts[mine] = table.counts[which]
             rows.append((table.part, ranges(table.firsts[which], counts[mine])))
             self._done(number, len(mine))
+        self.messages -= int(counts.sum())
         return rows, counts
 
-    def messages(self) -> int:
-        """How many messages all of them are."""
-        return sum(piece.size for at in self if (piece := self.get(at)) is not None)
+    def oldest_half(self) -> Ints:
+        """The positions of that half of the pieces that was sent first."""
+        return np.fromiter(islice(self._numbers, (len(self._numbers) + 1) // 2), np.int64)
 
 
 def _still_open(index: Ints, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:

@@ -52,6 +52,10 @@ AHEAD_BYTES = 16 * 1024 * 1024
 them, no more is fetched while so many bytes wait to be sent.
 """
 TAKING_BACK = TakingBack(shown_too=False)
+MOST_UNACKNOWLEDGED = 200_000
+"""Messages of which a reader's connection knows that they are not acknowledged. Of more, the first half counts as done:
+nothing of a reader is durable, and one that never acknowledges must not fill the memory.
+"""
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
 Rows = npt.NDArray[np.int64]
@@ -237,7 +241,9 @@ class WireConsumer:
                     self._waiting = True
                     self._gateway.ports.spawn(self._look_again(), "lease")
                 return
-            if ready:
+            if ready and not ready[0].is_open():
+                self._let_go(ready.popleft())
+            elif ready:
                 if self.permits <= 0:
                     return  # what was asked for to complete a batch may have brought more than that
                 stretch, left = leading(ready.popleft(), self.permits)
@@ -267,7 +273,8 @@ class WireConsumer:
         part = stretch.part
         if int(part.positions[0]) <= self._cumulative:  # an earlier connection of this client was done with these
             self._part.acknowledge(part, np.flatnonzero(part.positions <= self._cumulative))
-        if not part.open.any():
+        if not stretch.is_open():
+            self._let_go(stretch)
             return
         to = Addressee(self.number, self.tp.wire_partition, self.epoch)
         known, gateway = self._sent if self._part.by_index else None, self._gateway
@@ -275,7 +282,7 @@ class WireConsumer:
         if waiting is None:
             missing = holes_in(part, (stretch.first, stretch.end)) if known is not None else NOTHING
             if len(missing) and isinstance(self._part, PartitionConsumer):
-                self._noting = True
+                self._wait_with(stretch)
                 gateway.ports.spawn(self._ask_about(stretch, missing), "batches")
                 return
             waiting = frozenset(missing.tolist())  # a reader has what is done nowhere but here
@@ -285,8 +292,8 @@ class WireConsumer:
             part, to, known, gateway.recent, waiting=waiting, vectorized_from=least, whole=whole, between=between
         )
         if whole and (pieces.mid_batch or stretch.rest) and not self._apart:
-            self._noting = True
-            gateway.ports.spawn(self._note_apart(stretch), "apart")
+            self._wait_with(stretch)
+            gateway.ports.spawn(self._note_apart(), "apart")
             return
         part.shown = len(part)
         if self._sent.known(pieces.positions).any():
@@ -300,8 +307,17 @@ class WireConsumer:
         if wait := gateway.rates.delivered(passed):
             self._noting = True
             gateway.ports.spawn(self._pause(wait), "rate")
-        if self._whole is None and not self.is_reader:  # a reader hands out again from here what is given back
-            part.release()
+        self._let_go(stretch)
+        if self.is_reader and self._sent.messages > MOST_UNACKNOWLEDGED:
+            for one, rows in self._sent.take(self._sent.oldest_half())[0]:
+                self._part.acknowledge(one, rows)
+
+    def _let_go(self, stretch: RowRange) -> None:
+        """Rows were sent. What is given back is read again: nobody looks at them any more."""
+        if self._whole is None:
+            stretch.part.release()
+        else:
+            self._whole.let_go(stretch.part, stretch.end)
 
     async def _pause(self, wait: int) -> None:
         """Hand out no more for so many milliseconds, because of a dispatch rate."""
@@ -309,13 +325,19 @@ class WireConsumer:
         self._noting = False
         self._send()
 
+    def _wait_with(self, stretch: RowRange) -> None:
+        """Send nothing until something is known about these rows, which are the first to go then."""
+        self._noting = True
+        if self._whole is not None:
+            self._whole.ready.appendleft(stretch)
+
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:
         """Send rows of batches once it is known which of the messages that are missing there are not done."""
         assert isinstance(self._part, PartitionConsumer)
         waiting = await self._part.batches.still_open(missing)
         self._noting = False
-        if self._whole is not None:
-            self._whole.ready.appendleft(replace(stretch, waiting=frozenset(waiting.tolist())))
+        if self._whole is not None and self._whole.ready and self._whole.ready[0] is stretch:
+            self._whole.ready[0] = replace(stretch, waiting=frozenset(waiting.tolist()))
         self._send()
 
     @property
@@ -323,13 +345,11 @@ class WireConsumer:
         """Whether an unknown id may stand for a part of a batch."""
         return isinstance(self._part, PartitionConsumer) and self._part.batches.apart
 
-    async def _note_apart(self, stretch: RowRange) -> None:
+    async def _note_apart(self) -> None:
         """Send a part of a batch once the subscription says durably that it may."""
         assert isinstance(self._part, PartitionConsumer)
         await self._part.batches.send_apart()
         self._noting = False
-        if self._whole is not None:
-            self._whole.ready.appendleft(stretch)
         self._send()
 
     def _on_event(self, partition: int, event: Event) -> None:
@@ -488,7 +508,8 @@ class WireConsumer:
         if not ids:
             self._forget(np.array(list(self._sent), np.int64))
             for part in self._unsent:
-                part.close()
+                if not self.is_reader:  # which hands out again what is open
+                    part.close()
                 self._granted -= len(part)
             self._unsent.clear()
             if self._whole is not None:
@@ -520,4 +541,4 @@ class WireConsumer:
 
     def unacknowledged(self) -> int:
         """Messages that the client has and is not done with."""
-        return self._sent.messages()
+        return self._sent.messages

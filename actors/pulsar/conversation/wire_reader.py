@@ -15,7 +15,7 @@ from actors.consumer.config import ConsumerCallbacks
 from actors.consumer.held import Received
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.directory import Directory
-from actors.messages import Event, IndexRead, RunIndex
+from actors.messages import NO_COUNTS, NO_POSITIONS, Event, IndexRead, RunIndex
 from actors.ports import Ports
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.signal import Signal
@@ -27,10 +27,39 @@ from storage.position import Positions, entry_of, position
 RETRY_FIRST, RETRY_MOST = 5, 500
 MOST_ROWS = 4_096
 WAIT_MS, READ_TIMEOUT = 1_000, 5_000
+MANY_HANDED = 64
+"""Parts that were handed out, before the first look which of them are done."""
+
+
+class _GivenBack:
+    """Messages that are to be handed out again: positions (int64, ascending) and of each the redeliveries (uint8)."""
+
+    def __init__(self) -> None:
+        self.positions = NO_POSITIONS
+        self._counts = NO_COUNTS
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def add(self, part: Received, rows: np.ndarray) -> None:
+        """These rows of a part come once more."""
+        counts = np.minimum(part.redeliveries[rows].astype(np.int64) + 1, 255).astype(np.uint8)
+        positions = np.concatenate([self.positions, part.positions[rows]])
+        self.positions, first = np.unique(positions, return_index=True)
+        self._counts = np.concatenate([self._counts, counts])[first]
+
+    def take(self, positions: Positions) -> np.ndarray:
+        """Those of these positions (ascending) that are here are so no more; returns the redeliveries of each."""
+        taken = np.isin(self.positions, positions)
+        counts: np.ndarray = self._counts[taken]
+        self.positions, self._counts = self.positions[~taken], self._counts[~taken]
+        return counts
 
 
 class LogReader:
-    """Reads as long as it has permits. It is used like a consumer, but never gives messages back."""
+    """Reads as long as it has permits. It is used like a consumer, but gives nothing back to a dispatcher: what the
+    client wants again is read again, before anything that lies behind it.
+    """
 
     def __init__(
         self,
@@ -55,6 +84,10 @@ class LogReader:
         self._permits = 0
         self._signal = Signal()
         self._handed: list[Received] = []
+        self._many_handed = MANY_HANDED
+        self._again = _GivenBack()
+        self._room = Signal()
+        self._redelivering = False
         self._closed = self._over = self._knows_end = self._held = False
         self.by_index = False
         """As of any consumer; what is left of a batch comes as what it is."""
@@ -73,6 +106,7 @@ class LogReader:
         """Read nothing for now, or go on."""
         self._held = held
         self._signal.set()
+        self._room.set()
 
     def lease_over(self) -> bool:
         """A reader has no lease."""
@@ -85,7 +119,12 @@ class LogReader:
 
     def _tell_end(self) -> None:
         """Report once that the topic was terminated and that everything was read and acknowledged."""
-        if self._over and not self._knows_end and not any(one.open.any() for one in self._handed):
+        if (
+            self._over
+            and not self._knows_end
+            and not len(self._again)
+            and not any(one.open.any() for one in self._handed)
+        ):
             self._knows_end = True
             self._callbacks.on_event(self._tp.partition, Event(kind="end_of_topic"))
 
@@ -94,26 +133,32 @@ class LogReader:
 
     async def nack(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
         """Hand these out again, in the order of the log."""
-        for part, rows in sorted(given, key=lambda one: int(one[0].positions[0])):
-            self._hand_again(part, np.flatnonzero(part.open) if rows is None else rows[part.open[rows]])
+        for part, rows in given:
+            self._give_back(part, np.flatnonzero(part.open) if rows is None else rows[part.open[rows]])
+        self._hand_again()
         return True
 
     async def redeliver_all(self) -> None:
         """Hand everything out again that is not acknowledged."""
         handed, self._handed = self._handed, []
         for part in handed:
-            self._hand_again(part, np.flatnonzero(part.open))
+            self._give_back(part, np.flatnonzero(part.open))
+        self._hand_again()
 
-    def _hand_again(self, part: Received, rows: np.ndarray) -> None:
-        if not len(rows):
-            return
-        part.close(rows)
-        again = part.take(rows)
-        again.redeliveries = np.minimum(again.redeliveries.astype(np.int64) + 1, 255).astype(np.uint8)
-        self._hand_out(again)
+    def _give_back(self, part: Received, rows: np.ndarray) -> None:
+        if len(rows):
+            self._again.add(part, rows)
+            part.close(rows)
+
+    def _hand_again(self) -> None:
+        if len(self._again) and not self._redelivering:
+            self._redelivering = True
+            self._ports.spawn(self._redeliver(), f"read-again-{self._tp.partition}")
 
     def _hand_out(self, part: Received) -> None:
-        self._handed = [one for one in self._handed if one.open.any()]
+        if len(self._handed) >= self._many_handed:
+            self._handed = [one for one in self._handed if one.open.any()]
+            self._many_handed = max(MANY_HANDED, 2 * len(self._handed))
         self._handed.append(part)
         self.handed_out += len(part)
         self._callbacks.on_received(part)
@@ -124,11 +169,12 @@ class LogReader:
     async def close(self) -> None:
         self._closed = True
         self._signal.set()
+        self._room.set()
 
     async def _run(self) -> None:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self._closed:
-            if self._permits <= 0 or self._held:
+            if self._permits <= 0 or self._held or len(self._again):
                 self._signal.clear()
                 await self._signal.wait(self._ports)
                 continue
@@ -144,7 +190,65 @@ class LogReader:
                 self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
                 return
 
+    async def _redeliver(self) -> None:
+        """Until nothing is left that was given back; what lies behind that waits."""
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while len(self._again) and not self._closed:
+            if self._held:
+                self._room.clear()
+                await self._room.wait(self._ports)
+                continue
+            try:
+                await self._read_again()
+            except (Unavailable, Fenced) as error:
+                self._ports.log("reader_waits", error=str(error))
+                await wait.pause()
+            except SluiceError:
+                self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
+                return
+        self._redelivering = False
+        self._signal.set()
+        self._tell_end()
+
+    async def _read_again(self) -> None:
+        """Hand out what was given back, as far as one look at the log brings it. What was trimmed meanwhile is not."""
+        left = self._again.positions
+        log = TopicLog(self._ports, self._topic)
+        found = await log.read(int(left[0]), MOST_ROWS, compacted=self._compacted, patience=READ_TIMEOUT)
+        if found.resume <= left[0]:
+            raise Unavailable("what was given back cannot be read now")
+        for index in found.runs:
+            first = position(index.ledger, index.first_entry)
+            here = left[left.searchsorted(first) : left.searchsorted(first + index.count)]
+            if not len(here):
+                continue
+            if self._held or self._closed:
+                return
+            if (run := await self._run_of(index)) is not None:
+                part = run.received(self._tp.partition, 0, run.rows.num_rows)
+                part = part.take(np.flatnonzero(np.isin(part.positions, here)))
+                if not len(part):
+                    continue
+                part.redeliveries = self._again.take(part.positions)
+                left = np.setdiff1d(left, part.positions)
+                self._hand_out(part)
+        self._again.take(left[: left.searchsorted(found.resume)])
+
+    async def _run_of(self, index: RunIndex) -> DecodedRun | None:
+        """The run that an index is of; None if it was trimmed. Raises Unavailable."""
+        if not len(index.cut):
+            try:
+                return await self._payloads.run(index.ledger, index.first_entry)
+            except NotFound:
+                return None
+        run = await self._payloads.sent_along(index)
+        if run is None or run.held is None:
+            raise Unavailable("what a compacted log has of a run was gone before it was read")
+        return run
+
     async def _read(self, found: IndexRead) -> None:
+        if len(self._again):
+            return  # that comes first
         self._log.go_on_from(found)
         for run in found.runs:
             if len(run.cut):
@@ -160,6 +264,8 @@ class LogReader:
                     part = self._cut(await self._payloads.run(run.ledger, entry_of(at)), at)
                 except NotFound:
                     break  # it was trimmed meanwhile
+                if len(self._again):
+                    return
                 at = self.at = at + len(part)
                 self._permits -= len(part)
                 if not self._closed:
@@ -170,7 +276,7 @@ class LogReader:
     async def _read_compacted(self, index: RunIndex) -> bool:
         """Hand out what a compacted log has of a run; False: some of it has to be asked for again."""
         run = await self._payloads.sent_along(index)
-        if run is None or run.held is None or self._closed:
+        if run is None or run.held is None or self._closed or len(self._again):
             return False
         positions = position(run.ledger, 0) + run.held
         first = int(positions.searchsorted(self.at))

@@ -60,8 +60,11 @@ def test_what_is_taken_back_unread_is_never_seen() -> None:
 
 def test_rows_that_are_let_go_are_still_held() -> None:
     for one in (unread(), part(10, 3)):
+        schema = one.schema
         one.release()
         assert one.rows.num_rows == 0
+        assert one.rows.get_total_buffer_size() < 16, "a slice of the rows would keep their memory"
+        assert one.schema.equals(schema)
         assert one.close(np.array([1])).tolist() == [11]
         assert one.close().tolist() == [10, 12]
 

@@ -197,7 +197,10 @@ def test_the_cut_batch_in_the_midst_of_a_part_is_noted() -> None:
 def test_nothing_overtakes_what_was_begun_of_a_batch(
     positions: list[int], index: list[int | None], sent: list[list[int]]
 ) -> None:
-    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first."""
+    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first.
+
+    Once everything was sent, no rows are kept.
+    """
 
     async def main() -> list[list[int]]:
         works: list[asyncio.Task[None]] = []
@@ -215,12 +218,19 @@ def test_nothing_overtakes_what_was_begun_of_a_batch(
         part.batches.attached(apart=True)  # the log need not say where batches end
         payloads: Any = None
         whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: False)
-        whole.take(part_of([5, 6, 7], [0, 1, 2], follows=7))
+        parts = [part_of([5, 6, 7], [0, 1, 2], follows=7), part_of(positions, index)]
+        whole.take(parts[0])
         await asyncio.gather(*works)
         assert not whole.ready, "the rest is waited for"
-        whole.take(part_of(positions, index))
+        whole.take(parts[1])
         await asyncio.gather(*works)
-        return [each.part.positions[each.first : each.end].tolist() for each in whole.ready]
+        stretches = [*whole.ready]
+        for stretch in stretches:
+            assert stretch.part.rows.num_rows, "it is still to be sent"
+            whole.ready.popleft()
+            whole.let_go(stretch.part, stretch.end)
+        assert not any(each.rows.num_rows for each in [*parts, *(stretch.part for stretch in stretches)])
+        return [each.part.positions[each.first : each.end].tolist() for each in stretches]
 
     assert asyncio.run(main()) == sent
 

@@ -37,6 +37,8 @@ class Clients:
         """MESSAGE frames by client."""
         self.ids: dict[str, list[int]] = {}
         """The positions that their ids say, in order."""
+        self.redeliveries: dict[str, list[int]] = {}
+        """Of each frame that came to a client, the redelivery count."""
         self.active: dict[str, bool] = {}
         """Who was told last that it is, or is not, the active consumer."""
 
@@ -84,6 +86,7 @@ class Clients:
                 self.frames[name] += 1
                 at = position(body.message_id.ledger, body.message_id.entry)
                 self.ids.setdefault(name, []).append(at)
+                self.redeliveries.setdefault(name, []).append(body.redelivery_count)
 
         self.answered.setdefault(name, [])
         self.broker.world.client(name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 
+import pulsar
 import pyarrow as pa
 import pytest
 
@@ -14,7 +16,7 @@ from cluster.client import Client
 from tests.actors.pulsar.made import frame, single
 from tests.cluster.pulsar.clients import EARLIEST, joined, received
 from tests.cluster.pulsar.raw import Raw
-from tests.cluster.pulsar.test_attackers import FLOOD, check_costs_little
+from tests.cluster.pulsar.test_attackers import FLOOD, MOST_GROWTH, check_costs_little, resident
 
 pytestmark = pytest.mark.timeout(240)
 LARGE, MANY = 100_000, 4_000
@@ -122,3 +124,29 @@ def large(server: Client) -> None:
 def test_who_floods_its_own_and_reads_nothing_costs_little(server: Client, name: str) -> None:
     what, make = FLOODS[name]
     check_costs_little(server, lambda: known(server, what), flood(make))
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("kind", ["reader", "exclusive", "failover", "key_shared"])
+def test_who_reads_on_and_never_acknowledges_costs_little(server: Client, kind: str) -> None:
+    """What a client has is kept by its ids alone, however much that is."""
+    client = joined(server)
+    if kind == "reader":
+        reader = client.create_reader("owned", pulsar.MessageId.earliest, receiver_queue_size=10)
+        read_next: Callable[[], pulsar.Message] = partial(reader.read_next, 60_000)
+    else:
+        types = {"exclusive": "Exclusive", "failover": "Failover", "key_shared": "KeyShared"}
+        consumer = client.subscribe(
+            "owned",
+            f"never-{kind}",
+            pulsar.ConsumerType.__members__[types[kind]],
+            initial_position=EARLIEST,
+            receiver_queue_size=10,
+        )
+        read_next = partial(consumer.receive, 60_000)
+    read_next()
+    before = resident()
+    for _ in range(MANY - 1):
+        read_next()
+    assert resident() - before < MOST_GROWTH
+    client.close()

@@ -54,7 +54,7 @@ def test_what_is_taken_is_what_was_sent_last(given_steps: list[tuple[str, list[i
             expected = sorted((id(p), row) for p, first, n in filter(None, taken) for row in range(first, first + n))
             assert sorted((id(p), row) for p, several in rows for row in several.tolist()) == expected
         assert list(sent) == list(model)
-        assert sent.messages() == sum(n for _, _, n in model.values())
+        assert sent.messages == sum(n for _, _, n in model.values())
         assert sent.known(np.array(PLACES)).tolist() == [at in model for at in PLACES]
         for at, (some, first, n) in model.items():
             piece = sent.get(at)

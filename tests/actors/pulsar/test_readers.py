@@ -1,0 +1,89 @@
+"""A reader, which holds nothing but ids of what its client has: what is wanted again is read again."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.pulsar.conversation import wire_consumer
+from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.wire import Wire, message_id
+
+EXCLUSIVE = 0
+EACH = 2
+"""Messages of a ledger."""
+
+
+async def reading(clients: Clients, count: int) -> Wire:
+    """A client that has read so many messages, each a frame of its own."""
+    wire = await clients.join("c0", GATEWAYS[0])
+    start = {"ledger": 0, "entry": 0}
+    await clients.consumer(wire, EXCLUSIVE, "r", durable=False, subscription="r", start_message_id=start)
+    await clients.producer(wire, "till", SHARED)
+    for _ in range(count):
+        await clients.send(wire, "c0")
+    await clients.broker.until(lambda: clients.numbers("c0") == [*range(count)])
+    return wire
+
+
+def test_what_is_not_acknowledged_comes_again_before_what_lies_behind_it() -> None:
+    async def scenario(clients: Clients) -> None:
+        wire = await reading(clients, 7)
+        done = [message_id(clients.ids["c0"][number]) for number in (1, 4)]
+        await wire.ask("ack", consumer_id=0, message_id=done)
+        wire.say("redeliver", consumer_id=0)
+        await clients.send(wire, "c0")
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 13)
+        assert clients.numbers("c0")[7:] == [0, 2, 3, 5, 6, 7]
+        assert clients.redeliveries["c0"] == [0] * 7 + [1] * 5 + [0]
+
+    with_gateways(scenario, topic={"roll_entries": EACH})
+
+
+def test_single_messages_come_again() -> None:
+    async def scenario(clients: Clients) -> None:
+        wire = await reading(clients, 5)
+        for _ in range(2):
+            again = [message_id(clients.ids["c0"][number]) for number in (3, 1)]
+            wire.say("redeliver", consumer_id=0, message_ids=again)
+            many = len(clients.numbers("c0")) + 2
+            await clients.broker.until(lambda many=many: len(clients.numbers("c0")) == many)  # type: ignore[misc]
+        assert clients.numbers("c0")[5:] == [1, 3, 1, 3]
+        assert clients.redeliveries["c0"][5:] == [1, 1, 2, 2]
+
+    with_gateways(scenario, topic={"roll_entries": EACH})
+
+
+def test_what_was_not_sent_yet_comes_again_once() -> None:
+    """The client has room for some of it alone."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        for _ in range(6):
+            await clients.send(wire, "c0")
+        asked = {"topic": "orders", "subscription": "r", "type": EXCLUSIVE, "consumer_id": 0, "consumer_name": "r"}
+        await wire.ask("subscribe", **asked, durable=False, start_message_id={"ledger": 0, "entry": 0})
+        wire.say("flow", consumer_id=0, permits=3)
+        await clients.broker.until(lambda: clients.numbers("c0") == [0, 1, 2])
+        wire.say("redeliver", consumer_id=0)
+        wire.say("flow", consumer_id=0, permits=1_000)
+        await clients.broker.until(lambda: clients.numbers("c0")[-1:] == [5])
+        assert clients.numbers("c0") == [0, 1, 2, *range(6)]
+
+    with_gateways(scenario, topic={"roll_entries": EACH})
+
+
+def test_who_never_acknowledges_is_known_by_the_last_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it read long before counts as done."""
+    monkeypatch.setattr(wire_consumer, "MOST_UNACKNOWLEDGED", 4)
+
+    async def scenario(clients: Clients) -> None:
+        wire = await reading(clients, 9)
+        wire.say("redeliver", consumer_id=0)
+        await clients.send(wire, "c0")
+        await clients.broker.until(lambda: clients.numbers("c0")[-1:] == [9])
+        again = clients.numbers("c0")[9:-1]
+        assert again == [*range(9)][-len(again) :]
+        assert 2 <= len(again) <= 4
+
+    with_gateways(scenario)
