@@ -25,7 +25,7 @@ async def reading(clients: Clients, count: int) -> Wire:
     return wire
 
 
-def test_what_is_not_acknowledged_comes_again_before_what_lies_behind_it() -> None:
+def test_what_is_wanted_again_comes_before_what_lies_behind() -> None:
     async def scenario(clients: Clients) -> None:
         wire = await reading(clients, 7)
         done = [message_id(clients.ids["c0"][number]) for number in (1, 4)]
@@ -73,7 +73,7 @@ def test_what_was_not_sent_yet_comes_again_once() -> None:
     with_gateways(scenario, topic={"roll_entries": EACH})
 
 
-def test_who_never_acknowledges_is_known_by_the_last_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_who_never_acknowledges_little_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it read long before counts as done."""
     monkeypatch.setattr(wire_consumer, "MOST_UNACKNOWLEDGED", 4)
 
