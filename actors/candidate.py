@@ -57,7 +57,7 @@ class ControllerCandidate(Actor):
         super().__init__(ports)
         self._host, self._machine = ports.me.partition("/")[0], machine
         self._take_office, self._leave_office, self._first = take_office, leave_office, first
-        self._record = FencedRecord(ports, KEY)
+        self._record = self._own_record()
         self._leader = ""
         self._epoch = 0
         self._leads = self._begun = self._runs = False
@@ -91,6 +91,10 @@ class ControllerCandidate(Actor):
         if self._leads:
             await self._take_office()
         self._begun = True
+
+    def _own_record(self) -> FencedRecord:
+        """Whoever is in office looks at it again and again: a notice would only keep its successor waiting."""
+        return FencedRecord(self.ports, KEY, notices=False)
 
     async def _read(self) -> None:
         """Who has office, as the record says. Raises Unavailable."""
@@ -260,13 +264,14 @@ class ControllerCandidate(Actor):
             return  # this one may be cut off
         if not answers and not gone and self._attended != self._epoch:
             return  # the same, if that one took over meanwhile: else two would take turns
+        contested = self._epoch
         await self._read()
-        if self.ports.clock.monotonic() - self._heard < SILENT_MS and not gone:
+        if self._epoch > contested or (self.ports.clock.monotonic() - self._heard < SILENT_MS and not gone):
             return  # there is a new one
         try:
             await self._take()
         except Fenced:
-            self._record = FencedRecord(self.ports, KEY)
+            self._record = self._own_record()
             await self._read()
         else:
             self.ports.spawn(self._begin_office(), "office")

@@ -34,9 +34,13 @@ class FencedRecord:
     class.
     """
 
-    def __init__(self, ports: Ports, key: str) -> None:
+    def __init__(self, ports: Ports, key: str, *, notices: bool = True) -> None:
+        """notices: whether the process of the owner before learns of it by a notice; one that looks at the record
+        itself needs none, and may not `prove` that it owns it.
+        """
         self._ports = ports
         self._key = key
+        self._notices = notices
         self._number = 0
         self._writing = False
         self._untold: list[str] = []
@@ -48,7 +52,7 @@ class FencedRecord:
     @property
     def proven(self) -> int:
         """Monotonic ms: up to here nobody newer owned the record."""
-        return max(self._proven, self._proof.until(self._notice))
+        return max(self._proven, self._proof.until(self._notice)) if self._notices else self._proven
 
     async def take(self) -> dict[str, Any] | None:
         """Become the owner under a new epoch; returns the value as the last owner left it, None if it is new.
@@ -61,6 +65,8 @@ class FencedRecord:
             return None
         number, value = newest
         self._number, self.epoch = number, int(value["epoch"]) + 1
+        if not self._notices:
+            return value
         untold = [process_of(str(value.get("owner", ""))), *value.get("untold", ())]
         self._untold = [process for process in dict.fromkeys(untold) if process]
         return value
@@ -119,6 +125,8 @@ class FencedRecord:
 
     async def prove(self) -> None:
         """The same, with one look for all owners of this process unless somebody gave it notice."""
+        if not self._notices:
+            raise AssertionError("nobody gives notice of this record")
         await self._proof.look(self._ports)
         if self.lost or self._notice != self._proof.notice:
             await self.verify()

@@ -229,9 +229,16 @@ class Host:
         return self._parts.actor(kind, ports, {**self._settings, **settings})
 
     async def _take_office(self) -> None:
-        """Run the controller here. Raises what its start raises."""
+        """Run the controller here, and keep the door. Raises what its start raises."""
         for kind in OFFICE:
             await self.start(kind, kind, {})
+        await self.endpoint()
+        assert self._endpoint is not None
+        try:
+            address = str(ray.get_runtime_context().gcs_address)
+            naming.open_door(Path(self._settings["data_dir"]), address, self._endpoint)
+        except OSError as error:  # clients attach to Ray then
+            logger.warning("%s cannot say in the data folder where it listens: %s", self.name, error)
 
     def _leave_office(self, reason: str) -> None:
         """What ran here runs elsewhere: end at once, and with it whatever was still to be done."""
@@ -251,9 +258,6 @@ class Host:
             self._endpoint, self._listener = open_endpoint(
                 self.name, self._requests, session_folder(), bind_address, tls=self._tls
             )
-            if is_controller_host(self.name):
-                address = str(ray.get_runtime_context().gcs_address)
-                naming.open_door(Path(self._settings["data_dir"]), address, self._endpoint)
         return msgspec.structs.astuple(self._endpoint)
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:

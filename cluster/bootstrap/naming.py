@@ -1,9 +1,9 @@
 """How a process outside of Ray finds the processes of a cluster: it asks the process of the controller.
 
 Attaching to Ray takes a second of processor time, most of it imports, and Ray is wanted for one question only: where
-does the process of this name listen? So the controller's process writes into the data folder where it listens itself
-(the door), and answers that question for whoever comes in by it. Who does not see the folder, or is on another machine,
-attaches itself to Ray.
+does the process of this name listen? So the process that takes office as the controller writes into the data folder
+where it listens itself (the door), and answers that question for whoever comes in by it. Who does not see the folder,
+or is on another machine, attaches itself to Ray.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def through(data_dir: Path, address: str) -> DirectNet | None:
 
 
 class _Asking:
-    """Finds processes by asking the controller's process, whose address each incarnation writes into the door file."""
+    """Finds processes by asking the one that keeps the door, which is written anew by each that takes office."""
 
     net: DirectNet
 
@@ -94,13 +94,14 @@ class _Asking:
         self._data_dir, self._door = data_dir, door
 
     async def __call__(self, host: str) -> Endpoint | Unknown:
-        if host == self._door.endpoint.name:
-            try:
-                self._door = read_door(self._data_dir) or self._door
-            except Invalid as error:
-                return Unknown(f"{error}")
-            return self._door.endpoint
-        listening = await self.net.call(f"{self._door.endpoint.name}/{NAMING}", Whereabouts(host=host), ASK_TIMEOUT)
+        try:
+            self._door = read_door(self._data_dir) or self._door
+        except Invalid as error:
+            return Unknown(f"{error}")
+        keeper = self._door.endpoint
+        if host == keeper.name:
+            return keeper
+        listening = await self.net.call(f"{keeper.name}/{NAMING}", Whereabouts(host=host), ASK_TIMEOUT)
         if isinstance(listening, Unknown):
             return Unknown(f"where {host} is cannot be asked: {listening.reason}")
         return listening.endpoint or Unknown(listening.reason, gone=listening.gone)

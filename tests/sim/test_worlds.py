@@ -79,6 +79,8 @@ ONCE_FAILED = [
     ("workers", 58),  # what was given back was confirmed by a new owner that could not ask for what follows yet
     ("workers", 287),  # the same
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
+    ("candidates", 900086),  # who saw that the controller is gone took the office of the one that had followed already
+    ("candidates", 900145),  # the same
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 

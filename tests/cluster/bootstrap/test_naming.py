@@ -47,9 +47,9 @@ def ray_that_knows_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(naming, "cluster_token", lambda: b"t" * 64)
 
 
-def keep(folder: Path) -> Listener:
+def keep(folder: Path, name: str = CONTROLLER_HOST) -> Listener:
     """Begin a new incarnation of the process that keeps the door."""
-    endpoint, listener = open_endpoint(CONTROLLER_HOST, Keeper(), str(folder), "127.0.0.1", b"t" * 64)
+    endpoint, listener = open_endpoint(name, Keeper(), str(folder), "127.0.0.1", b"t" * 64)
     open_door(folder, ADDRESS, endpoint)
     return listener
 
@@ -97,6 +97,27 @@ async def test_a_new_incarnation_is_found_where_the_old_one_was(tmp_path: Path) 
     again = keep(tmp_path)
     await answers(net, Listening)
     net.close()
+    again.close()
+
+
+async def test_another_keeper_of_the_door_is_taken_for_itself_alone(tmp_path: Path) -> None:
+    """Another candidate is the controller now, or was for a while: it is not where the first one's name leads to."""
+    listener = keep(tmp_path)
+    net = through(tmp_path, ADDRESS)
+    assert net is not None
+    assert isinstance(await ask(net, "bookie-1"), Listening)
+    listener.close()
+    other = keep(tmp_path, "controller-b")
+    found = await net.find(CONTROLLER_HOST)
+    assert isinstance(found, Unknown)
+    assert found.gone
+    assert await net.find("bookie-1") == KNOWN
+    again = keep(tmp_path)
+    found = await net.find(CONTROLLER_HOST)
+    assert isinstance(found, Endpoint)
+    assert found.name == CONTROLLER_HOST
+    net.close()
+    other.close()
     again.close()
 
 
