@@ -25,7 +25,7 @@ from actors.messages import PayloadRead, ReadPayload, RunIndex, TopicSettings
 from actors.ports import Ports, Unknown
 from actors.topic import offloading, table_following
 from storage.batch import decode_body
-from storage.errors import SluiceError
+from storage.errors import NotFound, SluiceError
 from storage.frame import payload_crc
 from storage.position import EARLIEST, position, show
 from tests.sim.faults import Fault
@@ -109,6 +109,14 @@ class HistoryCourse(Course):
         rows = decode_body(payload[index_bytes(reply) :], reply.shape, reply.count)
         first, values = position(run.ledger, run.first_entry), self.names_of(rows)
         assert self.seen.setdefault(first, values) == values, f"S3: there are other messages at {show(first)}"
+
+    async def _check_ledger(self, ports: Ports, ledger: LedgerRecord, log: dict[int, list[bytes]], epoch: int) -> int:
+        try:
+            return await super()._check_ledger(ports, ledger, log, epoch)
+        except NotFound:  # it has left since the record was looked into
+            [now] = [one for one in self._record().ledgers if one.id == ledger.id]
+            assert not now.fragments, f"H2: ledger {ledger.id} is gone from a bookie that the record names"
+            return epoch
 
     async def _left(self) -> None:
         """Wait until what is to leave has left."""
