@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -175,9 +177,23 @@ def erase(
             say(f"would erase the messages of {key!r} in topic {target.topic}")
             return
         rows = client.erase(target.topic, key)
+        _write_down("erase", target)
         if wait:
             rows = _done(rows, lambda: client.erase_status(target.topic), far)
     show(rows, target.json, _ERASING)
+
+
+def _write_down(what: str, target: Target) -> None:
+    """Tell the audit of this machine, where there is one, who did what here."""
+    from actors.policies.audited import Audited
+    from cluster.audit import AuditLog
+    from cluster.config import load
+
+    values = load(None, data_dir=target.data_dir).values
+    if values.authorization_enabled:
+        log = AuditLog(values.data_dir, "command-line")
+        log(Audited("the command line", f"{getpass.getuser()}@{os.uname().nodename}", what, target.topic))
+        log.close()
 
 
 @app.command("erase-status")

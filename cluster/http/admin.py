@@ -8,6 +8,8 @@
            `cancel_delayed` of the client has it: {"message_id": [...]}, {"key": K, "due_to": ms, "deliver_at": ms}
     POST   .../{topic}/subscription/{sub}/parked/redrive | parked/discard; the body says which keys:
            {"key": K} or {"everything": true}, and for discard "only_failed": true
+    POST   .../{topic}/erase; the body is {"key": K}: its messages are forgotten
+    GET    .../{topic}/erase; how that stands, a row a partition
 
     GET    /watch                                                       the live page (needs no token: it holds nothing)
     GET    /watch/events?topic=T&subscription=S                         what the page shows, as server-sent events
@@ -29,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from msgspec import structs
 
 from actors.actor import Actor
-from actors.messages import DescribeCluster, Explain, ListDelayed, Ping, Stats, shown
+from actors.messages import DescribeCluster, Erase, Explain, ListDelayed, Ping, Stats, shown
 from actors.policies.permission_cache import PermissionCache
 from actors.ports import Ports, Unknown
 from cluster.audit import AuditLog, AuditTail
@@ -44,6 +47,7 @@ from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, named, subscriptio
 from cluster.pulsar.admin.paths import pulsar_routes
 from cluster.pulsar.admin.rights import check_rights, write_down
 from cluster.pulsar.admin.subscriptions import SUBSCRIPTION, Subscriptions
+from cluster.pulsar.admin.topics import TOPIC
 from cluster.pulsar.authentication import authorization_of, in_header
 from cluster.pulsar.renewal import RenewedAuthentication
 from cluster.tokens import ensure_token
@@ -126,6 +130,8 @@ class AdminHttp(Actor):
             web.get(f"{SUBSCRIPTION}/{verbs}", self._question),
             web.post(f"{SUBSCRIPTION}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
             web.post(f"{SUBSCRIPTION}/parked/{{what:redrive|discard}}", self._decide_parked),
+            web.post(f"{TOPIC}/erase", self._erase),
+            web.get(f"{TOPIC}/erase", self._erase_status),
             *pulsar_routes(self._broker, Addresses()),
         ]
 
@@ -207,6 +213,21 @@ class AdminHttp(Actor):
         return web.json_response(
             await self._subscriptions.admin(request, request.match_info["what"], await self._choice(request))
         )
+
+    async def _erase(self, request: web.Request) -> web.Response:
+        match object_in(await body_of(request), "the body says which key"):
+            case {"key": str(text), **rest} if text and not rest:
+                key = text.encode(errors="surrogatepass")
+            case _:
+                raise Invalid('the body is {"key": K}, whose messages are to be forgotten')
+        return await self._erasing(request, Erase(key=key))
+
+    async def _erase_status(self, request: web.Request) -> web.Response:
+        return await self._erasing(request, Erase())
+
+    async def _erasing(self, request: web.Request, asked: Erase) -> web.Response:
+        replies = await self._broker.replies(named(request), None, asked)
+        return web.json_response([{"partition": at, **structs.asdict(reply)} for at, reply in replies.items()])
 
     async def _choice(self, request: web.Request) -> dict[str, Any]:
         """The body as a JSON object. Raises Invalid."""

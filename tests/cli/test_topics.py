@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+from pathlib import Path
 
 import pytest
 
+from cluster.audit import audited_lines
 from storage.errors import NotFound
 from tests.cli.conftest import Cli, FakeClient
 
@@ -124,3 +127,19 @@ def test_erase_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch:
     assert err == "sluice: erasing in orders ... 3 ledgers left, 2 messages erased\n"
     assert ("erase", "orders", "ada", {}) in client.calls
     assert "would erase the messages of 'ada'" in cli("topics", "erase", "orders", "--key", "ada", "--dry-run")[2]
+
+
+def test_the_audit_knows_who_erased_here(
+    cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client.answers["erase"] = []
+    call = ("topics", "erase", "orders", "--key", "ada", "--data-dir", str(tmp_path / "data"))
+    assert cli(*call)[0] == 0
+    assert list(audited_lines(tmp_path / "data")) == [], "there is an audit only where there are roles"
+    monkeypatch.setenv("SLUICE_AUTHORIZATION_ENABLED", "true")
+    assert cli(*call, "--dry-run")[0] == 0
+    assert cli(*call)[0] == 0
+    [line] = audited_lines(tmp_path / "data")
+    assert (line["role"], line["what"], line["topic"]) == ("the command line", "erase", "orders")
+    assert line["address"].partition("@")[0] == getpass.getuser()
+    assert "ada" not in str(line), "the key is to be forgotten"

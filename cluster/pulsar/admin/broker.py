@@ -141,11 +141,15 @@ class Broker:
         return await self.directory.ask_owner(topic, partition, subscription, request)
 
     async def rows(self, named: Named, subscription: str | None, request: Request[Any]) -> list[Any]:
+        """As `replies`, as plain values."""
+        return [shown(reply) for reply in (await self.replies(named, subscription, request)).values()]
+
+    async def replies(self, named: Named, subscription: str | None, request: Request[Any]) -> dict[int, Any]:
         """The answers of the owners of all partitions, or of the partition that is named; all are asked at once."""
         count = (await self.settings(named)).partitions
         partitions = range(count) if named.partition is None else [named.partition]
         asked = [self.ask_owner(named.topic, partition, subscription, request) for partition in partitions]
-        return [shown(reply) for reply in await asyncio.gather(*asked)]
+        return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     async def some(self, topic: str, subscription: str | None, request: Request[Any]) -> list[dict[str, Any] | None]:
         """The answers of all owners, asked at once; None of those that do not answer now."""

@@ -119,10 +119,7 @@ class TopicChangeRoutes:
 
     async def _compaction(self, which: Named, request: Compact) -> list[CompactionStatus]:
         """Of one partition, or of all."""
-        settings = await self._broker.settings(which)
-        wanted = range(settings.partitions) if which.partition is None else [which.partition]
-        asks = [self._broker.ask_owner(which.topic, partition, None, request) for partition in wanted]
-        return list(await asyncio.gather(*asks))
+        return list((await self._broker.replies(which, None, request)).values())
 
     async def _partitions(self, topic: str) -> int:
         """How many a topic has. Raises Conflict where it is one without."""

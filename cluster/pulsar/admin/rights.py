@@ -57,7 +57,7 @@ _ROWS = {
         GET N /{threshold}; PUT N /{threshold}; DELETE N /{threshold}
         GET T /{threshold}; POST T /{threshold}; DELETE T /{threshold}
         DELETE T . /partitions /{policy} /retention /messageTTL /backlogQuota
-        POST T /partitions /terminate /terminate/partitions /createMissedPartitions
+        POST T /partitions /terminate /terminate/partitions /createMissedPartitions /erase
         POST T /retention /messageTTL /backlogQuota /permissions/{role}; DELETE T /permissions/{role}
         GET T /permissions /replication /{policy} /backlogQuotaMap /retention /messageTTL
         GET T /deduplicationEnabled /schemaValidationEnforced
@@ -80,7 +80,7 @@ _ROWS = {
     "either": """
         GET LOOKUP . /bundle
         GET T /partitions /stats /partitioned-stats /internalStats /partitioned-internalStats /internal-info
-        GET T /compaction /offload
+        GET T /compaction /offload /erase
         GET SCHEMA /schema /schema/{version} /schemas; POST SCHEMA /compatibility /version
     """,
 }

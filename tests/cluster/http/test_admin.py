@@ -22,6 +22,8 @@ from actors.messages import (
     DescribeCluster,
     Discard,
     Done,
+    Erase,
+    EraseStatus,
     Explain,
     ListBookies,
     ListParked,
@@ -91,6 +93,8 @@ class Actors:
             return Sought(position="1:0")
         if isinstance(request, Skip | ClearBacklog):
             return Skipped(skipped=5, position="1:5")
+        if isinstance(request, Erase):
+            return EraseStatus(keys=int(request.key is not None))
         if isinstance(request, (Explain, *VERBS.values())):
             return Text(json=json.dumps({"gates": []}))
         partition = int(to[-1])
@@ -242,6 +246,18 @@ async def test_parked_keys_are_shown_and_decided_of(session: aiohttp.ClientSessi
     assert actors.asked[-2:] == [Discard(everything=True, only_failed=True)] * 2
     for wrong in ("no json", "[]", '{"key": 5}'):
         assert (await session.post(f"{path}/redrive", data=wrong)).status == 412
+
+
+async def test_a_key_is_erased_in_every_partition(session: aiohttp.ClientSession, actors: Actors) -> None:
+    path = f"{BASE}/orders/erase"
+    answer = await session.post(path, json={"key": "k\u00e9"})
+    assert (answer.status, [(row["partition"], row["keys"]) for row in await answer.json()]) == (200, [(0, 1), (1, 1)])
+    assert actors.asked[-2:] == [Erase(key="k\u00e9".encode())] * 2
+    assert [row["keys"] for row in await (await session.get(path)).json()] == [0, 0]
+    asked = len(actors.asked)
+    for wrong in ("no json", "[]", "{}", '{"key": ""}', '{"key": 5}', '{"key": "k", "partition": 0}'):
+        assert (await session.post(path, data=wrong)).status == 412, wrong
+    assert len(actors.asked) == asked
 
 
 @pytest.mark.parametrize(

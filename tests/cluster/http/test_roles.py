@@ -49,16 +49,19 @@ class Door:
             setattr(self.server, name, _of_nobody)  # what the live page asks is another test's
         self.server.status = _unknown  # type: ignore[method-assign]
 
-    async def ask(self, method: str, path: str, token: str) -> int:
+    async def ask(self, method: str, path: str, token: str, body: Any = None) -> int:
         """The status of an answer, whose body is left where it is."""
         base = f"http://127.0.0.1:{(self.folder / PORT_FILE).read_text()}"
         headers = {"Authorization": f"Bearer {token}"}
-        async with aiohttp.ClientSession(base, headers=headers) as browser, browser.request(method, path) as answer:
+        async with (
+            aiohttp.ClientSession(base, headers=headers) as browser,
+            browser.request(method, path, json=body) as answer,
+        ):
             return answer.status
 
-    async def as_role(self, role: str, method: str, path: str) -> int:
+    async def as_role(self, role: str, method: str, path: str, body: Any = None) -> int:
         """The same with a token of a role."""
-        return await self.ask(method, path, make_token(self.key, {"sub": role}))
+        return await self.ask(method, path, make_token(self.key, {"sub": role}), body)
 
 
 @pytest.fixture
@@ -101,6 +104,18 @@ async def test_the_token_of_the_port_opens_everything_as_before(door: Door) -> N
     told = [(line["role"], line["what"], line["outcome"]) for line in audited_lines(door.folder)]
     assert told[0] == ("the token of this interface", "POST subscription/skip_all", "done")
     assert token not in str(told)
+
+
+async def test_the_audit_knows_who_erased_and_who_was_refused(door: Door) -> None:
+    """Which key it was stands nowhere: it is to be forgotten."""
+    await Permissions(door.ports.meta).grant(of_topic("orders"), "reader", ["consume", "produce"])
+    for role, status in (("reader", 403), ("watcher", 403), ("root", 200)):
+        assert await door.as_role(role, "POST", f"{AT}/erase", {"key": "customer-7"}) == status, role
+    assert await door.as_role("reader", "GET", f"{AT}/erase") == 200
+    told = {(line["role"], line["what"], line["topic"], line["outcome"]) for line in audited_lines(door.folder)}
+    what = ("POST topic/erase", "orders")
+    assert told == {("root", *what, "done"), ("reader", *what, "refused"), ("watcher", *what, "refused")}
+    assert "customer-7" not in "".join(path.read_text() for path in (door.folder / "audit").iterdir())
 
 
 async def test_a_stream_for_a_role_ends_and_is_asked_for_again(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

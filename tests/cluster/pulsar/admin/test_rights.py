@@ -105,6 +105,7 @@ chief: PUT T/partitions
 chief: PUT T/unload
 chief: PUT T/offload
 chief: PUT T/compaction
+chief: POST T/erase
 chief: DELETE T
 chief: DELETE T/partitions
 chief: DELETE T/{policy}
@@ -167,6 +168,7 @@ either: GET T/partitioned-internalStats
 either: GET T/internal-info
 either: GET T/compaction
 either: GET T/offload
+either: GET T/erase
 either: GET SCHEMA/schema
 either: GET SCHEMA/schema/{version}
 either: GET SCHEMA/schemas
