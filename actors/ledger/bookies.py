@@ -94,7 +94,7 @@ class Bookies:
     async def ask(self, bookie: str, request: Request[R], timeout: int) -> R:
         """Call a bookie by id. Raises its refusal, or NoAnswer; then the bookie is suspect for a while."""
         address = self._addresses.get(bookie)
-        if address is None or self.suspected(bookie):
+        if address is None or bookie in self._avoid:  # however long ago it failed: it may be elsewhere since then
             await self.refresh()
             address = self._addresses.get(bookie)
         if address is None:

@@ -78,6 +78,7 @@ ONCE_FAILED = [
     ("grace", 28),  # a late request of a consumer that had died was taken for a sign of life
     ("workers", 58),  # what was given back was confirmed by a new owner that could not ask for what follows yet
     ("workers", 287),  # the same
+    ("erasing", 700498),  # a bookie was asked at its old address, because it had failed longer ago than is remembered
     ("erasing", 700009),  # the judge read a ledger on bookies that left while it read
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
     ("candidates", 900086),  # who saw that the controller is gone took the office of the one that had followed already

@@ -61,3 +61,20 @@ async def test_a_source_that_is_away_leaves_the_old_list() -> None:
     await bookies.refresh()
     assert bookies.writable() == ["a"]
     assert answers == []
+
+
+async def test_a_bookie_is_looked_up_until_it_answers() -> None:
+    """However long ago it failed: it may be elsewhere since then."""
+    lab = Lab("ab")
+    lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "a" else None)
+    where = ["a"]
+
+    async def listed() -> BookieList:
+        return BookieList(ids=["one"], addresses=where)
+
+    bookies = Bookies(lab.ports, listed)
+    with pytest.raises(NoAnswer):
+        await bookies.ask("one", ListLedgers(), 100)
+    where[:] = ["b"]
+    lab.clock.at += AVOID_MS
+    await bookies.ask("one", ListLedgers(), 100)
