@@ -98,18 +98,22 @@ class Inbox:
             await self._signal.wait(self._ports)
             self._signal.clear()
             while self._parts and not (self._closed or self._held):
-                taken = self._leading()
-                self._payloads.expect(part for part, _, _ in taken)
-                pieces, size, count = list[Unread](), 0, 0
-                while count < len(taken) and size < JOIN_BYTES:
-                    found = await self._payloads.resolve(*taken[count])
-                    pieces, size, count = pieces + found, size + sum(piece.size for piece in found), count + 1
-                if not self._parts or self._parts[0] is not taken[0]:
-                    continue  # it was cleared meanwhile
-                for part, _, _ in taken[:count]:
-                    self._parts.popleft()
-                    self._bytes -= 0 if part.blob is None else part.blob.size
-                self._came(join(pieces), _missing(taken[:count], pieces))
+                await self._hand_over()
+
+    async def _hand_over(self) -> None:
+        """Fetch the next parts. Nothing of them is kept here while it waits for others."""
+        taken = self._leading()
+        self._payloads.expect(part for part, _, _ in taken)
+        pieces, size, count = list[Unread](), 0, 0
+        while count < len(taken) and size < JOIN_BYTES:
+            found = await self._payloads.resolve(*taken[count])
+            pieces, size, count = pieces + found, size + sum(piece.size for piece in found), count + 1
+        if not self._parts or self._parts[0] is not taken[0]:
+            return  # it was cleared meanwhile
+        for part, _, _ in taken[:count]:
+            self._parts.popleft()
+            self._bytes -= 0 if part.blob is None else part.blob.size
+        self._came(join(pieces), _missing(taken[:count], pieces))
 
     def _leading(self) -> list[Delivered]:
         """The next parts of one session, as many as may be joined."""

@@ -515,6 +515,7 @@ class WireConsumer:
             if self._whole is not None:
                 self._whole.clear()
             self._grant()
+            self._look_for_room()
             await self._part.redeliver_all()
             return
         named = [at for one in ids if (at := position_of(one)) is not None]
