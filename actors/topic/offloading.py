@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -35,7 +36,7 @@ from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from actors.topic.table_following import TableFollowing
 from storage.errors import Corrupt, NotFound, SluiceError
 from storage.frame import Frame
-from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart, same_rows
+from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart
 from storage.position import position
 
 NEVER = -1
@@ -264,7 +265,8 @@ class Offloading:
             rows = await history.group(part, footer, number)
             headers = sealed.headers[group.first_run - part.first_run : group.stop_run - part.first_run]
             for run in await self._ports.work(lambda rows=rows, headers=headers: rows.unlike(headers)):  # type: ignore[misc]
-                if not same_rows(rows.frame(run), await self._log.reader.frame(ledger, run)):
+                wanted = await self._log.reader.frame(ledger, run)
+                if not await self._ports.work(partial(rows.has, wanted)):
                     raise Corrupt(f"run {run} of ledger {ledger.id} does not come out of {part.name} as it went in")
 
     # -- what no record names ----------------------------------------------------------------------------------------

@@ -117,6 +117,13 @@ def test_a_run_without_compression_has_the_same_bytes() -> None:
     assert [bytes(frame.payload) for frame in runs_of(part_of(frames))] == [bytes(frame.payload) for frame in frames]
 
 
+def test_every_run_of_a_row_group_has_the_same_bytes() -> None:
+    """Else it would be read from bookies once more when it is compared."""
+    payloads = [[b"%d " % run * 100] * 50 for run in range(4)]
+    frames = followed([{**columns_of(each), "event_time": pa.array(range(50))} for each in payloads])
+    assert [bytes(frame.payload) for frame in runs_of(part_of(frames, 4))] == [bytes(frame.payload) for frame in frames]
+
+
 def test_any_reader_of_parquet_sees_the_messages() -> None:
     part = part_of(followed([columns_of([b"a", b"b"], deliver_at=[0, 5_000]), columns_of([b"c"])]))
     table = pq.read_table(io.BytesIO(part.data))
