@@ -172,7 +172,7 @@ class PulsarSide(Side):
         _need("pulsar")
         port, self._web = _free_port(), _free_port()
         self.url = f"pulsar://127.0.0.1:{port}"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "standalone.conf"
         shipped = (self._home / "conf" / "standalone.conf").read_text()
         settings.write_text(configured(shipped, pulsar_settings(port, self._web)))

@@ -1,9 +1,9 @@
 """What many of something cost: topics, partitions of a topic, consumers of a subscription; with Pulsar beside it.
 
-    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,existing]
+    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,unused,existing]
                                         [--sides embedded,ray,pulsar]
-                                        [--topics N,N] [--partitions N,N] [--consumers N,N] [--existing N,N]
-                                        [--pulsar FOLDER]
+                                        [--topics N,N] [--partitions N,N] [--consumers N,N] [--unused N,N]
+                                        [--existing N,N] [--pulsar FOLDER]
 
 All use the same Python client of Pulsar, and each number has a broker of its own, started for it. `embedded` is Sluice
 in one process, `ray` is Sluice in many; Pulsar is its binary distribution, unpacked in the folder that --pulsar or
@@ -12,6 +12,7 @@ SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Ne
     topics      topics of one partition, each with a Key_Shared consumer and a producer
     partitions  one topic, one Key_Shared consumer, single messages
     consumers   one topic of one partition, one subscription
+    unused      topics of a broker to which nobody is connected, and its restart until a message to one is confirmed
     existing    topics that nobody uses: records in a metadata file, without a broker
 
 Processor time and memory are those of all processes of the broker, `idle` is in cores while everybody is connected and
@@ -139,6 +140,24 @@ def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.
     yield {"idle_cores": idle(side, options.idle), "kb_each": (side.memory() - before) / number / 1e3}
 
 
+def unused(side: Side, _: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
+    """As many topics that are made and not used. A restart is measured from the end of the broker before it."""
+    before, meter = side.memory(), Meter(side, number)
+    names = [side.make_topic(f"unused-{one}", 1) for one in range(number)]
+    yield {"create_ms": meter.ms(), "create_cpu_ms": meter.cpu_ms()}
+    yield {"idle_cores": idle(side, options.idle), "kb_each": (side.memory() - before) / number / 1e3}
+    side.stop()
+    began = time.perf_counter()
+    side.start()
+    started = time.perf_counter()
+    client = _client(side)
+    client.create_producer(names[number // 2]).send(PAYLOAD)
+    confirmed = time.perf_counter()
+    client.close()
+    figures = {"restart_ms": (started - began) * 1e3, "until_confirmed_ms": (confirmed - began) * 1e3}
+    yield figures | {"restart_cpu_ms": side.cpu() * 1e3, "mb_after": side.memory() / 1e6}
+
+
 def existing(number: int, folder: Path) -> Figures:
     """The records of as many topics of one partition in a metadata file, which are written, listed and read."""
     store = SqliteMetadata(folder / "metadata.db")
@@ -176,7 +195,15 @@ WORKS: dict[str, Callable[..., Iterator[Figures]]] = {
     "topics": topics,
     "partitions": partitions,
     "consumers": consumers,
+    "unused": unused,
 }
+
+
+def _client(side: Side) -> pulsar.Client:
+    import pulsar
+
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    return pulsar.Client(side.url, logger=quiet, operation_timeout_seconds=240)
 
 
 def _subscribe(client: pulsar.Client, topic: str, queue: int) -> pulsar.Consumer:
@@ -210,10 +237,7 @@ def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figu
         side = _side(name, Path(folder) / name, options)
         try:
             side.start()
-            import pulsar
-
-            quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-            client = pulsar.Client(side.url, logger=quiet, operation_timeout_seconds=240)
+            client = _client(side)
             figures: Figures = {}
             for more in WORKS[work](side, client, number, options):
                 figures |= more
@@ -281,6 +305,7 @@ def main() -> None:
     )
     parser.add_argument("--partitions", type=_counts, default=[4, 64, 1_024], metavar="N,N")
     parser.add_argument("--consumers", type=_counts, default=[16, 300], metavar="N,N")
+    parser.add_argument("--unused", type=_counts, default=[100, 10_000], metavar="N,N")
     parser.add_argument("--existing", type=_counts, default=[10_000, 100_000], metavar="N,N")
     parser.add_argument("--messages", type=count, default=100_000, help="to the topic of many partitions")
     parser.add_argument("--idle", type=amount, default=15.0, help="seconds in which nothing happens")
@@ -289,7 +314,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.sides, options.topics, options.partitions, options.consumers = ["embedded"], [3], [4], [3]
-        options.messages, options.idle, options.existing = 200, 0.5, [100]
+        options.messages, options.idle, options.unused, options.existing = 200, 0.5, [3], [100]
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
     try:
         print(json.dumps(compare(options)))
