@@ -288,7 +288,7 @@ class Placer:
         """A bookie that cannot start leaves nothing behind in its process, such as the lock of its disk."""
         alone = not is_broker(slot)
         try:
-            answer = await self._processes.start(process.name, kind, name, settings, self._times.start)
+            answer = await self._started(process, kind, name, settings)
         except SluiceError:
             if alone:
                 self._end(process)
@@ -304,6 +304,22 @@ class Placer:
             raise Unavailable(f"{kind} did not start: {answer.reason}; its process lives")
         self._end(process)
         raise Unavailable(f"the process for {kind} did not answer: {answer.reason}")
+
+    async def _started(self, process: HostProcess, kind: str, name: str, settings: dict[str, Any]) -> Address | Unknown:
+        """Ask a process to start an actor until it answers, is gone, or has had its time.
+
+        It is asked again and again, and a repeated request waits for the first one: what a cut has swallowed is asked
+        anew when the machine is back. An owner does not wait for that, because others can serve it.
+        """
+        deadline, waits = self._now() + self._times.start, not is_broker(process.slot)
+        while True:
+            patience = min(self._times.ask, deadline - self._now())
+            answer = await self._processes.start(process.name, kind, name, settings, patience)
+            if not isinstance(answer, Unknown) or answer.gone:
+                return answer
+            if (not waits and await self.is_away(process.name)) or self._now() >= deadline:
+                return answer
+            await self._ports.clock.sleep(min(self._times.back, deadline - self._now()))
 
     async def _answers(self, process: HostProcess, actor: str) -> bool:
         """Give one actor's slow start up; True if its process answered, and so serves its other actors well."""

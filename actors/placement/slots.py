@@ -26,15 +26,16 @@ STANDBY = "broker-standby"
 class Times:
     """How long things may take, in milliseconds.
 
-    start, stop, introduce, serve: answers of a process. prompt: a new controller waits so long for the processes that
-    another one made before it begins to work. calm: after so long without a loss, slots leave their fallback. first,
-    again: until a process that waits is made; after the first broker process or a failure, and after one was used or
-    made. soon: who needs one and finds none waits so long for the one that is being made. discover: between looks for
-    processes that another controller made; back: the same while a machine is away, or was at the last look.
-    candidates: between looks for those that can be the controller.
+    start, stop, introduce, serve: answers of a process. ask: a start that is not answered is asked for again. prompt:
+    a new controller waits so long for the processes that another one made before it begins to work. calm: after so
+    long without a loss, slots leave their fallback. first, again: until a process that waits is made; after the first
+    broker process or a failure, and after one was used or made. soon: who needs one and finds none waits so long for
+    the one that is being made. discover: between looks for processes that another controller made; back: the same
+    while a machine is away, or was at the last look. candidates: between looks for those that can be the controller.
     """
 
     start: int = 120_000
+    ask: int = 5_000
     stop: int = 2_000
     introduce: int = 5_000
     serve: int = 1_000

@@ -337,6 +337,9 @@ class SimProcesses:
     def _run(self, process: SimProcess | None, kind: str, actor: str, settings: dict[str, Any]) -> Address:
         assert process is not None
         cluster = self._cluster
+        if actor in process.actors:
+            self._world.count("asked to start again")
+            return f"{process.name}/{actor}"
         if kind == "bookie":
             self._open_disk(process, str(settings["bookie"]))
         others = [known for known, _ in process.actors.values()]

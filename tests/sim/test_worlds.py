@@ -83,6 +83,8 @@ ONCE_FAILED = [
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
     ("candidates", 900086),  # who saw that the controller is gone took the office of the one that had followed already
     ("candidates", 900145),  # the same
+    ("machines", 61),  # a start that a cut had swallowed was asked for again after two minutes only
+    ("machines", 132),  # the same
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
