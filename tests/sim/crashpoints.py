@@ -35,6 +35,8 @@ from tests.sim.loop import SimFailure
 from tests.sim.world import Make, Process, World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Course, Size
 from tests.sim.worlds.clients import Traffic
+from tests.sim.worlds.erasing import ErasingCourse
+from tests.sim.worlds.ledger import Size as LedgerSize
 
 T = TypeVar("T")
 
@@ -75,6 +77,24 @@ SCRIPT = Size(
     dense=False,
 )
 """What the script does: about a hundred messages, two ledgers rolled, a few buckets."""
+
+ERASING_SCRIPT = LedgerSize(
+    bookies=2,
+    settings=TopicSettings(
+        partitions=1,
+        ensemble=2,
+        write_quorum=2,
+        ack_quorum=2,
+        roll_entries=10,
+        offload_threshold_bytes=0,
+        offload_deletion_lag_ms=300,
+    ),
+    producers=1,
+    sends=6,
+    trouble_ms=3_000,
+    dense=True,
+)
+"""What is done while keys are erased: a few ledgers, most of which leave for the object store."""
 
 TRIM_MS = 4_000
 """After everything is done the script goes on for so long: ledgers are trimmed and deleted meanwhile."""
@@ -281,23 +301,44 @@ def play(plan: Mapping[int, str], *, seed: int = 1) -> Played:
             await world.loop.pause(begun + moment - world.loop.now)
             await course.second_owner(random.Random(moment), (kind,))
 
+    course.linger_ms = TRIM_MS
+    course.begun = lambda: world.background(change(), "owners change")
+    return _played(world, course.run, course.counters, lambda name: name == CONTROLLER_NAME)
+
+
+class ErasingScript(ErasingCourse):
+    """A course of the world `erasing` that is as small as can be."""
+
+    def draw(self) -> LedgerSize:
+        return ERASING_SCRIPT
+
+
+def play_erasing(plan: Mapping[int, str], *, seed: int = 1) -> Played:
+    """Play the script in which keys are erased with a plan of breakages."""
+    world = CrashWorld(seed, plan)
+    course = ErasingScript(world, [])
+    return _played(world, course.run, course.counters, lambda name: name == "registry" or name.startswith("bookie-"))
+
+
+def _played(
+    world: CrashWorld, run: Callable[[], Awaitable[None]], counters: dict[str, int], comes_back: Callable[[str], bool]
+) -> Played:
+    """Play a script. comes_back: the processes that somebody starts again, as a supervisor does."""
+
     async def mind() -> None:
-        """Somebody restarts the controller, as its supervisor does."""
         while True:
             await world.loop.pause(200)
-            if CONTROLLER_NAME in world.names() and not world.is_up(CONTROLLER_NAME):
+            for name in [name for name in world.names() if comes_back(name) and not world.is_up(name)]:
                 with contextlib.suppress(SluiceError):
-                    await world.restart(CONTROLLER_NAME)
+                    await world.restart(name)
 
     async def main() -> None:
         world.background(mind(), "mind")
-        await course.run()
+        await run()
 
     problem = ""
-    course.linger_ms = TRIM_MS
-    course.begun = lambda: world.background(change(), "owners change")
     try:
         world.play(lambda _: main())
     except SimFailure as failure:
         problem = str(failure)
-    return Played(world.effects.names, world.effects.hit, problem, course.counters)
+    return Played(world.effects.names, world.effects.hit, problem, counters)

@@ -4,7 +4,8 @@ By default all effects are played but the answers to polls, heartbeats and ackno
 of them and repeat each other; of these every third. An effect breaks in three ways; one that a process has had three
 times before breaks in one of them, each in its turn. The environment variable `CRASH_MATRIX` asks for more: `all` plays
 every single one in every way, `pairs:N` plays N pairs of breakages drawn from all pairs. A failing case names its plan,
-and `tests.sim.crashpoints.play` with that plan plays it again.
+and `tests.sim.crashpoints.play` with that plan plays it again. A script of its own does the same while keys are erased:
+of it every single effect is played (`play_erasing`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 
 import pytest
 
-from tests.sim.crashpoints import HOWS, Played, play
+from tests.sim.crashpoints import HOWS, Played, play, play_erasing
 
 ASKED = os.environ.get("CRASH_MATRIX", "")
 CHATTER = ("answer to Poll", "answer to Heartbeat", "answer to Acknowledge")
@@ -82,6 +83,38 @@ def test_every_single(how: str) -> None:
     for number in numbers:
         played = play({number: how})
         assert played.hit == [f"{how} {calm().names[number]}"]
+        assert not played.problem, f"plan {{{number}: {how!r}}}: {played.hit}\n{played.problem}"
+
+
+@cache
+def calm_erasing() -> Played:
+    """The script that erases keys, without a breakage."""
+    return play_erasing({})
+
+
+def test_the_erasing_script_is_clean_and_goes_everywhere() -> None:
+    assert calm_erasing().problem == ""
+    assert calm_erasing().counters["erased"] > 0
+    told = "\n".join(calm_erasing().names)
+    for effect in (
+        "answer to Erase",
+        "answer to DeleteLedgers",
+        "meta partition/",
+        "object history/",
+        ".parquet deleted",
+    ):
+        assert effect in told, effect
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("how", HOWS)
+def test_every_single_while_keys_are_erased(how: str) -> None:
+    names = calm_erasing().names
+    begun = next(number for number, name in enumerate(names) if name.startswith("meta partition/"))
+    for number in range(begun, len(names)):
+        played = play_erasing({number: how})
+        assert played.hit == [f"{how} {names[number]}"]
         assert not played.problem, f"plan {{{number}: {how!r}}}: {played.hit}\n{played.problem}"
 
 
