@@ -150,7 +150,8 @@ class DirectNet:
             answered.cancel()  # without an effect, unless this ended before there was an answer
 
     async def find(self, host: str) -> Endpoint | Unknown:
-        """Where it listens. If nobody says so in time, as it was said last, because a new process has a new name; if it
+        """Where it listens. If nobody says so in time, or Ray cannot, as it was said last, because a new process has a
+        new name: where nobody listens there any more the process has ended, which Ray may notice a minute later. If it
         was never said, as the controller's process knows it.
         """
         self.lookups += 1
@@ -163,6 +164,8 @@ class DirectNet:
             found = await self._find_otherwise(host, asking)
         finally:
             asking.cancel()
+        if isinstance(found, Unknown) and not found.gone:
+            return self._endpoints.get(host, found)
         if isinstance(found, Endpoint):
             self._endpoints.pop(host, None)
             self._endpoints[host] = found
