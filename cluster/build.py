@@ -58,6 +58,10 @@ class SluiceParts:
         self._shared, self._resources = SharedIndexes(), ProcessResources()
         self._tables: CatalogTables | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew in the host's process. A controller of another version has other parts, and sends those."""
+        self.__dict__.update(vars(SluiceParts()))
+
     def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:
         """The metadata and object stores that the settings name; every process opens its own."""
         endpoint = settings.get("s3_endpoint_url")
