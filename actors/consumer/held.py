@@ -102,7 +102,7 @@ class Received:
 
     def release(self) -> None:
         """Nobody looks at the rows any more; where they are, and that they are held, stays."""
-        self.rows = _none_of(self.rows.schema)
+        self.rows = _none_of(self.schema)
 
     def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
         """Redelivery counts of those rows (None = all) that are open: what `close` is about to return."""
@@ -201,9 +201,6 @@ class Unread(Received):
             offset = row - (int(ends[number - 1]) if number else 0)
             taken.append(rows.slice(offset if which is None else int(which[offset]), 1))
         return pa.concat_batches(taken)
-
-    def release(self) -> None:
-        self.rows = _none_of(self.schema)
 
 
 @lru_cache(maxsize=64)

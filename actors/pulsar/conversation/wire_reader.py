@@ -6,7 +6,8 @@ messages are among the others, at their places, as for every exclusive consumer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -178,17 +179,26 @@ class LogReader:
                 self._signal.clear()
                 await self._signal.wait(self._ports)
                 continue
-            try:
-                limit = min(self._permits, MOST_ROWS)
-                await self._read(
-                    await self._log.read(self.at, limit, wait=WAIT_MS, compacted=self._compacted, patience=READ_TIMEOUT)
-                )
-            except (Unavailable, Fenced) as error:
-                self._ports.log("reader_waits", error=str(error))
-                await wait.pause()
-            except SluiceError:
-                self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
+            if not await self._tried(self._read_on(), wait):
                 return
+
+    async def _tried(self, reading: Coroutine[Any, Any, None], wait: Backoff) -> bool:
+        """Read, or wait until that may go; False: it never will."""
+        try:
+            await reading
+        except (Unavailable, Fenced) as error:
+            self._ports.log("reader_waits", error=str(error))
+            await wait.pause()
+        except SluiceError:
+            self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
+            return False
+        return True
+
+    async def _read_on(self) -> None:
+        limit = min(self._permits, MOST_ROWS)
+        await self._read(
+            await self._log.read(self.at, limit, wait=WAIT_MS, compacted=self._compacted, patience=READ_TIMEOUT)
+        )
 
     async def _redeliver(self) -> None:
         """Until nothing is left that was given back; what lies behind that waits."""
@@ -198,13 +208,7 @@ class LogReader:
                 self._room.clear()
                 await self._room.wait(self._ports)
                 continue
-            try:
-                await self._read_again()
-            except (Unavailable, Fenced) as error:
-                self._ports.log("reader_waits", error=str(error))
-                await wait.pause()
-            except SluiceError:
-                self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
+            if not await self._tried(self._read_again(), wait):
                 return
         self._redelivering = False
         self._signal.set()
