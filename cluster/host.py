@@ -133,7 +133,7 @@ class Host:
         self._boot = boot
         self.actors = ProcessActors(name, self._make, self._dropped)
         self._tls = files_of(settings)
-        self._requests = Requests(self.actors, self.ready, self, lambda host: self.net.find(host))
+        self._requests = Requests(self.actors, self.ready, self, lambda host: self.net.find_for_others(host))
         self.net = DirectNet(self._requests, tls=self._tls)
         self._watch, self._in_process = ProcessWatch(), InCommon()
         self._stores = parts.stores(settings)

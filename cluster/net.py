@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -40,6 +40,8 @@ CONTROLLER_NAME = "controller"
 CONTROLLER = f"{CONTROLLER_HOST}/{CONTROLLER_NAME}"
 """The address of the controller, wherever it is."""
 FIND_AGAIN_S, FIND_ASK_MS = 1.0, 1_500
+FIND_FOR_OTHERS_S = 10.0
+"""Who asked has given up, or asks again."""
 NAMING = "naming"
 """What is asked in the controller's process for where others listen; it is no actor, but the process itself."""
 MOST_ENDPOINTS = 4_096
@@ -154,6 +156,18 @@ class DirectNet:
         new name: where nobody listens there any more the process has ended, which Ray may notice a minute later. If it
         was never said, as the controller's process knows it.
         """
+        return await self._found(host, self._find_otherwise)
+
+    async def find_for_others(self, host: str) -> Endpoint | Unknown:
+        """The same for who asks this process, which asks no other: they would ask each other, and themselves, again and
+        again for as long as Ray is silent.
+        """
+        return await self._found(host, _await_ray)
+
+    async def _found(
+        self, host: str, otherwise: Callable[[str, asyncio.Future[Endpoint | Unknown]], Awaitable[Endpoint | Unknown]]
+    ) -> Endpoint | Unknown:
+        """otherwise: finds out, beside Ray, what Ray does not say in time and was never said."""
         self.lookups += 1
         asking = asyncio.ensure_future(self._finder(host))
         try:
@@ -161,7 +175,7 @@ class DirectNet:
         except TimeoutError:
             if (known := self._endpoints.get(host)) is not None:
                 return known
-            found = await self._find_otherwise(host, asking)
+            found = await otherwise(host, asking)
         finally:
             asking.cancel()
         if isinstance(found, Unknown) and not found.gone:
@@ -174,11 +188,13 @@ class DirectNet:
         return found
 
     async def _find_otherwise(self, host: str, asking: asyncio.Future[Endpoint | Unknown]) -> Endpoint | Unknown:
-        """Ask the controller's process, as long as Ray does not answer."""
+        """Ask the controller's process, as long as Ray does not answer; unless that is this one."""
         while not asking.done() and not is_controller_host(host):
-            told = await self._call(f"{self._controllers.host}/{NAMING}", Whereabouts(host=host), FIND_ASK_MS)
-            if not isinstance(told, Unknown) and told.endpoint is not None:
-                return told.endpoint
+            keeper = self._controllers.host
+            if self._local is None or keeper != self._local.name:
+                told = await self._call(f"{keeper}/{NAMING}", Whereabouts(host=host), FIND_ASK_MS)
+                if not isinstance(told, Unknown) and told.endpoint is not None:
+                    return told.endpoint
             await asyncio.wait([asking], timeout=FIND_AGAIN_S)
         return await asking
 
@@ -261,6 +277,13 @@ async def find(host: str) -> Endpoint | Unknown:
         return Unknown(f"{host} has ended: {type(error).__name__}", gone=True)
     except RayError as error:
         return Unknown(f"{host}: {type(error).__name__}: {error}")
+
+
+async def _await_ray(host: str, asking: asyncio.Future[Endpoint | Unknown]) -> Endpoint | Unknown:
+    try:
+        return await asyncio.wait_for(asking, FIND_FOR_OTHERS_S)
+    except TimeoutError:
+        return Unknown(f"Ray does not say where {host} is")
 
 
 def check_tls(settings: Mapping[str, Any]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
 from actors.host import Answer
-from actors.ports import Unknown
+from actors.ports import Address, Unknown
 from actors.wire import Packed, pack
+from cluster import net as module
+from cluster.bootstrap.environment import CONTROLLER_HOST
 from cluster.net import NAMING, DirectNet, Listening, Whereabouts, open_endpoint
 from cluster.wire.endpoint import Endpoint
 
@@ -49,4 +54,62 @@ async def test_who_ended_is_gone_although_ray_does_not_know_it(tmp_path: Path) -
     unknown = await net.call(f"host-b/{NAMING}", Whereabouts(host="x"), TIMEOUT)
     assert isinstance(unknown, Unknown)
     assert not unknown.gone
+    net.close()
+
+
+class Controller:
+    """The process of the controller, which notes what it asks itself."""
+
+    name = CONTROLLER_HOST
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def has(self, address: Address) -> bool:
+        return False
+
+    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+        self.asked.append(f"{actor} {kind}")
+        return Unknown("it does not know either")
+
+
+class SilentRay:
+    """Says nothing before it is let."""
+
+    def __init__(self) -> None:
+        self.speaks = asyncio.Event()
+
+    async def __call__(self, host: str) -> Endpoint | Unknown:
+        await self.speaks.wait()
+        return Endpoint(host, "", "", "", "127.0.0.1", 7, "", ())
+
+
+async def test_nobody_asks_itself_while_ray_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller's process did, again and again in each of its own requests: soon it did nothing else."""
+    monkeypatch.setattr(module, "FIND_AGAIN_S", 0.001)
+    ray, local = SilentRay(), Controller()
+    net = DirectNet(local, ray, TOKEN)
+    finding = asyncio.create_task(net.find("host-a"))
+    await asyncio.sleep(0.05)
+    ray.speaks.set()
+    found = await finding
+    assert isinstance(found, Endpoint)
+    assert (local.asked, net.lookups) == ([], 1)
+    net.close()
+
+
+async def test_who_is_asked_for_another_asks_nobody_but_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that take each other for the controller's would ask in a circle."""
+    monkeypatch.setattr(module, "FIND_AGAIN_S", 0.001)
+    ray = SilentRay()
+    net = DirectNet(Controller(), ray, TOKEN, controller="controller-b")
+    finding = asyncio.create_task(net.find_for_others("host-a"))
+    await asyncio.sleep(0.05)
+    assert net.lookups == 1
+    monkeypatch.setattr(module, "FIND_FOR_OTHERS_S", 0.001)
+    given_up = await net.find_for_others("host-b")
+    assert isinstance(given_up, Unknown)
+    assert not given_up.gone
+    ray.speaks.set()
+    assert isinstance(await finding, Endpoint)
     net.close()
