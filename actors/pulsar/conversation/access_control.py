@@ -2,7 +2,8 @@
 
 What a client asks for is checked when it asks. Producers and consumers are remembered with the right that they live by,
 and checked again when permissions change: no message waits for that, and none is asked about. Without settings that
-name rights everybody may do everything, and nothing is remembered.
+name rights everybody may do everything, and nothing is remembered. Many may live by a right that changes, so they are
+checked in turns, and others have theirs between.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from actors.policies.authorization import Authorization, Wish
 from actors.policies.permission_cache import PermissionCache, keys_of
 from actors.ports import Ports
 from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.intake import REST_MS
 from actors.pulsar.conversation.refusals import CommandRefused
 from storage.errors import SluiceError
+
+TURN = 500
+"""So many producers and consumers are looked at before others have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +87,26 @@ class AccessControl:
 
     async def _changed(self, keys: Collection[str]) -> bool:
         """Whether it is known of everybody who lives by these records whether he may stay."""
-        known, changed = True, frozenset(keys)
-        for one, admitted in list(self._admitted.items()):
-            concerned = [wish for wish in admitted.wishes if not changed.isdisjoint(keys_of(wish))]
-            try:
-                permitted = all([await self._still(admitted.roles, wish) for wish in concerned])
-            except SluiceError as error:
-                known = False
-                self._ports.log("permission_unknown", error=str(error))
-                continue
-            if not permitted and self._admitted.get(one) is admitted:
+        changed = frozenset(keys)
+        found: dict[tuple[tuple[str, ...], Wish], bool | None] = {}
+        for number, (one, admitted) in enumerate(list(self._admitted.items()), 1):
+            if number % TURN == 0:
+                await self._ports.clock.sleep(REST_MS)
+            asked = [(tuple(admitted.roles), wish) for wish in admitted.wishes]
+            for each in asked:
+                if each not in found:
+                    found[each] = changed.isdisjoint(keys_of(each[1])) or await self._still(*each)
+            if any(found[each] is False for each in asked) and self._admitted.get(one) is admitted:
                 self._ports.log("revoked", role=admitted.roles[0], topic=admitted.wishes[0].topic)
                 admitted.on_revoked()
-        return known
+        return None not in found.values()
 
-    async def _still(self, roles: Sequence[str], wish: Wish) -> bool:
-        return self.permissions is None or await self.permissions.still(roles, wish)
+    async def _still(self, roles: Sequence[str], wish: Wish) -> bool | None:
+        """Whether these may go on; None: that is not known now."""
+        if self.permissions is None:
+            return True
+        try:
+            return await self.permissions.still(roles, wish)
+        except SluiceError as error:
+            self._ports.log("permission_unknown", error=str(error))
+            return None

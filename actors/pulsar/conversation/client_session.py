@@ -17,7 +17,8 @@ from actors.pulsar.conversation.intake import MOST_TEXT, Intake, Turn
 from actors.pulsar.conversation.openings import Openings
 from actors.pulsar.conversation.reader_seeks import Seeks
 from actors.pulsar.conversation.refusals import CommandRefused
-from actors.pulsar.conversation.wire_consumer import WireConsumer
+from actors.pulsar.conversation.unacked_bytes import UnackedShare
+from actors.pulsar.conversation.wire_consumer import ConsumingClient, WireConsumer
 from actors.pulsar.conversation.wire_producer import WireProducer
 from actors.signal import Signal
 from storage.errors import SluiceError
@@ -69,6 +70,7 @@ class ClientSession:
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
         self.intake = Intake(gateway.held, self.look)
+        self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
         self._asking: dict[Turn, tuple[str, Task]] = {}
         self._turns: dict[int, Turn] = {}
         self._sign = Signal()

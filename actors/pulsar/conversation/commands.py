@@ -242,9 +242,7 @@ class CommandHandlers:
         if asked.consumer_id in here.consumers:
             raise _opening("consumer")
         here.openings.check("subscribe", asked)
-        made = WireConsumer(
-            self._gateway, tp, asked.consumer_id, wanted, write=here.write, lost=here.send_away, alive=here.answers
-        )
+        made = WireConsumer(self._gateway, tp, asked.consumer_id, wanted, here.consuming)
         self._session.add_consumer(made, asked, wish)
         made.epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
         try:
@@ -453,6 +451,7 @@ class CommandHandlers:
             consumer_name=unquoted(consumer.asked.name),
             available_permits=max(consumer.permits, 0),
             unacked=consumer.unacknowledged(),
+            blocked=consumer.blocked,
             address=self._session.link.peer,
             type=consumer.asked.settings.type.title(),
             **answer,

@@ -35,6 +35,7 @@ from actors.pulsar.conversation.rate_shares import RateShares
 from actors.pulsar.conversation.rates import RateLimiter
 from actors.pulsar.conversation.schemas import Schemas
 from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.pulsar.conversation.unacked_bytes import UnackedBytes
 from actors.signal import Signal
 from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import SluiceError
@@ -183,6 +184,7 @@ class Gateway:
         self.moving: dict[tuple[str, int, str], Signal] = {}
         """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
         self.held, self.speakers = HeldBytes(), Speakers()
+        self.unacked = UnackedBytes(ports)
         self.access = AccessControl(ports)
         self.audit: Audit = nowhere
         """Told what clients have done, and what was refused."""

@@ -6,7 +6,7 @@ in which table and row a position is. What is done with many of them at once is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import NamedTuple
@@ -21,6 +21,8 @@ from actors.pulsar.conversation.acked_batch_sizes import open_rows
 _BITS = 20
 """A number is the table's, and in so many bits the row in it: a part has fewer rows than that."""
 _ROW = (1 << _BITS) - 1
+TABLE_BYTES, PIECE_BYTES, MESSAGE_BYTES = 1_350, 135, 27
+"""What a table costs with its part, and each piece and each message in it, without the messages' contents."""
 
 
 class Piece(NamedTuple):
@@ -40,24 +42,35 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Table:
-    """Pieces of one part. left: how many of them are still at the client."""
+    """Pieces of one part. left: how many of them are still at the client. messages: how many all of them were."""
 
     part: Received
     firsts: Ints
     counts: Ints
     indexes: Mapping[int, Ints]
     left: int
+    messages: int
 
 
 class UnackedFrames:
-    """All pieces that a client has and has not acknowledged."""
+    """All pieces that a client has and has not acknowledged. changed: told how many bytes more they cost, or less."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[int], None]) -> None:
+        self._changed = changed
         self._numbers: dict[int, int] = {}
         self._tables: dict[int, _Table] = {}
         self._made = 0
         self.messages = 0
         """How many messages all of the pieces are."""
+        self._kept = 0
+        self._bytes = 0
+
+    def _count_bytes(self) -> None:
+        """Tell what it costs now. kept: the messages of all tables."""
+        before = self._bytes
+        self._bytes = TABLE_BYTES * len(self._tables) + PIECE_BYTES * len(self._numbers) + MESSAGE_BYTES * self._kept
+        if self._bytes != before:
+            self._changed(self._bytes - before)
 
     def __contains__(self, position: object) -> bool:
         return position in self._numbers
@@ -67,14 +80,16 @@ class UnackedFrames:
 
     def add(self, part: Received, firsts: Ints, counts: Ints, positions: Ints, indexes: Mapping[int, Ints]) -> None:
         """n pieces of a part were sent; int64, n each. indexes: see Piece, by the number of the piece."""
-        many, before = len(positions), len(self._numbers)
-        self._tables[self._made] = _Table(part, firsts, counts, indexes, many)
+        many, messages, before = len(positions), int(counts.sum()), len(self._numbers)
+        self._tables[self._made] = _Table(part, firsts, counts, indexes, many, messages)
         base = self._made << _BITS
         self._numbers.update(zip(positions.tolist(), range(base, base + many), strict=True))
         self._made += 1
-        self.messages += int(counts.sum())
+        self.messages += messages
+        self._kept += messages
         if len(self._numbers) - before < many:
             self._recount()
+        self._count_bytes()
 
     def _recount(self) -> None:
         """Some positions were sent again, so their earlier tables do not have them any more."""
@@ -84,6 +99,7 @@ class UnackedFrames:
         for number, many in counted.items():
             self._tables[number].left = many
         self.messages = sum(piece.size for at in self if (piece := self.get(at)) is not None)
+        self._kept = sum(table.messages for table in self._tables.values())
 
     def get(self, position: int) -> Piece | None:
         """The piece that the client knows by this position."""
@@ -98,11 +114,13 @@ class UnackedFrames:
         number = self._numbers.pop(position)
         self.messages -= int(self._tables[number >> _BITS].counts[number & _ROW])
         self._done(number >> _BITS, 1)
+        self._count_bytes()
 
     def _done(self, number: int, many: int) -> None:
         table = self._tables[number]
         table.left -= many
         if not table.left:
+            self._kept -= table.messages
             del self._tables[number]
 
     def known(self, positions: Ints) -> npt.NDArray[np.bool_]:
@@ -125,6 +143,7 @@ class UnackedFrames:
             rows.append((table.part, ranges(table.firsts[which], counts[mine])))
             self._done(number, len(mine))
         self.messages -= int(counts.sum())
+        self._count_bytes()
         return rows, counts
 
     def oldest_half(self) -> Ints:

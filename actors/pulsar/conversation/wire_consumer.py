@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
 from actors.pulsar.conversation.rates import Passed
 from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.pulsar.conversation.unacked_bytes import UnackedShare
 from actors.pulsar.conversation.unacked_frames import UnackedFrames
 from actors.pulsar.conversation.wire_reader import LogReader
 from actors.signal import Signal
@@ -53,8 +54,8 @@ them, no more is fetched while so many bytes wait to be sent.
 """
 TAKING_BACK = TakingBack(shown_too=False)
 MOST_UNACKNOWLEDGED = 200_000
-"""Messages of which a reader's connection knows that they are not acknowledged. Of more, the first half counts as done:
-nothing of a reader is durable, and one that never acknowledges must not fill the memory.
+"""Messages of which a reader's connection knows that they are not acknowledged. Of more, or of more than its share, the
+first half counts as done: nothing of a reader is durable, and one that never acknowledges must not fill the memory.
 """
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
@@ -62,28 +63,31 @@ Rows = npt.NDArray[np.int64]
 NOTHING: Rows = np.empty(0, np.int64)
 
 
-class WireConsumer:
-    """One consumer of one connection.
+@dataclass(frozen=True, slots=True)
+class ConsumingClient:
+    """What a consumer has of its connection.
 
     write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life.
+    share: what it may leave unacknowledged.
     """
 
+    write: Callable[[bytes], None]
+    lost: Callable[[WireConsumer], None]
+    alive: Callable[[], Awaitable[bool]]
+    share: UnackedShare
+
+
+class WireConsumer:
+    """One consumer of one connection."""
+
     def __init__(
-        self,
-        gateway: Gateway,
-        tp: TopicPartition,
-        number: int,
-        asked: Asked,
-        *,
-        write: Callable[[bytes], None],
-        lost: Callable[[WireConsumer], None],
-        alive: Callable[[], Awaitable[bool]],
+        self, gateway: Gateway, tp: TopicPartition, number: int, asked: Asked, client: ConsumingClient
     ) -> None:
         self._gateway = gateway
         self.tp, self.number, self.asked = tp, number, asked
         self._key = tp.topic, tp.partition, asked.subscription
-        self._write, self._lost, self._alive = write, lost, alive
-        self._sent = UnackedFrames()
+        self._write, self._lost, self._alive, self._share = client.write, client.lost, client.alive, client.share
+        self._sent = UnackedFrames(self._share.change)
         self._unsent: deque[Received] = deque()
         self._size = MAX_MESSAGE_BYTES
         """Bytes of one message, by those that came last; the most as long as none came."""
@@ -138,7 +142,12 @@ class WireConsumer:
         return ConsumerCallbacks(on_received=self._received, on_event=self._on_event, taking_back=TAKING_BACK)
 
     def _has_sent_all(self) -> bool:
-        return not (self._unsent or self._choked or self._full)
+        return not (self._unsent or self._choked or self._full or self.blocked)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it gets nothing because too much is not acknowledged."""
+        return self._share.full and not self.is_reader
 
     @property
     def is_reader(self) -> bool:
@@ -235,6 +244,9 @@ class WireConsumer:
     def _send_some(self) -> None:
         ready = deque[RowRange]() if self._whole is None else self._whole.ready
         while (ready or self._unsent) and not (self._choked or self._noting or self.closed):
+            if self.blocked:
+                self._share.wait(self._send)
+                return
             part = ready[0].part if ready else self._unsent[0]
             if not part.revoked and self._part.lease_over():
                 if not self._waiting:
@@ -308,7 +320,7 @@ class WireConsumer:
             self._noting = True
             gateway.ports.spawn(self._pause(wait), "rate")
         self._let_go(stretch)
-        if self.is_reader and self._sent.messages > MOST_UNACKNOWLEDGED:
+        if self.is_reader and (self._sent.messages > MOST_UNACKNOWLEDGED or self._share.full):
             for one, rows in self._sent.take(self._sent.oldest_half())[0]:
                 self._part.acknowledge(one, rows)
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from actors.policies.authorization import of_topic as of_a_topic
 from actors.policies.namespaces import Namespaces
 from actors.policies.permission_cache import FRESH_MS
 from actors.policies.permissions import Permissions
 from actors.policies.policy_records import of_namespace, of_topic
 from actors.pulsar.codec.protocol import NOT_OFFERED, ServerError
+from actors.pulsar.conversation import access_control
 from actors.pulsar.conversation.client_connection import ClientConnection
 from actors.pulsar.conversation.commands import CommandHandlers
+from actors.pulsar.conversation.gateway import Gateway
 from storage.errors import Unavailable
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
@@ -82,6 +85,13 @@ async def granted(clients: Clients) -> Permissions:
     await said.grant_subscription("public/default", "kept", ["clerk"])
     clients.enforce()
     return said
+
+
+def gateway_of(clients: Clients) -> Gateway:
+    """The first one."""
+    actor = clients.broker.world.process(GATEWAYS[0]).actor
+    assert isinstance(actor, SimGateway)
+    return actor.gateway
 
 
 async def refused(wire: Wire, name: str, **values: Any) -> bool:
@@ -210,8 +220,7 @@ def test_a_right_that_goes_while_something_opens(what: str) -> None:
     async def scenario(clients: Clients) -> None:
         said = await granted(clients)
         wire = await clients.enter("c0", GATEWAYS[0], "everywhere" if what == "consumer" else "writer")
-        actor = clients.broker.world.process(GATEWAYS[0]).actor
-        assert isinstance(actor, SimGateway)
+        gateway = gateway_of(clients)
 
         async def revoked(*_: Any) -> None:
             await said.revoke(SPACE, "everywhere")
@@ -219,11 +228,35 @@ def test_a_right_that_goes_while_something_opens(what: str) -> None:
             await clients.broker.ports.clock.sleep(2 * FRESH_MS)
 
         for name in ("check_producer", "check_consumer"):
-            setattr(actor.gateway.head_count, name, revoked)
+            setattr(gateway.head_count, name, revoked)
         with pytest.raises(Refusal) as told:
             await (clients.producer(wire, "till", SHARED) if what == "producer" else clients.consumer(wire, MANY, "a"))
         assert told.value.code == ServerError.AUTHORIZATION
-        assert not actor.gateway.producers
-        assert not actor.gateway.consumers
+        assert not gateway.producers
+        assert not gateway.consumers
+
+    with_gateways(scenario)
+
+
+def test_others_have_their_turn_while_many_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right changes by which twenty producers live: the last is not looked at before something else could be done."""
+    monkeypatch.setattr(access_control, "TURN", 5)
+
+    async def scenario(clients: Clients) -> None:
+        said = await granted(clients)
+        access, left, between = gateway_of(clients).access, list[str](), list[int]()
+        for number in range(20):
+            access.admit(number, ("writer",), (of_a_topic("produce", "orders"),), lambda: left.append("writer"))
+
+        async def another() -> None:
+            while len(left) < 20:
+                between.append(len(left))
+                await clients.broker.ports.clock.sleep(1)
+
+        await clients.broker.ports.clock.sleep(FRESH_MS)  # until the gateway knows how many changes there were before
+        clients.broker.ports.spawn(another(), "another")
+        await said.revoke(TOPIC, "writer")
+        await clients.broker.until(lambda: len(left) == 20)
+        assert set(between) & {4, 9, 14, 19}
 
     with_gateways(scenario)

@@ -1,4 +1,7 @@
-"""What a client has and does not acknowledge is known by its ids alone; what it gives back is read again."""
+"""What a client has and does not acknowledge is known by its ids alone, and even of these there is a most.
+
+What a reader reads again is in test_readers.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import pytest
 from actors.consumer.held import Received
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import command
+from actors.pulsar.conversation import unacked_bytes
+from actors.pulsar.conversation.unacked_frames import MESSAGE_BYTES, PIECE_BYTES, TABLE_BYTES
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Wire, batch_frame, message_id
 
@@ -49,9 +54,9 @@ async def come(clients: Clients, count: int) -> None:
     await clients.broker.quiet(100)
 
 
-def redeliver(wire: Wire, *ids: Any) -> None:
-    """Give these back; none: all that are not acknowledged."""
-    wire.write(encode(command("redeliver", consumer_id=0, message_ids=[*ids])))
+def redeliver(wire: Wire) -> None:
+    """Give everything back that is not acknowledged."""
+    wire.write(encode(command("redeliver", consumer_id=0)))
 
 
 @pytest.mark.parametrize("size", [1, SIZE])
@@ -92,18 +97,78 @@ def test_rows_of_batches_that_were_cut_are_let_go(kind: int) -> None:
     with_gateways(scenario)
 
 
-def test_a_reader_reads_again_what_is_not_acknowledged() -> None:
+def few(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """A gateway has memory for so many pieces, each a part of its own, and a connection for a fifth of them anyway."""
+    each = TABLE_BYTES + PIECE_BYTES + MESSAGE_BYTES
+    monkeypatch.setattr(unacked_bytes, "MOST_BYTES", pieces * each)
+    monkeypatch.setattr(unacked_bytes, "OWN_BYTES", pieces * each // 5)
+    monkeypatch.setattr(unacked_bytes, "STEP", each)
+
+
+async def floods(clients: Clients, kind: int, *consumers: str) -> list[Wire]:
+    """Consumers of a subscription each, which acknowledge nothing; then everything is sent, one by one."""
+    wires = []
+    for name in consumers:
+        wires.append(await clients.join(name, GATEWAYS[0]))
+        await clients.consumer(wires[-1], kind, name, subscription=name)
+    writer = await clients.join("writer", GATEWAYS[0])
+    await clients.producer(writer, "till", SHARED)
+    for number in EVERYTHING:
+        await send(clients, writer, range(number, number + 1))
+    await clients.broker.quiet(1_000)
+    return wires
+
+
+async def acknowledged(clients: Clients, wire: Wire, name: str) -> None:
+    """A client acknowledges what it has, and what comes then, until it has everything."""
+    done = 0
+    while len(set(clients.numbers(name))) < COUNT:
+        await clients.broker.until(lambda done=done: len(clients.ids.get(name, [])) > done)  # type: ignore[misc]
+        ids, done = clients.ids[name][done:], len(clients.ids[name])
+        await wire.ask("ack", consumer_id=0, message_id=[message_id(at) for at in ids])
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, MANY, FAILOVER, KEYED])
+def test_who_never_acknowledges_gets_half_and_others_go_on(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    """It goes on as well once it acknowledges."""
+    few(monkeypatch, 60)
+
+    async def scenario(clients: Clients) -> None:
+        [wire] = await floods(clients, kind, "c0")
+        before = clients.numbers("c0")
+        assert 10 <= len(before) < 100
+        other = await clients.join("c1", GATEWAYS[0])
+        await clients.consumer(other, kind, "b", subscription="other")
+        await acknowledged(clients, other, "c1")
+        assert clients.numbers("c0") == before
+        await acknowledged(clients, wire, "c0")
+        assert sorted(clients.numbers("c0")) == EVERYTHING
+
+    with_gateways(scenario)
+
+
+def test_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch, 60)
+
+    async def scenario(clients: Clients) -> None:
+        first, second = await floods(clients, EXCLUSIVE, "c0", "c1")
+        before = len(clients.numbers("c1"))
+        stats = await second.ask("consumer_stats", consumer_id=0)
+        assert (stats.blocked, stats.unacked) == (True, before)
+        await first.ask("close_consumer", consumer_id=0)
+        await clients.broker.until(lambda: len(clients.numbers("c1")) > before)
+
+    with_gateways(scenario)
+
+
+def test_a_reader_that_never_acknowledges_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgets what it was sent first."""
+    few(monkeypatch, 20)
+
     async def scenario(clients: Clients) -> None:
         wire = await sent(clients, size=1)
         await clients.consumer(wire, EXCLUSIVE, "a", **READER)
         await come(clients, COUNT)
-        ids = [message_id(each.position) for each in clients.came["c0"]]
-        wire.say("ack", consumer_id=0, ack_type=0, message_id=ids[10:20])
-        redeliver(wire, ids[30], ids[25], ids[15])
-        await come(clients, COUNT + 2)
-        assert clients.numbers("c0")[COUNT:] == [25, 30]
-        redeliver(wire)
-        await come(clients, COUNT + 2 + COUNT - 10)
-        assert clients.numbers("c0")[COUNT + 2 :] == [*range(10), *range(20, COUNT)]
+        assert clients.numbers("c0") == EVERYTHING
 
     with_gateways(scenario)

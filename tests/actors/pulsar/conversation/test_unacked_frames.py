@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.consumer.held import Received
+from actors.consumer.held import Holding, Received
 from actors.pulsar.codec.message_ids import position_of, read_ids
 from actors.pulsar.codec.protocol import AckCommand, MalformedCommand, MessageId, command
 from actors.pulsar.codec.send_decoder import decode_sends
-from actors.pulsar.conversation.unacked_frames import UnackedFrames
+from actors.pulsar.conversation.unacked_frames import MESSAGE_BYTES, PIECE_BYTES, TABLE_BYTES, UnackedFrames
 from tests.actors.pulsar.made import NOW, batch, part
 
 PLACES = range(12)
@@ -36,7 +38,8 @@ steps = st.lists(
 
 @given(steps)
 def test_what_is_taken_is_what_was_sent_last(given_steps: list[tuple[str, list[int]]]) -> None:
-    sent = UnackedFrames()
+    told: list[int] = []
+    sent = UnackedFrames(told.append)
     model: dict[int, tuple[Received, int, int]] = {}
     for do, positions in given_steps:
         if do == "add":
@@ -53,6 +56,9 @@ def test_what_is_taken_is_what_was_sent_last(given_steps: list[tuple[str, list[i
             assert counts.tolist() == [0 if one is None else one[2] for one in taken]
             expected = sorted((id(p), row) for p, first, n in filter(None, taken) for row in range(first, first + n))
             assert sorted((id(p), row) for p, several in rows for row in several.tolist()) == expected
+        parts = len({id(some) for some, _, _ in model.values()})
+        least = TABLE_BYTES * parts + PIECE_BYTES * len(model) + MESSAGE_BYTES * sent.messages
+        assert sum(told) >= least if model else sum(told) == 0
         assert list(sent) == list(model)
         assert sent.messages == sum(n for _, _, n in model.values())
         assert sent.known(np.array(PLACES)).tolist() == [at in model for at in PLACES]
@@ -60,6 +66,42 @@ def test_what_is_taken_is_what_was_sent_last(given_steps: list[tuple[str, list[i
             piece = sent.get(at)
             assert piece is not None
             assert (piece.part, piece.first, piece.size) == (some, first, n)
+
+
+@pytest.mark.parametrize(("rows", "each"), [(1, 1), (10, 1), (1_000, 1), (1_000, 100), (1_000, 1_000)])
+def test_what_is_counted_is_what_it_costs(rows: int, each: int) -> None:
+    """Within a fifth, with what the consumer keeps of each part and without the messages' contents."""
+    told: list[int] = []
+    sent, holding, at = UnackedFrames(told.append), Holding(), 1 << 40
+
+    def add(at: int) -> None:
+        positions = np.arange(at, at + rows, dtype=np.int64)
+        some = Received(
+            rows=pa.record_batch({"payload": [b""] * rows}),
+            partition=0,
+            positions=positions,
+            dispatch=positions.copy(),
+            redeliveries=np.zeros(rows, np.uint8),
+            deliver_at=np.zeros(rows, np.int64),
+            epoch=1,
+            session=1,
+        )
+        some.release()
+        holding.add(some)
+        firsts = np.arange(0, rows, each)
+        sent.add(some, firsts, np.full(len(firsts), each), positions[firsts], {})
+
+    add(at)
+    counted = sum(told)
+    tracemalloc.start()
+    try:
+        for _ in range(max(20_000 // rows, 20)):
+            at += rows
+            add(at)
+        cost, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.8 <= cost / (sum(told) - counted) <= 1.2
 
 
 numbers = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
