@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.wire import Blob, Reply, Request
 from storage.frame import Buffer
+from storage.history import PayloadColumns
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
@@ -204,6 +205,9 @@ class Tables(Protocol):
 
         Fine to repeat. Raises Unavailable, Conflict, Corrupt; the outcome is unknown.
         """
+
+    async def columns(self, topic: str) -> PayloadColumns | None:
+        """What makes columns of the payloads of a topic that has, or has had, schemas. Raises Unavailable."""
 
 
 class Rng(Protocol):

@@ -167,9 +167,13 @@ class HistoryScan:
             for part in ledger.offloaded.parts
         ]
 
-    def days(self, one: StoredObject) -> tuple[int, int]:
-        """The first and the last day of an object's messages, since 1970. Raises NotFound, Unavailable, Corrupt."""
-        return _columns(read_objects(self._urls.objects, self._urls.endpoint), one.part).days()
+    def described(self, one: StoredObject) -> tuple[tuple[int, int], pa.Schema]:
+        """The first and the last day of an object's messages, since 1970, and its columns of what payloads say.
+
+        Raises NotFound, Unavailable, Corrupt.
+        """
+        columns = _columns(read_objects(self._urls.objects, self._urls.endpoint), one.part)
+        return columns.days(), columns.of_payloads()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

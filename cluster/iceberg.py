@@ -2,7 +2,8 @@
 
 The table's files are the objects themselves (storage.history): nothing is written twice. It is partitioned by the day
 of the publish time. A file belongs to one day; an object whose messages lie on several is copied, a file for each day.
-The table's order is by publish time, which is that of the log as far as the clocks of the producers agree.
+The table's order is by publish time, which is that of the log as far as the clocks of the producers agree. Its columns
+are those of the history, and those that the objects have of what payloads say, added when they first come.
 
 **The table follows the partitions' records** (actors.ledger.record), which alone say what there is. `follow` compares
 the objects that they name with the files of the newest snapshot, and commits the difference at once: files that came
@@ -42,6 +43,9 @@ from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import (
     BinaryType,
+    BooleanType,
+    DateType,
+    DoubleType,
     IcebergType,
     IntegerType,
     LongType,
@@ -70,6 +74,10 @@ _PLAIN: dict[pa.DataType, IcebergType] = {
     pa.binary(): BinaryType(),
     pa.string(): StringType(),
     pa.timestamp("ms", "UTC"): TimestamptzType(),
+    pa.timestamp("us", "UTC"): TimestamptzType(),
+    pa.float64(): DoubleType(),
+    pa.bool_(): BooleanType(),
+    pa.date32(): DateType(),
 }
 
 
@@ -187,6 +195,8 @@ class IcebergTable:
         if not came and not went:
             return TableChange()
         change = TableChange(added=_ledgers(came), gone=sorted({_ledger_in(file.file_path) for file in went}))
+        described = [self._scan.described(one) for one in came]
+        table = self._with_columns(table, pa.unify_schemas([pa.schema([]), *(columns for _, columns in described)]))
         for file in went:
             if _is_copy(table, file.file_path):  # the objects are their owner's to delete
                 table.io.delete(file.file_path)
@@ -194,8 +204,8 @@ class IcebergTable:
         with table.transaction() as transaction:
             snapshots = transaction.update_snapshot({name: text for name, text in said.items() if text})
             with snapshots.overwrite() if went else snapshots.fast_append() as snapshot:
-                for one in came:
-                    for path in self._files(table, one):
+                for one, (days, _) in zip(came, described, strict=True):
+                    for path in self._files(table, one, days):
                         snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
                 for file in went:
                     snapshot.delete_data_file(file)
@@ -203,24 +213,41 @@ class IcebergTable:
         change.snapshot = 0 if newest is None else newest.snapshot_id
         return change
 
-    def _files(self, table: Table, one: StoredObject) -> Iterator[str]:
-        """The files that hold an object's messages, each of one day: itself, or copies.
+    def _with_columns(self, table: Table, columns: pa.Schema) -> Table:
+        """The table with these columns, of what payloads say; committed before files that have them.
+
+        One that is there with another type is of a topic of the same name that was deleted: the new one takes its name.
+        """
+        schema = table.schema()
+        known = {name: schema.find_field(name).field_type for name in schema.column_names if name in columns.names}
+        wanted = {column.name: _PLAIN[column.type] for column in columns}
+        added = {name: kind for name, kind in wanted.items() if known.get(name) != kind}
+        if not added:
+            return table
+        with table.update_schema() as update:
+            for name, kind in added.items():
+                if name in known:
+                    update.delete_column(name)
+                update.add_column(name, kind)
+        return self._catalog.load_table(self.identifier)
+
+    def _files(self, table: Table, one: StoredObject, days: tuple[int, int]) -> Iterator[str]:
+        """The files that hold an object's messages of these days, each of one day: itself, or copies.
 
         Raises NotFound, FileNotFoundError.
         """
-        first_day, last_day = self._scan.days(one)
-        if first_day == last_day:
+        if days[0] == days[1]:
             yield one.url
             return
         from pyarrow import parquet
 
         with table.io.new_input(one.url).open() as source:
             rows = parquet.read_table(source)
-        days = pc.floor_temporal(rows.column("publish_time"), unit="day")
-        for day in pc.unique(days):
+        each = pc.floor_temporal(rows.column("publish_time"), unit="day")
+        for day in pc.unique(each):
             path = f"{_copies(table)}{_name_of(one)}~{day.as_py():%Y-%m-%d}.parquet"
             with table.io.new_output(path).create(overwrite=True) as sink:
-                parquet.write_table(rows.filter(pc.equal(days, day)), sink, compression="zstd", store_schema=False)
+                parquet.write_table(rows.filter(pc.equal(each, day)), sink, compression="zstd", store_schema=False)
             yield path
 
     def expire(self, older_than: timedelta | None = None) -> int:

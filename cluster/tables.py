@@ -1,5 +1,7 @@
 """The catalog that a cluster's settings name, and the tables in it. Implements actors.ports.Tables.
 
+Where there is a catalog, what leaves has columns for the fields of a topic's schema (cluster.schema_columns).
+
 pyiceberg is the extra `iceberg`, and a process imports it with the first commit. What a catalog wants to be shown, such
 as a token, stands where pyiceberg looks for it (the variable PYICEBERG_CATALOG__SLUICE__TOKEN, or ~/.pyiceberg.yaml).
 """
@@ -14,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.history_scan import StoreUrls
-from storage.errors import Invalid, NotFound, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.history import PayloadColumns
 
 COMMIT_S = 60
 """A commit that takes longer is taken for lost; the next one compares again."""
@@ -22,8 +25,9 @@ COMMIT_S = 60
 
 def check_catalog(catalog: str) -> None:
     """Raises Invalid, in one line, if a catalog is named that cannot be used."""
-    if catalog and find_spec("pyiceberg") is None:
-        raise Invalid("iceberg_catalog needs pyiceberg: pip install 'sluice[iceberg]'")
+    for package in ("pyiceberg", "fastavro") if catalog else ():
+        if find_spec(package) is None:
+            raise Invalid(f"iceberg_catalog needs {package}: pip install 'sluice[iceberg]'")
     if catalog and "://" not in catalog:
         raise Invalid(f"iceberg_catalog {catalog} is no catalog: give sqlite:///FILE or http://HOST:PORT")
 
@@ -34,6 +38,7 @@ class CatalogTables:
     def __init__(self, catalog: str, warehouse: str, urls: StoreUrls) -> None:
         self._catalog, self._warehouse, self._urls = catalog, warehouse, urls
         self._thread = ThreadPoolExecutor(1, "tables")
+        self._looking = ThreadPoolExecutor(1, "schemas")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> CatalogTables | None:
@@ -53,6 +58,21 @@ class CatalogTables:
             raise Unavailable(f"the catalog {self._catalog} does not answer within {COMMIT_S} s") from None
         except NotFound as error:
             raise Unavailable(str(error)) from error
+
+    async def columns(self, topic: str) -> PayloadColumns | None:
+        """See actors.ports.Tables. A commit that waits for the catalog holds it not up."""
+        look = asyncio.get_running_loop().run_in_executor(self._looking, self._columns, topic)
+        try:
+            return await asyncio.wait_for(look, COMMIT_S)
+        except TimeoutError:
+            raise Unavailable(f"the schemas of {topic} do not come within {COMMIT_S} s") from None
+        except (NotFound, Corrupt) as error:
+            raise Unavailable(str(error)) from error
+
+    def _columns(self, topic: str) -> PayloadColumns | None:
+        from cluster.schema_columns import SchemaColumns  # only who needs it pays for protobuf
+
+        return SchemaColumns.of_topic(self._urls, topic)
 
     def _follow(self, topic: str) -> None:
         check_catalog(self._catalog)

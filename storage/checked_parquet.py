@@ -110,25 +110,29 @@ def read_footer(tail: bytes, crc: int) -> tuple[Any, dict[str, Any]]:
         raise Corrupt(f"the footer cannot be read: {error}") from error
 
 
-def read_group(footer: CheckedFooter, number: int, data: bytes) -> pa.Table:
-    """The rows of a row group, from its bytes. Raises Corrupt if they are not those with its checksum."""
+def read_group(footer: CheckedFooter, number: int, data: bytes, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a row group, from its bytes. columns: None is all. Raises Corrupt if the checksum is another one."""
     group = footer.groups[number]
     if len(data) != group.length or google_crc32c.value(data) != group.crc:
         raise Corrupt(f"row group {number} does not fit its checksum")
-    return read_pieces(footer, number, [(group.start, data)])
+    return read_pieces(footer, number, [(group.start, data)], columns, pages=False)  # all bytes were compared
 
 
 def read_pieces(
-    footer: CheckedFooter, number: int, pieces: list[tuple[int, bytes]], columns: list[str] | None = None
+    footer: CheckedFooter,
+    number: int,
+    pieces: list[tuple[int, bytes]],
+    columns: list[str] | None,
+    *,
+    pages: bool = True,
 ) -> pa.Table:
     """Columns of a row group, None: all, from pieces of the file: where each begins, and its bytes, in order.
 
-    Of single columns the checksum of each page is compared. Raises Corrupt.
+    pages: compare the checksum of each page. Raises Corrupt.
     """
     from pyarrow import parquet
 
     source = pa.PythonFile(_Pieces(pieces, footer.size), "r")
-    pages = columns is not None  # of a whole row group the checksum of all its bytes was compared
     try:
         file = parquet.ParquetFile(source, metadata=footer.metadata, pre_buffer=False, page_checksum_verification=pages)
         return file.read_row_group(number, columns=columns)

@@ -9,6 +9,8 @@ batch (storage.batch), and these:
     producer        string          who sent the run, as the topic knows it
     sequence        int64           the number that this producer gave the message
 
+Behind these there may be columns of what the payloads say (`PayloadColumns`), for others: a run is made without them.
+
 `publish_time` is a timestamp as well; `event_time` stays a number, because clients may send any.
 
 A row group holds whole runs, so a position is found in one row group. What Parquet has no place for stands in the
@@ -26,7 +28,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +67,17 @@ REPEATING = ["ledger", "key", "ordering_key", "producer"]
 """Columns that are worth a dictionary."""
 
 
+class PayloadColumns(Protocol):
+    """Makes columns of what payloads say, all that a topic has at a time. Safe in any thread."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, none of which is in SCHEMA."""
+
+    def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
+        """The columns for rows with SCHEMA, and how many payloads did not decode. Never raises for what they hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """Runs first_run .. stop_run-1, which begin at first_entry; bytes start .. start+length-1 of the file."""
@@ -79,18 +92,23 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class SealedPart(SealedFile):
-    """A part. headers: of the runs that it was made of, in order."""
+    """A part. headers: of the runs that it was made of, in order. undecoded: payloads that say nothing in columns."""
 
     headers: list[Header]
+    undecoded: int = 0
 
 
 class PartWriter:
-    """Makes one file. first_run, first_entry: where it begins in its ledger."""
+    """Makes one file. first_run, first_entry: where it begins in its ledger. columns: what stands beside the rows."""
 
-    def __init__(self, ledger: int, first_run: int, first_entry: int) -> None:
+    def __init__(self, ledger: int, first_run: int, first_entry: int, columns: PayloadColumns | None = None) -> None:
         self._ledger = ledger
         self._next_run, self._next_entry = first_run, first_entry
-        self._file = CheckedWriter(SCHEMA, REPEATING)
+        self._columns = columns
+        self._undecoded = 0
+        more = [] if columns is None else list(columns.schema)
+        text = [field.name for field in more if field.type == pa.string()]
+        self._file = CheckedWriter(pa.schema([*SCHEMA, *more]), [*REPEATING, *text])
         self._groups: list[RowGroup] = []
         self._headers: list[Header] = []
         self.bytes = 0
@@ -104,14 +122,24 @@ class PartWriter:
                 raise Corrupt(f"run {header.run} does not follow the one before it in ledger {self._ledger}")
             self._next_run, self._next_entry = header.run + 1, header.last_entry + 1
             self._headers.append(header)
-        where = self._file.add(rows_of_runs(frames))
+        where = self._file.add(self._rows(frames))
         self._groups.append(RowGroup(first_run, self._next_run, first_entry, *where))
         self.bytes += sum(len(frame.payload) for frame in frames)
+
+    def _rows(self, frames: Sequence[Frame]) -> pa.Table:
+        """The rows of runs with all columns."""
+        rows = rows_of_runs(frames)
+        if self._columns is not None:
+            more, undecoded = self._columns.of(rows)
+            self._undecoded += undecoded
+            for field, column in zip(self._columns.schema, more, strict=True):
+                rows = rows.append_column(field, column)
+        return rows
 
     def finish(self) -> SealedPart:
         """The file; nothing can be added any more."""
         file = self._file.finish(_said(self._groups, self._headers))
-        return SealedPart(file.data, file.footer_bytes, file.footer_crc, self._headers)
+        return SealedPart(file.data, file.footer_bytes, file.footer_crc, self._headers, self._undecoded)
 
 
 class PartFooter:
@@ -227,7 +255,7 @@ def decode_footer(tail: bytes, size: int, crc: int) -> PartFooter:
 
 def decode_group(footer: PartFooter, number: int, data: bytes) -> GroupRows:
     """The rows of a row group, from its bytes. Raises Corrupt if they are not those with its checksum."""
-    return GroupRows(footer, number, read_group(footer, number, data))
+    return GroupRows(footer, number, read_group(footer, number, data, SCHEMA.names))
 
 
 def same_rows(found: Frame, wanted: Frame) -> bool:

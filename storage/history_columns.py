@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from storage.checked_parquet import read_pieces
 from storage.errors import Corrupt
-from storage.history import PartFooter
+from storage.history import SCHEMA, PartFooter
 
 DAY_MS = 86_400_000
 GAP_BYTES = 16 * 1024
@@ -123,6 +123,10 @@ class PartColumns:
         if len(times) < 2 * len(known):
             raise Corrupt("its footer does not say when its messages were published")
         return min(times) // DAY_MS, max(times) // DAY_MS
+
+    def of_payloads(self) -> pa.Schema:
+        """The columns that are not those of every file (storage.history.PayloadColumns)."""
+        return pa.schema([field for field in self._metadata.schema.to_arrow_schema() if field.name not in SCHEMA.names])
 
     def stop_entry(self, number: int, last: int) -> int:
         """The entry behind a row group, of entries up to `last`."""

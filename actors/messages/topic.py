@@ -394,6 +394,8 @@ class OffloadStatus(Reply, kw_only=True):
     ledger: what is being written, 0 for none; runs_done of its runs_all runs are. asked: an operator's request is not
     done. error: why the last try failed. offloaded_bytes, bookie_bytes: payload of ledgers in the object store, and of
     those on bookies; a ledger may be in both. first_left: the first position that is not in the store, -1 for none.
+    undecoded: of the messages that have left since this owner began, so many payloads were not what the topic's schema
+    says, and have no values in the columns of its fields.
     """
 
     ledger: int = 0
@@ -405,6 +407,7 @@ class OffloadStatus(Reply, kw_only=True):
     offloaded_bytes: int = 0
     bookie_bytes: int = 0
     first_left: int = -1
+    undecoded: int = 0
 
 
 class Offload(Request[OffloadStatus], kw_only=True):

@@ -44,7 +44,7 @@ from storage.batch import MAX_KEY_BYTES, decode_body
 from storage.erasure import holds
 from storage.errors import Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from storage.frame import Header
-from storage.history import GroupRows, PartFooter, PartWriter, same_rows
+from storage.history import GroupRows, PartFooter, PartWriter, PayloadColumns, same_rows
 from storage.history_columns import PartColumns, Selection
 from storage.position import MAX_ENTRY
 
@@ -55,12 +55,14 @@ KEPT = 64
 DELETE_TIMEOUT = 10_000
 
 Offload = Callable[[LedgerRecord], Awaitable[None]]
+Columns = Callable[[], Awaitable[PayloadColumns | None]]
 
 
 class Erasing:
     """The erasing of one partition's owner. Its turns come one after another, and never beside those of Offloading.
 
-    offload: writes a ledger into the object store and names it. forget: what is in memory of ledgers.
+    offload: writes a ledger into the object store and names it. columns: what stands beside the rows of objects.
+    forget: what is in memory of ledgers.
     """
 
     def __init__(
@@ -70,11 +72,12 @@ class Erasing:
         bookies: Bookies,
         objects: StoredObjects,
         offload: Offload,
+        columns: Columns,
         compaction: Compaction,
         forget: Callable[[list[int]], None],
     ) -> None:
         self._ports, self._log, self._bookies, self._objects = ports, log, bookies, objects
-        self._offload, self._compaction, self._forget = offload, compaction, forget
+        self._offload, self._columns, self._compaction, self._forget = offload, columns, compaction, forget
         self._clean: dict[int, tuple[bytes, ...]] = {}
         """Keys of which a ledger was found to hold nothing."""
         self._not_before = 0
@@ -261,7 +264,7 @@ class Erasing:
         """
         history = self._log.reader.history
         footer = await history.footer(part)
-        writer = PartWriter(ledger.id, part.first_run, part.first_entry)
+        writer = PartWriter(ledger.id, part.first_run, part.first_entry, await self._columns())
         for number in range(len(footer.groups)):
             self._log.check()
             rows, found = await self._group_without(part, footer, number, keys)

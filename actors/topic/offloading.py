@@ -44,11 +44,14 @@ NEVER = -1
 
 @dataclass(slots=True)
 class OffloadState:
-    """How the offloading of a partition stands. error: why the last try failed; empty if it did not."""
+    """How the offloading of a partition stands. error: why the last try failed; empty if it did not. undecoded: see
+    OffloadStatus.
+    """
 
     running: int = 0
     runs_done: int = 0
     runs_all: int = 0
+    undecoded: int = 0
     error: str = ""
 
 
@@ -128,6 +131,7 @@ class Offloading:
             ledger=state.running,
             runs_done=state.runs_done,
             runs_all=state.runs_all,
+            undecoded=state.undecoded,
             asked=self.wanted,
             error=state.error or self.table.error,
             offloaded_ledgers=len(stored),
@@ -200,7 +204,7 @@ class Offloading:
         self.state.running, self.state.runs_done, self.state.runs_all = ledger.id, 0, ledger.last_run + 1
         parts: list[HistoryPart] = []
         try:
-            await self._write(ledger, parts)
+            undecoded = await self._write(ledger, parts)
         except SluiceError:
             self.objects.unwanted(part.name for part in parts)
             raise
@@ -218,11 +222,15 @@ class Offloading:
         newest = self._log.record.ledger(ledger.id)
         if newest is None or newest.offloaded is None or newest.offloaded.parts != tuple(parts):
             self.objects.unwanted(part.name for part in parts)
+        self.state.undecoded += undecoded
         self._ports.log("offloaded", ledger=ledger.id, runs=ledger.last_run + 1, objects=len(parts))
 
-    async def _write(self, ledger: LedgerRecord, parts: list[HistoryPart]) -> None:
-        """Write and compare all of a ledger; parts: what is in the store, complete or not, is put here."""
-        run = entry = 0
+    async def _write(self, ledger: LedgerRecord, parts: list[HistoryPart]) -> int:
+        """Write and compare all of a ledger; how many payloads did not decode.
+
+        parts: what is in the store, complete or not, is put here.
+        """
+        run = entry = undecoded = 0
         while run <= ledger.last_run:
             sealed = await self._sealed(ledger, run, entry)
             part = self._named(ledger, sealed, run, entry)
@@ -230,12 +238,14 @@ class Offloading:
             await self.objects.put(part.name, sealed.data)
             await self._compare(ledger, part, sealed)
             run, entry = sealed.headers[-1].run + 1, sealed.headers[-1].last_entry + 1
+            undecoded += sealed.undecoded
         if entry != ledger.last_entry + 1:
             raise Corrupt(f"ledger {ledger.id} ends at entry {entry - 1}, not {ledger.last_entry}")
+        return undecoded
 
     async def _sealed(self, ledger: LedgerRecord, first_run: int, first_entry: int) -> SealedPart:
         """The next file of a ledger: as many whole runs as fit."""
-        writer = PartWriter(ledger.id, first_run, first_entry)
+        writer = PartWriter(ledger.id, first_run, first_entry, await self.table.columns())
         run = first_run
         while run <= ledger.last_run and writer.bytes < PART_BYTES:
             frames: list[Frame] = []

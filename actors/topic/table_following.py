@@ -13,6 +13,7 @@ from collections.abc import Callable
 from actors.ports import Ports
 from actors.topic.log import PartitionLog
 from storage.errors import SluiceError
+from storage.history import PayloadColumns
 
 RETRY_MS = 30_000
 """After a commit that did not work, so long none is tried."""
@@ -41,6 +42,10 @@ class TableFollowing:
     def due(self) -> bool:
         """Whether the table is behind, and it is time to try."""
         return self.behind and self._ports.clock.monotonic() >= self._not_before
+
+    async def columns(self) -> PayloadColumns | None:
+        """What makes columns of payloads for the table; None without one. Raises Unavailable."""
+        return None if self._ports.tables is None else await self._ports.tables.columns(self._topic)
 
     async def turn(self) -> None:
         """Let it follow, if it is behind. What fails is told in `error` and tried again."""

@@ -51,7 +51,14 @@ class Upkeep:
         self.offloading = Offloading(ports, log, topic, partition)
         self.compaction = Compaction(ports, log, topic, partition, lambda: self.marks)
         self.erasing = Erasing(
-            ports, log, bookies, self.offloading.objects, self.offloading.offload, self.compaction, self._drop
+            ports,
+            log,
+            bookies,
+            self.offloading.objects,
+            self.offloading.offload,
+            self.offloading.table.columns,
+            self.compaction,
+            self._drop,
         )
         self._ports = ports
         self._bookies = bookies

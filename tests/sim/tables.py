@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from actors.ledger.record import record_key, unpack_record
 from storage.errors import Unavailable
 from tests.sim.meta import MetaStore, Trouble
 from tests.sim.objects import ObjectStore
 
 COMMIT_MS = 20
+
+
+class SimColumns:
+    """Each payload once more, beside itself. What is empty says nothing, and what ends in a digit does not decode."""
+
+    schema = pa.schema([pa.field("again", pa.binary())])
+
+    def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
+        """See storage.history.PayloadColumns."""
+        payloads = rows.column("payload").combine_chunks()
+        digit = pc.match_substring_regex(payloads, "[0-9]$")
+        nothing = pc.or_(pc.equal(pc.binary_length(payloads), 0), digit)
+        return [pc.if_else(nothing, pa.scalar(None, pa.binary()), payloads)], int(pc.sum(digit).as_py() or 0)
 
 
 class TableCatalog:
@@ -38,6 +54,13 @@ class TableCatalog:
         self.commits += 1
         await trouble.after(machine)
 
+    async def columns(self, machine: str) -> SimColumns:
+        """What makes columns of payloads, unless it is away."""
+        trouble = self.trouble
+        trouble.faults, trouble.cut = self._objects.trouble.faults, self._objects.trouble.cut
+        await trouble.before(machine)
+        return SimColumns()
+
 
 class SimTables:
     """The catalog as one process sees it. Implements actors.ports.Tables."""
@@ -48,3 +71,7 @@ class SimTables:
     async def follow(self, topic: str) -> None:
         """See the catalog."""
         await self._catalog.follow(self._machine, topic)
+
+    async def columns(self, topic: str) -> SimColumns:
+        """See the catalog."""
+        return await self._catalog.columns(self._machine)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +24,10 @@ from actors.policies.policy_records import definition_key, schema_key, value_of
 from actors.policies.schema_compatibility import ALWAYS, NEVER, check_definition, compatible
 from actors.ports import Ports
 from actors.pulsar.codec.protocol import Schema, ServerError, parse
+from actors.pulsar.codec.schema_versions import VERSION
 from actors.pulsar.conversation.refusals import CommandRefused
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 
-VERSION = struct.Struct(">q")
 MAX_SCHEMA_BYTES = 256 * 1024
 """How large a schema may be."""
 MAX_VERSIONS = 1_000
@@ -44,7 +43,7 @@ _TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class ListedSchema:
     """A version in a topic's list. encoded: the schema itself, in lists of earlier releases.
 
     meaning: digest of what makes schemas the same. digest: of the whole schema; empty if this says that there is none.
@@ -115,7 +114,7 @@ class Schemas:
         for _ in range(_TRIES):
             async with self._at_once:
                 found = await self._ports.meta.read(key)
-            number, versions = (0, []) if found is None else (found.number, _versions_in(topic, found.value))
+            number, versions = (0, []) if found is None else (found.number, versions_in(topic, found.value))
             known = _number_of(new, versions)
             if known is not None:
                 return VERSION.pack(known)
@@ -133,13 +132,13 @@ class Schemas:
                 return VERSION.pack(len(versions) - 1)
         raise Unavailable(f"the schemas of {topic} are being changed by others; try again")
 
-    async def _keep(self, topic: str, version: _Listed) -> None:
+    async def _keep(self, topic: str, version: ListedSchema) -> None:
         """Give a version that is not DELETED a record of its own, if it has none. Raises Unavailable."""
         if version.digest and version.encoded is not None:
             async with self._at_once:
                 await self._ports.meta.create(definition_key(topic, version.digest), 1, version.encoded)
 
-    async def _encoded_of(self, topic: str, version: _Listed) -> bytes:
+    async def _encoded_of(self, topic: str, version: ListedSchema) -> bytes:
         """The encoded schema of a version. Raises Corrupt, Unavailable."""
         if version.encoded is not None:
             return version.encoded
@@ -149,7 +148,7 @@ class Schemas:
             raise Corrupt(f"a schema of {topic} is listed and not there: {version.digest}")
         return value
 
-    async def _earlier(self, topic: str, versions: list[_Listed], strategy: str) -> list[tuple[int, bytes]]:
+    async def _earlier(self, topic: str, versions: list[ListedSchema], strategy: str) -> list[tuple[int, bytes]]:
         """Kinds and definitions that a strategy looks at: the newest, or all. Raises Corrupt, Unavailable."""
         checked = _checked(versions)
         wanted = checked if strategy.endswith(ALL) else checked[-1:]
@@ -180,30 +179,30 @@ class Schemas:
             raise NotFound(f"topic {topic} has no such schema")
         return parse(Schema, await self._encoded_of(topic, versions[number])), VERSION.pack(number)
 
-    async def _read(self, topic: str) -> list[_Listed]:
+    async def _read(self, topic: str) -> list[ListedSchema]:
         async with self._at_once:
-            return _versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
+            return versions_in(topic, await value_of(self._ports.meta, schema_key(topic)))
 
 
-def _versions_in(topic: str, value: bytes | None) -> list[_Listed]:
+def versions_in(topic: str, value: bytes | None) -> list[ListedSchema]:
     """The versions in the record of a topic's schemas. Raises Corrupt."""
     try:
         items = [] if value is None else msgpack.unpackb(value)
-        return [_listed(item) if isinstance(item, bytes) else _Listed(*item) for item in items]
+        return [_listed(item) if isinstance(item, bytes) else ListedSchema(*item) for item in items]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Corrupt(f"the schemas of {topic} cannot be read: {error}") from error
 
 
-def _listed(encoded: bytes) -> _Listed:
+def _listed(encoded: bytes) -> ListedSchema:
     """How a schema is listed."""
     if encoded == DELETED:
-        return _Listed(0, b"", "", DELETED)
+        return ListedSchema(0, b"", "", DELETED)
     kind, data = _meaning(encoded)
     meaning = hashlib.sha256(b"%d:" % kind + data).digest()
-    return _Listed(kind, meaning, hashlib.sha256(encoded).hexdigest(), encoded)
+    return ListedSchema(kind, meaning, hashlib.sha256(encoded).hexdigest(), encoded)
 
 
-def _number_of(wanted: _Listed, versions: list[_Listed]) -> int | None:
+def _number_of(wanted: ListedSchema, versions: list[ListedSchema]) -> int | None:
     """Where a version is among those since the last deletion; None if it is new."""
     begin = _begin(versions)
     if not wanted.digest:
@@ -211,12 +210,12 @@ def _number_of(wanted: _Listed, versions: list[_Listed]) -> int | None:
     return next((number for number in range(begin, len(versions)) if versions[number].meaning == wanted.meaning), None)
 
 
-def _begin(versions: list[_Listed]) -> int:
+def _begin(versions: list[ListedSchema]) -> int:
     """The first place after the last deletion."""
     return max((number + 1 for number, version in enumerate(versions) if not version.digest), default=0)
 
 
-def _checked(versions: list[_Listed]) -> list[_Listed]:
+def _checked(versions: list[ListedSchema]) -> list[ListedSchema]:
     """Those since the last deletion that others must go with."""
     return [version for version in versions[_begin(versions) :] if version.kind not in UNCHECKED]
 

@@ -143,6 +143,8 @@ class ErasingCourse(HistoryCourse):
                     rows = read_group(footer, number, data[group.start : group.start + group.length])
                     keys = rows.column("key").to_pylist()
                     assert not {*keys} & {*self.asked}, f"E3: {part.name} has messages of an erased key"
+                    said = rows.filter(rows.column("key").is_null()).column("again").to_pylist()
+                    assert not any(said), f"E3: {part.name} says in a column what messages of an erased key were"
                     if None in keys:
                         erased_in[ledger.id] = None
         ports = self.world.client("looks at bookies")

@@ -9,6 +9,7 @@ H1   what a record names is in the object store, with the sizes and checksums th
 H2   a ledger that its bookies may forget is named in the record, whole
 H3   once all is well, every ledger that is to leave has left, and its bookies have forgotten it
 H4   once all is well, the topic's table in the catalog has the objects that the record names, and no others
+H5   the column beside the payload says what that payload is
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from unittest.mock import patch
 
 import google_crc32c
 import msgspec
+import pyarrow as pa
+from pyarrow import parquet
 
 from actors.directory import Directory
 from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
@@ -29,7 +32,7 @@ from storage.errors import NotFound, SluiceError
 from storage.frame import payload_crc
 from storage.position import EARLIEST, position, show
 from tests.sim.faults import Fault
-from tests.sim.tables import TableCatalog
+from tests.sim.tables import SimColumns, TableCatalog
 from tests.sim.world import World
 from tests.sim.worlds.ledger import HEALED_MS, TOPIC, Course, LedgerWorld, Size
 
@@ -140,6 +143,9 @@ class HistoryCourse(Course):
                 assert len(data) == part.size, f"H1: {part.name} has {len(data)} bytes, not {part.size}"
                 crc = google_crc32c.value(data[part.size - part.footer_bytes :])
                 assert crc == part.footer_crc, f"H1: {part.name} has another footer"
+                rows = parquet.read_table(pa.BufferReader(data), columns=["payload", SimColumns.schema[0].name])
+                [wanted], _ = SimColumns().of(rows)
+                assert rows.column(1).combine_chunks().equals(wanted), f"H5: {part.name} has another column"
 
 
 def index_bytes(read: PayloadRead) -> int:

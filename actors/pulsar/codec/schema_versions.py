@@ -1,0 +1,42 @@
+"""Which version of a topic's schema each stored message was written with, by what its client said of it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from actors.pulsar.codec.compression import NONE
+from actors.pulsar.codec.protocol import MalformedCommand, Metadata, parse
+from storage.schema_fields import NO_VERSION
+
+VERSION = struct.Struct(">q")
+"""A version on the wire."""
+UNREADABLE = -2
+"""Of a message whose payload passed through unread, or that names no version that there can be."""
+
+
+def versions_of(rests: pa.Array) -> npt.NDArray[np.int64]:
+    """The version of each message, int64, or NO_VERSION, UNREADABLE; rests: the column `pulsar` of stored messages."""
+    coded = rests.dictionary_encode()
+    each = [_version_of(rest) for rest in coded.dictionary.to_pylist()]
+    known = np.append(np.array(each, np.int64), NO_VERSION)
+    found: npt.NDArray[np.int64] = known[coded.indices.fill_null(len(each)).to_numpy(zero_copy_only=False)]
+    return found
+
+
+def _version_of(rest: bytes) -> int:
+    try:
+        metadata: Any = parse(Metadata, rest)
+    except MalformedCommand:
+        return UNREADABLE
+    version = bytes(metadata.schema_version)
+    if not version or metadata.null_value:
+        return NO_VERSION
+    whole = metadata.compression == NONE and metadata.num_chunks <= 1 and not metadata.HasField("num_messages")
+    if not whole or metadata.encryption_keys or len(version) != VERSION.size:
+        return UNREADABLE
+    return max(UNREADABLE, int(VERSION.unpack(version)[0]))
