@@ -16,7 +16,7 @@ compacts its segments. Readers that have the old record look again (actors.topic
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -39,12 +39,13 @@ from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.compaction import Compaction
 from actors.topic.log import PartitionLog
-from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
+from actors.topic.offloading import Offloading
+from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS
 from storage.batch import MAX_KEY_BYTES, decode_body
 from storage.erasure import holds
 from storage.errors import Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from storage.frame import Header
-from storage.history import GroupRows, PartFooter, PartWriter, PayloadColumns, same_rows
+from storage.history import GroupRows, PartFooter, PartWriter, same_rows
 from storage.history_columns import PartColumns, Selection
 from storage.position import MAX_ENTRY
 
@@ -54,14 +55,10 @@ KEPT = 64
 """So many erasures that are done stay in the record."""
 DELETE_TIMEOUT = 10_000
 
-Offload = Callable[[LedgerRecord], Awaitable[None]]
-Columns = Callable[[], Awaitable[PayloadColumns | None]]
-
 
 class Erasing:
     """The erasing of one partition's owner. Its turns come one after another, and never beside those of Offloading.
 
-    offload: writes a ledger into the object store and names it. columns: what stands beside the rows of objects.
     forget: what is in memory of ledgers.
     """
 
@@ -70,14 +67,13 @@ class Erasing:
         ports: Ports,
         log: PartitionLog,
         bookies: Bookies,
-        objects: StoredObjects,
-        offload: Offload,
-        columns: Columns,
+        offloading: Offloading,
         compaction: Compaction,
         forget: Callable[[list[int]], None],
     ) -> None:
-        self._ports, self._log, self._bookies, self._objects = ports, log, bookies, objects
-        self._offload, self._columns, self._compaction, self._forget = offload, columns, compaction, forget
+        self._ports, self._log, self._bookies = ports, log, bookies
+        self._offloading, self._objects = offloading, offloading.objects
+        self._compaction, self._forget = compaction, forget
         self._clean: dict[int, tuple[bytes, ...]] = {}
         """Keys of which a ledger was found to hold nothing."""
         self._not_before = 0
@@ -172,7 +168,7 @@ class Erasing:
         if await self._holds(ledger, keys):
             if ledger.offloaded is None:
                 await self._check_may_leave(ledger)
-                await self._offload(ledger)
+                await self._offloading.offload(ledger)
                 ledger = self._log.record.ledger(ledger_id)
             if ledger is not None:
                 gone = await self._write_anew(ledger, keys)
@@ -264,7 +260,7 @@ class Erasing:
         """
         history = self._log.reader.history
         footer = await history.footer(part)
-        writer = PartWriter(ledger.id, part.first_run, part.first_entry, await self._columns())
+        writer = PartWriter(ledger.id, part.first_run, part.first_entry, await self._offloading.table.columns())
         for number in range(len(footer.groups)):
             self._log.check()
             rows, found = await self._group_without(part, footer, number, keys)

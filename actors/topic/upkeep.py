@@ -50,16 +50,7 @@ class Upkeep:
         partition = log.metadata.record.partition
         self.offloading = Offloading(ports, log, topic, partition)
         self.compaction = Compaction(ports, log, topic, partition, lambda: self.marks)
-        self.erasing = Erasing(
-            ports,
-            log,
-            bookies,
-            self.offloading.objects,
-            self.offloading.offload,
-            self.offloading.table.columns,
-            self.compaction,
-            self._drop,
-        )
+        self.erasing = Erasing(ports, log, bookies, self.offloading, self.compaction, self._drop)
         self._ports = ports
         self._bookies = bookies
         self._log = log
