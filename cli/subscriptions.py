@@ -25,10 +25,12 @@ app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptio
 HashOption = Annotated[int | None, typer.Option("--hash", min=1, max=65535, help="A sticky hash, 1 to 65535.")]
 TopOption = Annotated[int, typer.Option("--top", "-n", min=1, help="How many to show.")]
 
+# The columns of tables; with --json everything is shown.
 _STATS = {
     "partition": "partition", "policy": "policy", "msgBacklog": "backlog", "msgDelayed": "delayed",
-    "unackedMessages": "unacked", "msgInReplay": "in replay", "drainingHashesCount": "draining hashes",
-    "drainingHashesClearedTotal": "drained", "orderViolationsTotal": "order violations",
+    "unackedMessages": "unacked", "msgInReplay": "in replay", "msgRedeliverCounter": "given back",
+    "drainingHashesCount": "draining hashes", "drainingHashesClearedTotal": "drained",
+    "orderViolationsTotal": "order violations",
 }  # fmt: skip
 _CONSUMERS = {
     "partition": "partition", "consumerName": "consumer", "availablePermits": "permits", "unackedMessages": "unacked",

@@ -70,6 +70,7 @@ SUBSCRIPTION = (
         "1 while one key holds the partition back; the alarm names it",
     ),
     Metric("pulsar_out_messages_total", ("msgOutCounter",), "Messages sent to consumers"),
+    Metric("sluice_subscription_given_back_total", ("msgRedeliverCounter",), "Messages that consumers gave back"),
     Metric("pulsar_subscription_total_msg_expired", ("totalMsgExpired",), "Messages that expired"),
     Metric("pulsar_subscription_consumers_count", ("consumersCount",), "Attached consumers"),
     BUCKETS,

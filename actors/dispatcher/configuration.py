@@ -9,6 +9,9 @@ from actors.messages import SubscriptionSettings
 from actors.messages.settings import check_subscription
 from storage.errors import Conflict
 
+_OF_MAKING = ("initial_position",)
+"""Settings that count only when a subscription is made: whoever joins it later may say otherwise."""
+
 
 class SubscriptionConfiguration:
     """Pauses the subscription, resumes it, and changes its settings."""
@@ -29,12 +32,11 @@ class SubscriptionConfiguration:
         A durable subscription stays durable (Conflict): its backlog must not go with a consumer.
 
         An owner keeps the settings that it began with, and the trust in itself that hangs on its lease: when the new
-        ones are durable it ends, and the next one begins with them. `initial_position` counts only when a subscription
-        is made. Raises Invalid for settings that cannot work.
+        ones are durable it ends, and the next one begins with them. Raises Invalid for settings that cannot work.
         """
         check_subscription(settings)
         now = self._state.settings
-        settings = msgspec.structs.replace(settings, initial_position=now.initial_position)
+        settings = msgspec.structs.replace(settings, **{name: getattr(now, name) for name in _OF_MAKING})
         if settings == now and self._state.next_settings is None:
             return False
         if len(self._state.membership):

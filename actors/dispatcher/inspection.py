@@ -94,17 +94,23 @@ class Inspection:
         return {**answer, **findings}
 
     def _add_leases(self, reasons: list[dict[str, Any]]) -> None:
-        """Of each consumer that holds something: when its lease ends. One that is frozen keeps its keys until then."""
-        now = self._ports.clock.monotonic()
+        """Of each consumer that holds something: when it was heard, and when its lease ends.
+
+        A process that is frozen is not heard, and keeps its keys until then. An application that hangs in a process
+        that lives keeps them longer: heartbeats renew its lease.
+        """
+        now, lease_ms = self._ports.clock.monotonic(), self._state.membership.lease_ms
         for reason in reasons:
             self._add_leases(reason.get("because", []))
-            ends: dict[str, int] = {}
+            ends: dict[str, str] = {}
             for held in reason.get("held", []):
                 holder = self._state.membership.holder(held["session"])
                 if holder is not None:
-                    held["lease_ends_in_ms"] = ends[held["consumer"]] = max(holder.until - now, 0)
+                    held["heard_ms_ago"] = ago = now - holder.until + lease_ms
+                    held["lease_ends_in_ms"] = left = max(holder.until - now, 0)
+                    ends[held["consumer"]] = f"in {left} ms (its process was heard {ago} ms ago)"
             if ends:
-                each = ", ".join(f"that of {consumer} in {millis} ms" for consumer, millis in ends.items())
+                each = ", ".join(f"that of {consumer} {when}" for consumer, when in ends.items())
                 reason["unblocks"] += f". A consumer leaves at the latest when its lease ends unrenewed: {each}"
 
     def _outer_gates(self) -> list[dict[str, Any]]:

@@ -171,15 +171,15 @@ class Members:
         self.starved: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.all_blocked = False
         self.next_number = first_number
-        self.sent_to_leavers = 0
+        self.sent_to_leavers = self.given_back_by_leavers = 0
         self._allowance: Counts | None = None
         """As it was counted last; None once anything that it hangs on has changed."""
         self._allowed = 0
         self._claiming = False
 
     def continue_from(self, before: Members) -> None:
-        """The total of what was sent goes on; who sent it is no longer here."""
-        self.sent_to_leavers = before.sent_total
+        """The totals go on; the consumers that they were counted of are no longer here."""
+        self.sent_to_leavers, self.given_back_by_leavers = before.sent_total, before.given_back_total
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -234,6 +234,7 @@ class Members:
         del self.by_number[member.number]
         slot = member.slot
         self.sent_to_leavers += int(self.sent[slot])
+        self.given_back_by_leavers += int(self.given_back[slot])
         self.by_slot[slot] = None
         for column in _COLUMNS:
             getattr(self, column)[slot] = 0
@@ -309,6 +310,11 @@ class Members:
     def sent_total(self) -> int:
         """Messages that were sent, also to consumers that have left."""
         return self.sent_to_leavers + int(self.sent.sum())
+
+    @property
+    def given_back_total(self) -> int:
+        """Messages that came back unacknowledged, also from consumers that have left."""
+        return self.given_back_by_leavers + int(self.given_back.sum())
 
     def stop(self, member: AttachedConsumer) -> None:
         """It has no permits any more."""

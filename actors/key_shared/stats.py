@@ -44,6 +44,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "msgDeadLetter": window.count[DEAD],
         "unackedMessages": window.count[PENDING],
         "msgOutCounter": members.sent_total,
+        "msgRedeliverCounter": members.given_back_total,
         "blockedSubscriptionOnUnackedMsgs": members.all_blocked,
         "lookAheadLimit": core.look_ahead_limit(),
         "drainingHashesCount": tables.draining,

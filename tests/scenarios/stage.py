@@ -8,10 +8,11 @@ random, and background talk (pings, tail reads) is left out.
     > bookies b1 b2 b3                     start bookies
     > topic E Qw Qa                        start the owner of the topic; again: a newer owner beside the old one
     > subscription key=value ...           start the dispatcher with these settings; again: a newer owner
-    > join NAME / leave NAME / silence NAME    a consumer attaches, detaches, or stops talking until its lease ends
+    > join NAME / leave NAME               a consumer attaches or detaches; it speaks only when the script says so
     > publish KEY KEY ... [delay=MS]       one run; publish_unanswered does not wait for the outcome
     > poll NAME PERMITS                    ask for so many more messages
     > ack NAME POSITION ... / nack NAME POSITION ...
+    > explain KEY                          ask why the messages of a key wait
     > crash NAME / pause NAME / resume NAME    a process: b1, topic, dispatcher
     > wait MS
 """
@@ -37,6 +38,7 @@ from actors.messages import (
     BookieList,
     Delivery,
     Detach,
+    Explain,
     FenceLedger,
     FenceState,
     HeadsRead,
@@ -51,7 +53,9 @@ from actors.messages import (
     ReadRun,
     RunRead,
     SubscriptionSettings,
+    Text,
     TopicSettings,
+    shown,
 )
 from actors.ports import Address, Ports, Unknown
 from actors.topic.topic import Topic
@@ -237,6 +241,9 @@ class Stage:
         request = NegativeAcknowledge(session=consumer.session, positions=np.array(back, np.int64))
         await self._ask(consumer.ports, "dispatcher", request)
 
+    async def _do_explain(self, key: str) -> None:
+        await self._ask(self._names_client, "dispatcher", Explain(key=key.encode()))
+
     async def _do_crash(self, role: str) -> None:
         self.world.crash(self._process(role))
 
@@ -273,7 +280,9 @@ class Stage:
             return
         if isinstance(outcome, Delivery) and outcome.events and not outcome.parts:
             return  # only news about hash ranges; the consumer polls again at once
-        who = "producer" if caller.name == "stage" else caller.name
+        who = caller.name
+        if who == "stage":
+            who = "operator" if isinstance(request, Explain) else "producer"
         whom = to.partition("/")[2].partition(".")[0]
         if isinstance(outcome, Unknown):
             told = "no answer"
@@ -292,6 +301,9 @@ class Stage:
             return ", ".join(got) or "nothing"
         if isinstance(reply, FenceState):
             return f"fenced, it knows {reply.last_confirmed} confirmed"
+        if isinstance(reply, Text):
+            reason = shown(reply)["reasons"][0]
+            return f"{reason['gate']}: {reason['text']}; what helps: {reason['unblocks']}"
         if isinstance(reply, HeadsRead):
             return "the heads" if all(reply.heads) else "some are missing"
         if isinstance(reply, RunRead):
@@ -343,6 +355,7 @@ _ASKED: dict[type[Request[Any]], Callable[[Any], str]] = {
     Publish: lambda request: f"publish {request.count} from sequence {request.first_sequence}",
     Attach: lambda request: "attach" + (f", holding {_list(request.holding)}" if len(request.holding) else ""),
     Detach: lambda request: "detach",
+    Explain: lambda request: f"explain {request.key.decode()}",
     Poll: lambda request: f"poll, {request.granted} permits in all",
     Acknowledge: lambda request: f"acknowledge {_list(request.acks)}",
     NegativeAcknowledge: lambda request: f"give back {_list(request.positions)}",

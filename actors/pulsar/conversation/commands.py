@@ -24,7 +24,6 @@ from actors.policies.authorization import Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
-from actors.pulsar.conversation.asked import STICKY, TYPES, Asked
 from actors.pulsar.conversation.client_session import ClientSession
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, ConsumerHere
 from actors.pulsar.conversation.intake import MOST_TEXT
@@ -39,6 +38,14 @@ from actors.pulsar.conversation.topic_names import (
     split_name,
     topics_in,
 )
+from actors.pulsar.conversation.wanted_consumer import (
+    EXCLUSIVE,
+    STICKY,
+    WantedConsumer,
+    check_subscribe,
+    is_reader,
+    wanted_consumer,
+)
 from actors.pulsar.conversation.wire_consumer import WireConsumer
 from actors.pulsar.conversation.wire_producer import WireProducer
 from actors.signal import Signal
@@ -47,7 +54,6 @@ from storage.errors import Conflict, Invalid, NotFound, SluiceError
 from storage.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, show
 
 ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
-EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 SUCCESS, FAILED = 0, 1
 CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1
@@ -228,8 +234,7 @@ class CommandHandlers:
         self._session.check_room("consumers")
         wish = of_topic("consume", split_name(asked.topic)[0], quoted(asked.subscription))
         await self._session.check(wish)
-        if asked.read_compacted and asked.type not in (EXCLUSIVE, FAILOVER):
-            raise CommandRefused(ServerError.NOT_ALLOWED, "only exclusive and failover consumers can read compacted")
+        check_subscribe(asked)
         tp = await find_partition(self._gateway.directory, asked.topic, create=self._making(asked.force_topic_creation))
         if asked.HasField("schema"):
             await self._gateway.schemas.check_reader(tp.topic, asked.schema)
@@ -276,30 +281,10 @@ class CommandHandlers:
             if await earlier[0].answers():
                 raise CommandRefused(ServerError.CONSUMER_BUSY, f"another reader named {name} is connected")
 
-    async def _wanted(self, asked: Any, tp: TopicPartition) -> Asked:
-        if not 0 <= asked.type < len(TYPES):
-            raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
+    async def _wanted(self, asked: Any, tp: TopicPartition) -> WantedConsumer:
+        start = await self._start(asked, tp, quoted(asked.subscription)) if is_reader(asked) else None
         name = asked.consumer_name or self._gateway.fresh("consumer")
-        if not asked.subscription:  # clients know it by this code, which is Pulsar's for it
-            raise CommandRefused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
-        subscription, start = check_name("subscription", quoted(asked.subscription)), None
-        if not asked.durable and asked.type in (EXCLUSIVE, FAILOVER):
-            start = await self._start(asked, tp, subscription)
-        settings = SubscriptionSettings(
-            type=TYPES[asked.type],
-            durable=asked.durable,
-            initial_position="earliest" if asked.initial_position == 1 else "latest",
-        )
-        ranges: list[tuple[int, int]] = []
-        if asked.type == KEY_SHARED and asked.HasField("key_shared"):
-            meta = asked.key_shared
-            settings.allow_out_of_order_delivery = meta.allow_out_of_order
-            if meta.mode == STICKY:
-                settings.selector = "sticky"
-                ranges = [(each.start, each.end) for each in meta.hash_ranges]
-        name, named, role = check_name("consumer", quoted(name)), bool(asked.consumer_name), self._session.role
-        priority, compacted = asked.priority_level, asked.read_compacted
-        return Asked(subscription, name, settings, ranges, start, priority, named, compacted, role)
+        return wanted_consumer(asked, name, start, self._session.role)
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
         """Where a reader begins: after a seek there, else where it says, else at its initial position."""

@@ -30,7 +30,6 @@ from actors.pulsar.codec.message_encoder import Addressee
 from actors.pulsar.codec.message_ids import parsed, position_of, read_ids
 from actors.pulsar.codec.protocol import MessageId, command
 from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, rows_behind
-from actors.pulsar.conversation.asked import ONE_HAS_ALL, Asked
 from actors.pulsar.conversation.batch_reassembly import BatchReassembler, RowRange, leading
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
@@ -38,6 +37,7 @@ from actors.pulsar.conversation.rates import Passed
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.pulsar.conversation.unacked_bytes import UnackedShare
 from actors.pulsar.conversation.unacked_frames import UnackedFrames
+from actors.pulsar.conversation.wanted_consumer import ONE_HAS_ALL, WantedConsumer
 from actors.pulsar.conversation.wire_reader import LogReader
 from actors.signal import Signal
 from storage.batch import MAX_MESSAGE_BYTES
@@ -81,7 +81,7 @@ class WireConsumer:
     """One consumer of one connection."""
 
     def __init__(
-        self, gateway: Gateway, tp: TopicPartition, number: int, asked: Asked, client: ConsumingClient
+        self, gateway: Gateway, tp: TopicPartition, number: int, asked: WantedConsumer, client: ConsumingClient
     ) -> None:
         self._gateway = gateway
         self.tp, self.number, self.asked = tp, number, asked

@@ -117,6 +117,7 @@ class PulsarStats:
             "backlogSize": _stored(of.row, int(row.get("msgBacklog", 0))),
             "msgOutCounter": sent,
             "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent, now),
+            "msgRateRedeliver": self._rates.of(f"back:{of.name}:{name}", int(row.get("msgRedeliverCounter", 0)), now),
             "activeConsumerName": active[0] if active and kind in ("Failover", "Exclusive") else None,
             "consumers": consumers,
             "lastAckedTimestamp": max(times, default=0),
@@ -147,6 +148,9 @@ class PulsarStats:
             **introduced,
             "consumerName": name,
             "msgRateOut": self._rates.of(f"out:{of.name}:{subscription}:{name}", sent, now),
+            "msgRateRedeliver": self._rates.of(
+                f"back:{of.name}:{subscription}:{name}", int(row.get("msgRedeliverCounter", 0)), now
+            ),
             "connectedSince": moment(row.get("connectedSince", 0)),
             "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],
         }

@@ -22,13 +22,19 @@ def test_a_reset_forgets_messages_and_consumers_but_no_number() -> None:
     assert [change["cause"] for change in flow.dispatch.assignments()] == ["c1 joined", "c1 joined"]
 
 
-def test_what_was_sent_to_leavers_counts_in_the_whole() -> None:
+def test_what_leavers_got_and_gave_back_counts_in_the_whole() -> None:
     flow = Driver()
     flow.join("c1")
     flow.publish("a", "b")
     assert len(flow.dispatch.route(flow.now))
+    flow.nack("c1", "1:0")
+    assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1
     flow.leave("c1")
     flow.join("c2")
     assert len(flow.dispatch.route(flow.now))
     assert flow.dispatch.stats(flow.now)["msgOutCounter"] == 4
     assert flow.consumer_stats("c2")["msgOutCounter"] == 2
+    assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1
+    assert flow.consumer_stats("c2")["msgRedeliverCounter"] == 0
+    flow.dispatch.reset()
+    assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1

@@ -15,7 +15,7 @@ import pytest
 import cluster
 from actors.pulsar.codec.frames import MAX_FRAME_BYTES, U32, encode
 from actors.pulsar.codec.protocol import Command, ServerError, command
-from actors.pulsar.conversation.asked import TYPES
+from actors.pulsar.conversation.wanted_consumer import TYPES
 from cluster.client import Client
 from cluster.embedded import running
 from cluster.options import ClusterOptions

@@ -93,6 +93,7 @@ def test_figures_are_true(tool: Tool, client: pulsar.Client) -> None:
     assert (publisher["accessMode"], publisher["address"][:11]) == ("Shared", "/127.0.0.1:")
     told = stats["subscriptions"]["s"]
     assert (told["type"], told["msgOutCounter"], told["isDurable"]) == ("Key_Shared", 10, True)
+    assert told["msgRedeliverCounter"] == told["msgRateRedeliver"] == 0, "nobody gave anything back"
     [one] = told["consumers"]
     assert (one["consumerName"], one["metadata"], one["keyHashRanges"]) == ("c", {"who": "me"}, ["[1, 65535]"])
     assert told["msgBacklog"] == tool.get(f"{BASE}/figures/partitioned-stats")["subscriptions"]["s"]["msgBacklog"]

@@ -1,0 +1,79 @@
+"""What a client's SUBSCRIBE wants, in Sluice's own terms: one more field of that command is read here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.messages import SubscriptionSettings
+from actors.names import check_name, quoted
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.refusals import CommandRefused
+
+TYPES = ("exclusive", "shared", "failover", "key_shared")
+"""Of subscriptions, by their numbers on the wire."""
+EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
+STICKY = 1
+"""The mode of Key_Shared in which consumers bring ranges of their own."""
+ONE_HAS_ALL = ("exclusive", "failover")
+"""Types of subscriptions where all messages of a batch are at one consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedConsumer:
+    """A client's wishes for a subscription. start: a reader's first position, None for a consumer of a subscription.
+
+    named: the client chose the name. compacted: it wants of each key the last message alone. role: the client's.
+    """
+
+    subscription: str
+    name: str
+    settings: SubscriptionSettings
+    ranges: list[tuple[int, int]]
+    start: int | None
+    priority: int = 0
+    named: bool = True
+    compacted: bool = False
+    role: str = ""
+
+
+def check_subscribe(asked: Any) -> None:
+    """Raises CommandRefused for what no broker offers, Invalid for a name that cannot be."""
+    if asked.read_compacted and asked.type not in (EXCLUSIVE, FAILOVER):
+        raise CommandRefused(ServerError.NOT_ALLOWED, "only exclusive and failover consumers can read compacted")
+    if not 0 <= asked.type < len(TYPES):
+        raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no subscription type {asked.type}")
+    if not asked.subscription:  # clients know it by this code, which is Pulsar's for it
+        raise CommandRefused(ServerError.PRODUCER_BUSY, "the subscription name is empty")
+    check_name("subscription", quoted(asked.subscription))
+
+
+def is_reader(asked: Any) -> bool:
+    """Whether it needs no subscription: it has a position of its own, and nobody else any of its messages."""
+    return not asked.durable and asked.type in (EXCLUSIVE, FAILOVER)
+
+
+def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> WantedConsumer:
+    """Of a SUBSCRIBE that was checked. name: what the consumer is called, whoever chose it. Raises Invalid."""
+    settings = SubscriptionSettings(
+        type=TYPES[asked.type],
+        durable=asked.durable,
+        initial_position="earliest" if asked.initial_position == 1 else "latest",
+    )
+    ranges: list[tuple[int, int]] = []
+    if asked.type == KEY_SHARED and asked.HasField("key_shared"):
+        settings.allow_out_of_order_delivery = asked.key_shared.allow_out_of_order
+        if asked.key_shared.mode == STICKY:
+            settings.selector = "sticky"
+            ranges = [(each.start, each.end) for each in asked.key_shared.hash_ranges]
+    return WantedConsumer(
+        subscription=quoted(asked.subscription),
+        name=check_name("consumer", quoted(name)),
+        settings=settings,
+        ranges=ranges,
+        start=start,
+        priority=asked.priority_level,
+        named=bool(asked.consumer_name),
+        compacted=asked.read_compacted,
+        role=role,
+    )
