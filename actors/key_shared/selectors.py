@@ -74,22 +74,22 @@ class NameIndexes:
 
     _used: dict[str, dict[int, list[int]]] = field(default_factory=dict)
 
-    def increase(self, name: str, slot: int) -> int:
-        """One more reference to this consumer; returns its index."""
+    def increase(self, name: str, slot: int, by: int = 1) -> int:
+        """More references to this consumer; returns its index."""
         slots = self._used.setdefault(name, {})
         if slot not in slots:
             taken = {entry[0] for entry in slots.values()}
             slots[slot] = [next(index for index in range(len(taken) + 1) if index not in taken), 0]
-        slots[slot][1] += 1
+        slots[slot][1] += by
         return slots[slot][0]
 
-    def decrease(self, name: str, slot: int) -> int:
-        """One reference less; returns the index it had, -1 for a consumer that is not tracked."""
+    def decrease(self, name: str, slot: int, by: int = 1) -> int:
+        """Fewer references; returns the index it had, -1 for a consumer that is not tracked."""
         entry = self._used.get(name, {}).get(slot)
         if entry is None:
             return -1
-        entry[1] -= 1
-        if entry[1] == 0:
+        entry[1] -= by
+        if entry[1] <= 0:
             del self._used[name][slot]
             if not self._used[name]:
                 del self._used[name]
@@ -133,9 +133,7 @@ class ConsistentHashing:
         """Put the consumer's points on the ring (KS-7); ranges and priority play no part."""
         if ranges:
             raise Invalid("ranges are for the sticky selector; this subscription uses consistent hashing")
-        for _ in range(self.points):
-            index = self.names.increase(name, slot)
-        self._place(slot, name, index)
+        self._place(slot, name, self.names.increase(name, slot, self.points))
 
     def _place(self, slot: int, name: str, index: int) -> None:
         texts = [f"{name}\0{index}\0{point}".encode() for point in range(self.points)]
@@ -158,8 +156,7 @@ class ConsistentHashing:
         if slot not in self._members:
             return
         name, points = self._members.pop(slot)
-        for _ in range(self.points):
-            self.names.decrease(name, slot)
+        self.names.decrease(name, slot, self.points)
         at = np.searchsorted(self._points, points)
         given_up = []
         for row, point, holder in zip(at.tolist(), points.tolist(), self._slots[at].tolist(), strict=True):

@@ -11,7 +11,16 @@ from __future__ import annotations
 import msgspec
 
 from actors.names import namespace_of
-from actors.policies.policy_records import QUOTAS, decoded, of_namespace, of_topic, revise, value_of
+from actors.policies.policy_records import (
+    QUOTAS,
+    decoded,
+    names_for,
+    of_namespace,
+    of_topic,
+    revise,
+    value_of,
+    values_of,
+)
 from actors.ports import Meta
 from storage.errors import Invalid
 
@@ -51,7 +60,9 @@ class Quotas:
 
     async def read_for(self, topic: str) -> Quota | None:
         """The one that holds for a topic now, None if there is none. Raises Unavailable, Corrupt."""
-        return await self.read(of_topic(topic)) or await self.read(of_namespace(namespace_of(topic)[0]))
+        own, shared = names_for(topic)
+        values = await values_of(self._meta, [self._prefix + own, self._prefix + shared])
+        return _quota_in(own, values[0]) or _quota_in(shared, values[1])
 
     async def look(self) -> None:
         """Learn all of them. Raises Unavailable, Corrupt."""
@@ -61,8 +72,7 @@ class Quotas:
 
     async def read(self, name: str) -> Quota | None:
         """One of them, None if it is not set. Raises Unavailable, Corrupt."""
-        value = await value_of(self._meta, self._prefix + name)
-        return None if value is None else decoded(value, Quota, f"the backlog quota of {name}")
+        return _quota_in(name, await value_of(self._meta, self._prefix + name))
 
     async def set(self, name: str, quota: Quota) -> None:
         """It holds from now on, elsewhere within CHECK_MS. Raises Unavailable."""
@@ -74,3 +84,7 @@ class Quotas:
         """There is none any more. Raises Unavailable."""
         await self._meta.remove(self._prefix + name)
         await self.look()
+
+
+def _quota_in(name: str, value: bytes | None) -> Quota | None:
+    return None if value is None else decoded(value, Quota, f"the backlog quota of {name}")

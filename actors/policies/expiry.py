@@ -7,6 +7,7 @@ evicts. The owner of each subscription looks, at most every LOOK_MS, and carries
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 from actors.messages import TopicSettings
@@ -43,9 +44,11 @@ class TopicExpiry:
         return await self._known.get(lambda: self._read(made))
 
     async def _read(self, made: TopicSettings) -> ExpiryLimits:
-        evicting_age = await self._evicts(self._ages) or 0
-        ages = [age for age in (await ttl_of(self._lifetimes, self._topic, made), evicting_age * 1000) if age]
-        return ExpiryLimits(min(ages, default=0), await self._evicts(self._sizes))
+        evicting_age, ttl, evicting_size = await asyncio.gather(
+            self._evicts(self._ages), ttl_of(self._lifetimes, self._topic, made), self._evicts(self._sizes)
+        )
+        ages = [age for age in (ttl, (evicting_age or 0) * 1000) if age]
+        return ExpiryLimits(min(ages, default=0), evicting_size)
 
     async def _evicts(self, quotas: Quotas) -> int | None:
         """The limit of the quota by which messages are evicted, None if there is none."""

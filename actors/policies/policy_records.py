@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
+from actors.names import namespace_of
 from actors.ports import Clock, Meta
 from storage.errors import Corrupt, Unavailable
 
@@ -42,6 +44,11 @@ def of_namespace(space: str) -> str:
     return f"namespace/{space}"
 
 
+def names_for(topic: str) -> tuple[str, str]:
+    """How the records that may say something about a topic are named: its own, which goes first, its namespace's."""
+    return of_topic(topic), of_namespace(namespace_of(topic)[0])
+
+
 def of_topic(topic: str) -> str:
     """How records of a topic are named, behind the prefix of their kind."""
     return f"topic/{topic}"
@@ -65,6 +72,13 @@ async def value_of(meta: Meta, key: str) -> bytes | None:
     """A record's value, None if there is no record. Raises Unavailable."""
     found = await meta.read(key)
     return None if found is None else found.value
+
+
+async def values_of(meta: Meta, keys: Sequence[str]) -> list[bytes | None]:
+    """The values of some records, which are asked for together: where the store can, they travel together. Raises
+    Unavailable.
+    """
+    return await asyncio.gather(*(value_of(meta, key) for key in keys))
 
 
 async def revise(meta: Meta, key: str, change: Callable[[bytes | None], bytes], what: str) -> bytes:

@@ -7,19 +7,21 @@ before it deletes anything; the owners of its subscriptions let messages expire 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
 from actors.messages import TopicSettings
 from actors.messages.settings import check_topic
-from actors.names import namespace_of
 from actors.policies.policy_records import (
     LIFETIMES,
     SeldomRead,
     decoded,
-    of_namespace,
-    of_topic,
+    names_for,
     revise,
     value_of,
+    values_of,
 )
 from actors.ports import Meta, Ports
 
@@ -73,6 +75,14 @@ class Lifetimes:
     async def read(self, name: str) -> Lifetime:
         return _lifetime_in(name, await value_of(self._meta, LIFETIMES + name))
 
+    async def look_for(self, topic: str) -> tuple[Callable[[], Lifetime], Callable[[], Lifetime]]:
+        """What a topic's own record says, and what that of its namespace says. Each call may raise Corrupt, so one that
+        cannot be read disturbs nobody who does not need it.
+        """
+        names = names_for(topic)
+        own, shared = await values_of(self._meta, [LIFETIMES + name for name in names])
+        return partial(_lifetime_in, names[0], own), partial(_lifetime_in, names[1], shared)
+
     async def change(self, name: str, **values: int | Retention | None) -> None:
         """Set fields of Lifetime; None removes the value. Raises Invalid."""
 
@@ -105,10 +115,8 @@ class TopicRetention:
 
 async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> Retention:
     """The retention of a topic now. made: the settings that it was made with. Raises Unavailable, Corrupt."""
-    own = (await lifetimes.read(of_topic(topic))).retention or made_with(made)
-    if own is None:
-        own = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).retention
-    return own or Retention(0, 0)
+    own, shared = await lifetimes.look_for(topic)
+    return own().retention or made_with(made) or shared().retention or Retention(0, 0)
 
 
 class TopicThresholds:
@@ -128,10 +136,11 @@ class TopicThresholds:
 
 async def thresholds_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> TopicSettings:
     """The settings of a topic with the thresholds that hold now. made: as below. Raises Unavailable, Corrupt."""
-    own = (await lifetimes.read(of_topic(topic))).thresholds()
-    shared = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).thresholds()
-    unmade = {name: value for name, value in shared.items() if getattr(made, name) == getattr(_DEFAULTS, name)}
-    return msgspec.structs.replace(made, **{**unmade, **own})
+    own, shared = await lifetimes.look_for(topic)
+    unmade = {
+        name: value for name, value in shared().thresholds().items() if getattr(made, name) == getattr(_DEFAULTS, name)
+    }
+    return msgspec.structs.replace(made, **{**unmade, **own().thresholds()})
 
 
 async def ttl_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> int:
@@ -139,10 +148,11 @@ async def ttl_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> int:
 
     Raises Unavailable, Corrupt.
     """
-    own = (await lifetimes.read(of_topic(topic))).ttl_ms
-    if own is None and not made.ttl_ms:
-        own = (await lifetimes.read(of_namespace(namespace_of(topic)[0]))).ttl_ms
-    return made.ttl_ms if own is None else own
+    own, shared = await lifetimes.look_for(topic)
+    ttl = own().ttl_ms
+    if ttl is None and not made.ttl_ms:
+        ttl = shared().ttl_ms
+    return made.ttl_ms if ttl is None else ttl
 
 
 def made_with(made: TopicSettings) -> Retention | None:

@@ -15,13 +15,19 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from cluster.bootstrap.forks import forget_in_children
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+@cache
 def this_process() -> str:
-    """The name of this process for `ProcessWatch`; empty if its end could not be proved."""
+    """The name of this process for `ProcessWatch`; empty if its end could not be proved. It does not change, and each
+    consumer asks for it.
+    """
     machine = _machine()
     return f"{machine}/{os.getpid()}/{_started(os.getpid())}" if machine else ""
 
@@ -77,6 +83,7 @@ async def _ended(pid_and_start: str) -> None:
         os.close(handle)
 
 
+@cache
 def _machine() -> str:
     """This boot of this machine, and the space of its process ids; empty where no handle of a process can be had."""
     if not hasattr(os, "pidfd_open"):
@@ -94,3 +101,11 @@ def _started(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def _forget() -> None:
+    this_process.cache_clear()
+    _machine.cache_clear()
+
+
+forget_in_children(_forget)

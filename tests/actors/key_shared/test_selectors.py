@@ -427,3 +427,11 @@ def test_every_selector_can_be_chosen_and_every_choice_made() -> None:
     assert set(SELECTORS) == set(CHOICES["selector"])
     made = [type(make_selector(SubscriptionSettings(selector=name))) for name in CHOICES["selector"]]
     assert len(set(made)) == len(made)
+
+
+def test_many_references_are_given_and_taken_at_once() -> None:
+    names = NameIndexes()
+    assert [names.increase("a", 1, 100), names.increase("a", 2, 100)] == [0, 1]
+    assert names.decrease("a", 1, 99) == names.index("a", 1) == 0
+    assert [names.decrease("a", 1), names.index("a", 1)] == [0, -1]
+    assert names.increase("a", 3, 100) == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+
 from actors import unused_subscriptions
 from actors.controller import Controller
 from actors.messages import TopicSettings
@@ -9,6 +12,8 @@ from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
 from actors.policies.expiry import ExpiryLimits, TopicExpiry
 from actors.policies.policy_records import AGES, LIFETIMES, LOOK_MS, of_namespace, of_topic
 from actors.policies.retention import Lifetimes
+from actors.ports import Version
+from tests.kit.meta import MemoryMeta
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 from tests.sim.world import World
 
@@ -121,5 +126,31 @@ def test_the_shorter_of_time_to_live_and_a_quota_of_age_holds() -> None:
         await ages.set(of_topic(TOPIC), Quota(1, "producer_exception"))
         await Quotas(ports.meta).set(SPACE, Quota(100, EVICTION))
         assert await next_limits(plain) == (0, 100)
+
+    World(1).play(scenario)
+
+
+class _AllAsked(MemoryMeta):
+    """Answers nobody before all records have been asked for that may say when messages of a topic expire."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[str, None] = {}
+        self.all_asked = asyncio.Event()
+
+    async def read(self, key: str) -> Version | None:
+        self.asked[key] = None
+        if len(self.asked) == 6:
+            self.all_asked.set()
+        await self.all_asked.wait()
+        return await super().read(key)
+
+
+def test_all_records_are_asked_for_together() -> None:
+    async def scenario(world: World) -> None:
+        meta = _AllAsked()
+        await meta.create(f"{LIFETIMES}{SPACE}", 1, b'{"ttl_ms":5}')
+        expiry = TopicExpiry(dataclasses.replace(world.client("tool"), meta=meta), TOPIC)
+        assert await expiry.now(TopicSettings()) == (5, None)
 
     World(1).play(scenario)

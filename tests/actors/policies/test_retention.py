@@ -50,6 +50,12 @@ def test_a_record_that_cannot_be_read_is_told() -> None:
         await meta.create(f"{LIFETIMES}{SPACE}", 1, b"?")
         with pytest.raises(Corrupt):
             await Lifetimes(meta).read(SPACE)
+        with pytest.raises(Corrupt):
+            await retention_of(Lifetimes(meta), "t", PLAIN)
+        own = Retention(-1, -1)
+        await Lifetimes(meta).change(of_topic("t"), retention=own, ttl_ms=7)
+        assert await retention_of(Lifetimes(meta), "t", PLAIN) == own, "the other record has nothing to say"
+        assert await ttl_of(Lifetimes(meta), "t", PLAIN) == 7
 
     World(1).play(scenario)
 

@@ -78,3 +78,17 @@ async def test_who_gives_up_waiting_leaves_nothing_open() -> None:
     await asyncio.sleep(0.01)
     assert watch._watches == {}
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_forked_child_has_a_name_of_its_own() -> None:
+    parent = this_process()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, this_process().encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        name = told.read()
+    os.waitpid(child, 0)
+    assert name.split("/")[:2] == [parent.split("/")[0], str(child)]

@@ -314,7 +314,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a topic's own time to live does not go first",
         module="actors.policies.retention",
-        old="if own is None and not made.ttl_ms:",
+        old="if ttl is None and not made.ttl_ms:",
         new="if not made.ttl_ms:",
         world=GATEWAY,
         test="tests/actors/policies/test_expiry.py",
