@@ -39,7 +39,7 @@ of its lives 0 to 2, and holds nothing of them any more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -87,10 +87,20 @@ class LeaseHolder:
     until: int = 0
     """When its lease is over; of no meaning while it joins."""
 
+    _row: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+
     def row(self) -> dict[str, Any]:
-        """The row in the record."""
-        row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
-        return {**row, "dismissed": True} if self.dismissed else row
+        """The row in the record; the same object each time, because a record of a thousand consumers is written with
+        each that comes.
+        """
+        if self._row is None:
+            row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
+            self._row = {**row, "dismissed": True} if self.dismissed else row
+        return self._row
+
+    def dismiss(self) -> None:
+        """It must begin a new life."""
+        self.dismissed, self._row = True, None
 
 
 class Membership:
@@ -100,17 +110,34 @@ class Membership:
         self.lease_ms = lease_ms
         self.trust_ms = trust_of(lease_ms)
         self._members: dict[str, LeaseHolder] = {}
+        self._lives: dict[str, dict[str, None]] = {}
+        """The incarnations among them, by what all lives of one consumer share."""
         self._ended: dict[str, None] = {}
         for row in rows:
             lease = int(row.get("lease", lease_ms + self.trust_ms))
-            self._members[row["incarnation"]] = LeaseHolder(
-                row["incarnation"],
-                str(row.get("name", "")),
-                str(row.get("process", "")),
-                lease,
-                LeaseState.AWAITED,
-                "dismissed" in row,
+            self._add(
+                LeaseHolder(
+                    row["incarnation"],
+                    str(row.get("name", "")),
+                    str(row.get("process", "")),
+                    lease,
+                    LeaseState.AWAITED,
+                    "dismissed" in row,
+                )
             )
+
+    def _add(self, member: LeaseHolder) -> None:
+        self._members[member.incarnation] = member
+        self._lives.setdefault(base_of(member.incarnation), {})[member.incarnation] = None
+
+    def _remove(self, incarnation: str) -> LeaseHolder | None:
+        member = self._members.pop(incarnation, None)
+        if member is not None:
+            lives = self._lives[base_of(incarnation)]
+            del lives[incarnation]
+            if not lives:
+                del self._lives[base_of(incarnation)]
+        return member
 
     def begin(self, now: int) -> None:
         """The record is this owner's, so no session that an earlier owner extends outlasts the waiting from now on."""
@@ -164,14 +191,14 @@ class Membership:
         if incarnation in self._members:
             return False
         lease = self.lease_ms + self.trust_ms
-        self._members[incarnation] = LeaseHolder(incarnation, name, process, lease, LeaseState.JOINING)
+        self._add(LeaseHolder(incarnation, name, process, lease, LeaseState.JOINING))
         return True
 
     def refuse(self, incarnation: str) -> None:
         """It may not join. One that is awaited may still hold something, and stays."""
         member = self._members.get(incarnation)
         if member is not None and member.state is LeaseState.JOINING:
-            del self._members[incarnation]
+            self._remove(incarnation)
 
     def attach(self, incarnation: str, session: int, now: int) -> bool:
         """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
@@ -179,7 +206,7 @@ class Membership:
         member.state, member.session, member.until = LeaseState.ATTACHED, session, now + self.lease_ms
         earlier = [other for other in self._lives_before(incarnation) if other.state is LeaseState.AWAITED]
         for other in earlier:
-            del self._members[other.incarnation]
+            self._remove(other.incarnation)
         return bool(earlier)
 
     def retired_lives(self, incarnation: str) -> list[LeaseHolder]:
@@ -187,9 +214,10 @@ class Membership:
         return [member for member in self._lives_before(incarnation) if member.state is LeaseState.RETIRED]
 
     def _lives_before(self, incarnation: str) -> list[LeaseHolder]:
-        base = incarnation.rpartition(".")[0]
-        others = [member for member in self._members.values() if member.incarnation != incarnation]
-        return [member for member in others if base and member.incarnation.rpartition(".")[0] == base]
+        if not incarnation.rpartition(".")[0]:
+            return []
+        lives = self._lives.get(base_of(incarnation), {})
+        return [self._members[life] for life in lives if life != incarnation]
 
     def renew(self, incarnation: str, now: int) -> None:
         """It was heard or answered."""
@@ -201,7 +229,7 @@ class Membership:
 
     def leave(self, incarnation: str) -> None:
         """It holds nothing any more."""
-        member = self._members.pop(incarnation, None)
+        member = self._remove(incarnation)
         if member is not None and member.session:
             self._remember(incarnation)
 
@@ -213,7 +241,8 @@ class Membership:
     def retire(self, incarnation: str) -> LeaseHolder:
         """It does not answer and loses its place, but keeps its messages."""
         member = self._members[incarnation]
-        member.state, member.dismissed = LeaseState.RETIRED, True
+        member.state = LeaseState.RETIRED
+        member.dismiss()
         return member
 
     def dismiss(self) -> None:
@@ -223,7 +252,8 @@ class Membership:
         """
         for member in self._members.values():
             if member.state is not LeaseState.JOINING:
-                member.state, member.dismissed = LeaseState.AWAITED, True
+                member.state = LeaseState.AWAITED
+                member.dismiss()
                 if member.session:
                     self._remember(member.incarnation)
                 member.session = 0
@@ -244,5 +274,5 @@ class Membership:
         """Stop waiting for members that must have stopped; True if the record still names one of them."""
         gone = self.overdue(LeaseState.AWAITED, now)
         for member in gone:
-            del self._members[member.incarnation]
+            self._remove(member.incarnation)
         return bool(gone)

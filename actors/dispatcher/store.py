@@ -136,7 +136,7 @@ class CursorStore:
     async def _save(self) -> None:
         began = self._ports.clock.monotonic()
         asked = self._asked
-        turns = [(session, session.received) for session in self._sessions()]
+        turns = [(session, session.received) for session in self._sessions() if session.received > session.durable]
         await self._record.save(self._snapshot())
         for session, received in turns:
             session.confirm(received)

@@ -63,6 +63,8 @@ def check(core: Core) -> None:
     if not (tables.draining_mask() == tables.drains).all():
         raise InvariantViolation("the set of draining hashes is not what its definition says")
     _check_owners(core)
+    if members.with_news() != [each.number for each in members if each.has_news]:
+        raise InvariantViolation("consumers have news that they would not be told")
     if core.policy.strict and not (tables.holder[hashes[held]] == holders[held]).all():
         raise InvariantViolation("a hash is pending at two consumers")
 

@@ -403,8 +403,7 @@ class Dispatch:
 
     def untold(self) -> list[int]:
         """Numbers of the consumers for which `take_events` or `take_revoked` has news."""
-        members = self._core.members
-        return [each.number for each in members if each.events or each.drained or len(each.revoked)]
+        return self._core.members.with_news()
 
     def take_events(self, consumer: int) -> list[Event]:
         """News that this consumer has not received: revoked, assigned, drained ranges."""

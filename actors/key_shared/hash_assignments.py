@@ -86,14 +86,14 @@ def _enter(
     if entry.into is not None:
         kept = core.kept.take(entry.into)
         member = members.add(entry.into, name, priority, now)
-        member.events.append(("assigned", tuple(ranges_of(core.tables.owner, member.slot)), core.history.number))
+        member.note("assigned", tuple(ranges_of(core.tables.owner, member.slot)), core.history.number)
         return member, f"{name} is back", kept.restored
     slot = members.free_slot()
     if entry.after:
         before = members.by_number[entry.after]
         selector.replace(before.slot, slot)
         before.offer_place("")
-        before.events.append(("handed_over", (), core.history.number))
+        before.note("handed_over", (), core.history.number)
         core.kept.hand_over()
         return members.add(slot, name, priority, now), f"{name} took over from {before.name}", True
     if not entry.unassigned:
@@ -249,7 +249,7 @@ class HashAssignments:
 
     def hand_over_told(self, consumer: int) -> None:
         """Tell an unassigned consumer that another one has its place."""
-        self._core.members.by_number[consumer].events.append(("handed_over", (), self._core.history.number))
+        self._core.members.by_number[consumer].note("handed_over", (), self._core.history.number)
 
     def give_up(self, slot: int, now: int) -> None:
         """A kept place is kept no longer."""

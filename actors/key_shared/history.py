@@ -89,11 +89,10 @@ class History:
         if not moved:
             return
         self.number += 1
-        names = {member.slot: f"{member.name}#{member.number}" for member in members.by_slot if member is not None}
-        consumers = len(names)
-        if gone is not None:
-            names.setdefault(gone.slot, f"{gone.name}#{gone.number}")
-        named = tuple((low, high, names.get(old, NOBODY), names.get(new, NOBODY)) for low, high, old, new in moved)
+        slots = {slot for _, _, old, new in moved for slot in (old, new)}
+        names = {slot: _name(members, slot, gone) for slot in sorted(slots)}
+        consumers = sum(member is not None for member in members.by_slot)
+        named = tuple((low, high, names[old], names[new]) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named, consumers))
         count = sum(high - low + 1 for low, high, old, new in named if old and new)
         self.hashes_moved += count * (not handed_over)
@@ -107,7 +106,7 @@ class History:
         for (slot, kind), ranges in by_change.items():
             member = members.by_slot[slot] if slot < members.slots else None
             if member is not None:
-                member.events.append((kind, tuple(ranges), self.number))
+                member.note(kind, tuple(ranges), self.number)
                 del member.events[:-_EVENTS_A_CONSUMER]
 
     def owner(self, hash: int, at: int) -> dict[str, Any]:
@@ -122,21 +121,27 @@ class History:
         return found
 
 
+def _name(members: Members, slot: int, gone: AttachedConsumer | None) -> str:
+    """What the consumer in a slot is called in the history; empty for nobody."""
+    member = members.by_slot[slot] if slot < members.slots else None
+    if member is None and gone is not None and gone.slot == slot:
+        member = gone
+    return NOBODY if member is None else f"{member.name}#{member.number}"
+
+
 def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> None:
     """Hashes came free at their former holders: count them, and prepare the news."""
     for slot in np.unique(holder[freed]):
         member = members.by_slot[int(slot)]
         if member is not None:
-            mine = freed[holder[freed] == slot]
-            member.count_drained(len(mine))
-            member.drained.append(mine)
+            member.note_drained(freed[holder[freed] == slot])
             if len(member.drained) > _EVENTS_A_CONSUMER:
                 member.drained[:] = [np.unique(np.concatenate(member.drained))]
 
 
 def tell_inactive(member: AttachedConsumer, number: int) -> None:
     """A consumer of a Failover subscription has joined behind the one that is active."""
-    member.events.append(("inactive", (), number))
+    member.note("inactive", (), number)
 
 
 def take_events(member: AttachedConsumer, number: int) -> list[Event]:

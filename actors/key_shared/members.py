@@ -61,6 +61,28 @@ class AttachedConsumer:
     drained_total: int = 0
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
     drained: list[npt.NDArray[np.intp]] = field(default_factory=list)
+    heard: dict[int, None] = field(default_factory=dict)
+    """Numbers of all consumers of the subscription that may have news; see `Members.with_news`."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything that it was not told."""
+        return bool(self.events or self.drained or len(self.revoked))
+
+    def note(self, kind: str, ranges: tuple[tuple[int, int], ...], change: int) -> None:
+        """It is to be told this; change: the number of the last change of owners."""
+        self.events.append((kind, ranges, change))
+        self.heard[self.number] = None
+
+    def note_drained(self, hashes: npt.NDArray[np.intp]) -> None:
+        """It is to be told that these hashes, which it held, are free."""
+        self.count_drained(len(hashes))
+        self.drained.append(hashes)
+        self.heard[self.number] = None
+
+    def count_drained(self, count: int) -> None:
+        """So many hashes that it held are free."""
+        self.drained_total += count
 
     def claim(self, positions: Positions) -> None:
         """It holds these (ascending) from before a change of owner."""
@@ -81,6 +103,7 @@ class AttachedConsumer:
     def ask_back(self, positions: Positions) -> None:
         """It is to give these back."""
         self.revoked = np.union1d(self.revoked, positions)
+        self.heard[self.number] = None
 
     def taken_revoked(self) -> Positions:
         """What it is to give back and was not told yet; who asks tells it."""
@@ -103,10 +126,6 @@ class AttachedConsumer:
     def count_acked(self, count: int) -> None:
         """So many of its messages are done."""
         self.messages_acked += count
-
-    def count_drained(self, count: int) -> None:
-        """So many hashes that it held are free."""
-        self.drained_total += count
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +195,7 @@ class Members:
         """As it was counted last; None once anything that it hangs on has changed."""
         self._allowed = 0
         self._claiming = False
+        self._heard: dict[int, None] = {}
 
     def continue_from(self, before: Members) -> None:
         """The totals go on; the consumers that they were counted of are no longer here."""
@@ -206,6 +226,16 @@ class Members:
         self._claiming = bool(found)
         return found
 
+    def with_news(self) -> list[int]:
+        """Numbers of the consumers that have news, in order of joining; most have none, and are not looked at."""
+        for number in [number for number in self._heard if not self._has_news(number)]:
+            del self._heard[number]
+        return sorted(self._heard)
+
+    def _has_news(self, number: int) -> bool:
+        member = self.by_number.get(number)
+        return member is not None and member.has_news
+
     def free_slot(self) -> int:
         """The slot that the next consumer will get."""
         slot = next((at for at, member in enumerate(self.by_slot) if member is None), len(self.by_slot))
@@ -221,7 +251,7 @@ class Members:
             for column in (*_COLUMNS, "blocked", "starved"):
                 old = getattr(self, column)
                 setattr(self, column, np.append(old, old.dtype.type(0)))
-        member = AttachedConsumer(self.next_number, slot, name, priority, now)
+        member = AttachedConsumer(self.next_number, slot, name, priority, now, heard=self._heard)
         self.next_number += 1
         self.by_slot[slot] = member
         self.numbers[slot] = member.number

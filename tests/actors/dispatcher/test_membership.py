@@ -174,11 +174,13 @@ class Diary(RuleBasedStateMachine):
 
     @invariant()
     def all_is_as_the_diary_tells(self) -> None:
-        assert sorted(row["incarnation"] for row in self.membership.rows()) == sorted(self.everybody())
+        rows = {row["incarnation"]: row for row in self.membership.rows()}
+        assert sorted(rows) == sorted(self.everybody())
         for who in self.everybody():
             member = self.membership.get(who)
             assert member is not None
             assert (member.state, member.dismissed) == (self.state(who), self.dismissed(who))
+            assert rows[who].get("dismissed", False) == member.dismissed
             assert (member.lease, member.process) == (self.leases[who], self.processes[who])
             assert (self.membership.session(who) > 0) == (member.state is LeaseState.ATTACHED)
             if member.state is not LeaseState.JOINING:

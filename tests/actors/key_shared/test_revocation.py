@@ -42,6 +42,20 @@ def test_later_messages_of_the_key_are_asked_back() -> None:
     assert driver.route() == {"a": ["1:1", "1:3", "1:4"]}
 
 
+def test_who_is_asked_to_give_back_has_news() -> None:
+    driver = ordered()
+    dispatch, number = driver.dispatch, driver.numbers["a"]
+    assert dispatch.untold() == [number], "of what it was assigned"
+    dispatch.take_events(number)
+    assert dispatch.untold() == []
+    driver.send("k", "k")
+    driver.nack("a", "1:0")
+    assert dispatch.untold() == [number]
+    dispatch.check()
+    dispatch.take_revoked(number)
+    assert dispatch.untold() == []
+
+
 def test_what_lies_behind_what_is_read_only_now_is_asked_back() -> None:
     driver = Driver(nack_order="key")
     driver.join("a", holding=at("1:1"))

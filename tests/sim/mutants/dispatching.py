@@ -294,8 +294,16 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a seek forgets who has not come back yet",
         module="actors.dispatcher.membership",
-        old="            if member.state is not LeaseState.JOINING:\n                member.state,",
-        new="            if member.state is LeaseState.ATTACHED:\n                member.state,",
+        old="            if member.state is not LeaseState.JOINING:\n                member.state =",
+        new="            if member.state is LeaseState.ATTACHED:\n                member.state =",
+        world=SEEKS,
+        test="tests/actors/dispatcher/test_membership.py",
+    ),
+    Mutant(
+        name="who was dismissed stays in the record as it was",
+        module="actors.dispatcher.membership",
+        old="        self.dismissed, self._row = True, None\n",
+        new="        self.dismissed = True\n",
         world=SEEKS,
         test="tests/actors/dispatcher/test_membership.py",
     ),

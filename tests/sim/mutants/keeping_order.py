@@ -9,6 +9,14 @@ _UNITS = "tests/actors/key_shared/test_revocation.py"
 
 KEEPING_ORDER: list[Mutant] = [
     Mutant(
+        name="what a consumer is to give back is not told",
+        module="actors.key_shared.members",
+        old="        self.revoked = np.union1d(self.revoked, positions)\n        self.heard[self.number] = None\n",
+        new="        self.revoked = np.union1d(self.revoked, positions)\n",
+        world=NACK_ORDER,
+        test=f"{_UNITS}::test_who_is_asked_to_give_back_has_news",
+    ),
+    Mutant(
         name="what consumers hold behind a message that came back is not asked back",
         module="actors.key_shared.nacks",
         old="    revoke(core)\n",
