@@ -48,6 +48,8 @@ class PermissionCache:
         self._looking = asyncio.Lock()
         self._changed: dict[str, None] = {}
         """Keys of records that may say something else than when somebody was let in."""
+        self._any_changed = False
+        """So may any record: there were more changes than are named. Not all records are known here."""
 
     async def check(self, roles: Sequence[str], wish: Wish) -> None:
         """Raises Forbidden if these may not do this, Unavailable or Corrupt if that is not known now."""
@@ -63,9 +65,9 @@ class PermissionCache:
             return True
         return self._authorization.permits(roles, wish, await self._rights(wish))
 
-    async def run(self, changed: Callable[[Collection[str]], Awaitable[bool]]) -> None:
-        """Look again and again, for ever. changed: called with the keys of records that changed until it returns True,
-        that all have been heard who live by these.
+    async def run(self, changed: Callable[[Collection[str] | None], Awaitable[bool]]) -> None:
+        """Look again and again, for ever. changed: called with the keys of records that changed, None for any, until it
+        returns True, that all have been heard who live by these.
         """
         while True:
             await self._ports.clock.sleep(LOOK_MS)
@@ -73,10 +75,10 @@ class PermissionCache:
                 await self.look()
             except SluiceError as error:
                 self._ports.log("permissions_unknown", error=str(error))
-            if self._changed:
-                keys, self._changed = self._changed, {}
-                if not await changed(keys):
-                    self._changed = {**keys, **self._changed}
+            if self._changed or self._any_changed:
+                (keys, self._changed), (every, self._any_changed) = (self._changed, {}), (self._any_changed, False)
+                if not await changed(None if every else keys):
+                    self._changed, self._any_changed = {**keys, **self._changed}, every or self._any_changed
 
     async def look(self) -> None:
         """Forget what has changed. Raises Unavailable, Corrupt."""
@@ -85,7 +87,9 @@ class PermissionCache:
         number, names = (0, []) if found is None else (found.number, changes_in(found.value))
         missed = number - self._number
         if missed and self._number >= 0:
-            self._forget(names[:missed] if 0 < missed <= len(names) else list(self._known))
+            named = 0 < missed <= len(names)
+            self._forget(names[:missed] if named else list(self._known))
+            self._any_changed = self._any_changed or not named
         if number > self._number:
             self._number = number
         self._looked = begun

@@ -85,9 +85,9 @@ class AccessControl:
         if self.permissions is not None:
             await self.permissions.run(self._changed)
 
-    async def _changed(self, keys: Collection[str]) -> bool:
-        """Whether it is known of everybody who lives by these records whether he may stay."""
-        changed = frozenset(keys)
+    async def _changed(self, keys: Collection[str] | None) -> bool:
+        """Whether it is known of everybody who lives by these records whether he may stay; None: by any."""
+        changed = None if keys is None else frozenset(keys)
         found: dict[tuple[tuple[str, ...], Wish], bool | None] = {}
         for number, (one, admitted) in enumerate(list(self._admitted.items()), 1):
             if number % TURN == 0:
@@ -95,7 +95,8 @@ class AccessControl:
             asked = [(tuple(admitted.roles), wish) for wish in admitted.wishes]
             for each in asked:
                 if each not in found:
-                    found[each] = changed.isdisjoint(keys_of(each[1])) or await self._still(*each)
+                    same = changed is not None and changed.isdisjoint(keys_of(each[1]))
+                    found[each] = same or await self._still(*each)
             if any(found[each] is False for each in asked) and self._admitted.get(one) is admitted:
                 self._ports.log("revoked", role=admitted.roles[0], topic=admitted.wishes[0].topic)
                 admitted.on_revoked()

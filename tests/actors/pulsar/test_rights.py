@@ -6,15 +6,17 @@ The table has a row for each command that a connection takes; a new one without 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from actors.policies import permission_cache
 from actors.policies.authorization import of_topic as of_a_topic
 from actors.policies.namespaces import Namespaces
 from actors.policies.permission_cache import FRESH_MS
 from actors.policies.permissions import Permissions
-from actors.policies.policy_records import of_namespace, of_topic
+from actors.policies.policy_records import MOST_CHANGES, of_namespace, of_topic
 from actors.pulsar.codec.protocol import NOT_OFFERED, ServerError
 from actors.pulsar.conversation import access_control
 from actors.pulsar.conversation.client_connection import ClientConnection
@@ -165,6 +167,40 @@ def test_a_revoked_right_ends_who_lives_by_it(gateway: str) -> None:
         assert await refused(reader, "subscribe", topic="orders", subscription="s", type=MANY, consumer_id=1)
 
     with_gateways(scenario)
+
+
+def test_a_right_is_revoked_among_very_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are named, while so many other records were read that those of the right are not known any more."""
+    monkeypatch.setattr(permission_cache, "MOST_KNOWN", 3)
+
+    async def scenario(clients: Clients) -> None:
+        said = await granted(clients)
+        writer = await clients.enter("c0", GATEWAYS[0], "writer")
+        await clients.producer(writer, "till", SHARED)
+        for number in range(3):
+            assert await refused(writer, "lookup", topic=f"sales/eu/other-{number}")
+        cache = gateway_of(clients).access.permissions
+        assert cache is not None
+        monkeypatch.setattr(cache, "look", looks_later := Later(cache.look))
+        await said.revoke(TOPIC, "writer")
+        for number in range(MOST_CHANGES):
+            await said.grant(of_topic("another"), f"role-{number}", ["consume"])
+        looks_later.waits = False
+        await clients.broker.until(lambda: clients.ended == ["c0"])
+
+    with_gateways(scenario)
+
+
+class Later:
+    """Does nothing for now."""
+
+    def __init__(self, does: Callable[[], Awaitable[None]]) -> None:
+        self._does = does
+        self.waits = True
+
+    async def __call__(self) -> None:
+        if not self.waits:
+            await self._does()
 
 
 def test_a_tenants_administrator_who_is_none_any_more_goes() -> None:
