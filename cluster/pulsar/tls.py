@@ -18,7 +18,7 @@ TLS_FILES = (*_OWN, _TRUST)
 def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
     """The listener's TLS context; None if no certificate is named. Raises Invalid in one line.
 
-    With an authority to trust, nobody comes in without a certificate of it.
+    With an authority to trust, nobody comes in without a certificate of it, unless who shows nothing has a role.
     """
     own = [(name, str(settings.get(name) or "")) for name in _OWN]
     trust = str(settings.get(_TRUST) or "")
@@ -33,7 +33,7 @@ def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
     check_date(*own[0])
     if trust:
         load_trusted(context, _TRUST, trust)
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = ssl.CERT_OPTIONAL if settings.get("pulsar_anonymous_role") else ssl.CERT_REQUIRED
     return context
 
 

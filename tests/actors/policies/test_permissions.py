@@ -153,7 +153,7 @@ def test_who_cannot_be_judged_is_judged_later() -> None:
         said, ports = Permissions(world.client("tool").meta), world.client("gateway")
         cache, heard = PermissionCache(ports, Authorization()), list[bool | None]()
 
-        async def changed(keys: Collection[str]) -> bool:
+        async def changed(keys: Collection[str] | None) -> bool:
             try:
                 heard.append(await cache.still(("till",), WISH))
             except Unavailable:
@@ -182,8 +182,8 @@ def test_a_change_that_nobody_told_of_is_seen_later() -> None:
         meta, ports = world.client("tool").meta, world.client("gateway")
         cache, heard = PermissionCache(ports, Authorization()), list[str]()
 
-        async def changed(keys: Collection[str]) -> bool:
-            heard.extend(keys)
+        async def changed(keys: Collection[str] | None) -> bool:
+            heard.extend(keys or ())
             return True
 
         await Permissions(meta).grant(SPACE, "till", ["produce"])

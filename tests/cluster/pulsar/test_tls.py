@@ -199,6 +199,30 @@ def test_without_a_certificate_nobody_comes_in(strict: str, authority: Authority
     refused(strict, **trust, **shows)
 
 
+def test_with_a_role_for_those_who_show_nothing_they_come_in(
+    tmp_path: Path, shown: dict[str, Any], authority: Authority, folder: Path, key: bytes
+) -> None:
+    """For what that role may do; a certificate of another authority is refused all the same."""
+    settings = {
+        **shown,
+        "pulsar_tls_trust_certs_file": authority.trust,
+        "pulsar_token_key_file": str(folder / "token.key"),
+        "authorization_enabled": True,
+        "super_user_roles": "till",
+        "pulsar_anonymous_role": "anonymous",
+    }
+    trust = {"tls_trust_certs_file_path": authority.trust}
+    with running(ClusterOptions(data_dir=tmp_path, pulsar_port=-1, **settings)):
+        url = service_url(tmp_path, 0, TLS)
+        refused(url, **trust)
+        refused(url, authentication=pulsar.AuthenticationTLS(*Authority(folder, "other").issue("till")), **trust)
+        till = authority.issue("till")
+        by_certificate = pulsar.AuthenticationTLS(till.certificate, till.key)
+        assert round_trip(joined(url, authentication=by_certificate, **trust), "certified") == b"paid"
+        token = pulsar.AuthenticationToken(str(jwt.encode({"sub": "till"}, key, "HS256")))
+        assert round_trip(joined(url, authentication=token, **trust), "with-token") == b"paid"
+
+
 def test_what_is_wrong_with_files_is_said(authority: Authority, shown: dict[str, Any]) -> None:
     over = authority.issue("broker-over", days=-1)
     wrong = [
