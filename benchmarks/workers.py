@@ -6,8 +6,8 @@ nothing; and what becomes of keys when a worker is killed, when a pool rolls to 
 Scenes:
 
 * `empty`: threads of one process against a cluster in the same process; a pool and a loop over `Consumer` in turn, with
-  messages and with columns, and for a tenth of the messages a pool with an output. Messages a second from the first
-  call to the last acknowledgement, and microseconds of processor time of the whole process for each.
+  messages and with columns, and pools with an output. Messages a second from the first call to the last
+  acknowledgement, and microseconds of processor time of the whole process for each.
 * `ray`: the same on Ray: a pool of one worker, an actor written by hand over `Consumer`, `ray.util.ActorPool` over a
   `ray.util.queue.Queue`, and Celery with Redis if both are there (`pip install celery redis`, and a `redis-server`).
 * `kill`: a worker of a pool on Ray gets SIGKILL, again and again; milliseconds until one of its keys is handled again.
@@ -53,7 +53,6 @@ ON_RAY = ("ray", "kill", "roll", "step", "swing")
 ON_NODES = ("deaths", "results")
 SCENES = ("empty", *ON_RAY, *ON_NODES)
 AT_ONCE = 10_000
-OUTPUT = "pool, output"
 SELDOM_S = 0.05
 """Between two looks at a pool on Ray, which must not take the processor from it."""
 MOST_OF_OTHERS = 5_000
@@ -120,9 +119,11 @@ def by_pool(client: Client, messages: int, subscription: str, *, columns: bool, 
         wait_for(lambda: workers.status().handled >= messages)
 
 
-def by_output(client: Client, messages: int, subscription: str) -> None:
+def by_output(client: Client, messages: int, subscription: str, *, concurrency: int) -> None:
     """A pool whose handler gives each message back, to be published."""
-    with Workers("empty", subscription, echo, client=client, output="empty-results") as workers:
+    with Workers(
+        "empty", subscription, echo, client=client, output="empty-results", concurrency=concurrency
+    ) as workers:
         wait_for(lambda: workers.status().handled >= messages)
 
 
@@ -135,13 +136,13 @@ def empty(client: Client, messages: int, keys: int, rounds: int) -> dict[str, An
         ways[f"loop, {name}"] = partial(by_hand, client, messages, columns=columns)
         ways[f"pool, {name}"] = partial(by_pool, client, messages, columns=columns, concurrency=1)
     ways["pool, 8 keys at once"] = partial(by_pool, client, messages, columns=False, concurrency=8)
-    few = max(messages // 10, 100)
-    ways[OUTPUT] = partial(by_output, client, few)
+    ways["pool, output"] = partial(by_output, client, messages, concurrency=1)
+    ways["pool, output, 8 keys at once"] = partial(by_output, client, messages, concurrency=8)
     took: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for turn in range(rounds):
         for name, way in ways.items():
             subscription = f"{name}-{turn}".replace(", ", "-").replace(" ", "-")
-            took[name].append(timed(partial(way, subscription), few if name == OUTPUT else messages))
+            took[name].append(timed(partial(way, subscription), messages))
     told: dict[str, Any] = {
         name: {what: statistics.median(one[what] for one in each) for what in each[0]} for name, each in took.items()
     }

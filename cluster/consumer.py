@@ -161,6 +161,11 @@ class Consumer:
         self._loop.check_process()
         return self._receiving.receive_several(most)
 
+    def receive_here(self, most: int) -> list[Message]:
+        """Up to so many messages that are here already."""
+        self._loop.check_process()
+        return self._receiving.receive_here(most)
+
     def receive_nowait(self, count: int) -> list[Message] | None:
         """This number of messages if all are here already; else None, and all of them stay here."""
         self._loop.check_process()

@@ -133,6 +133,16 @@ class ReceiverQueue:
                 taken.append(self._current.pop())
             return taken
 
+    def receive_here(self, most: int) -> list[Message]:
+        """Up to so many messages that are here. Raises the error of `end` if there are none."""
+        with self.lock:
+            taken: list[Message] = []
+            while len(taken) < most and (message := self._next_message()) is not None:
+                taken.append(message)
+            if not taken:
+                self._check_open()
+            return taken
+
     def receive_nowait(self, count: int) -> list[Message] | None:
         """This number of messages if all are here; else None, and all of them stay. Raises the error of `end`."""
         with self.lock:

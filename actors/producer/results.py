@@ -13,11 +13,12 @@ of every durable subscription, so it is asked now and then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from actors.backoff import Backoff
 from actors.directory import Directory
@@ -31,27 +32,88 @@ from actors.producer.producer import (
     RUN_BYTES,
     RUN_MESSAGES,
     joined,
-    split,
 )
-from actors.shared_future import SharedFuture
 from actors.wire import Blob
 from storage.batch import StoredBatch, has_keyed_delay
 from storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from storage.frame import make_run
-from storage.position import EARLIEST, parse
+from storage.position import EARLIEST, Positions, parse
+
+T = TypeVar("T")
+
+_Way = tuple[int, str, int]
+"""Partition of the source, output, and its partition."""
 
 MARKS_MS = 2_000
 """How old what is known of finished messages may become."""
 
 
+@dataclass(eq=False, slots=True)
+class Publication(Generic[T]):
+    """The results of one message on their way. item: what whoever publishes them knows it by.
+
+    left: shares of it that are neither confirmed nor refused. error: why one of them was refused.
+    """
+
+    item: T
+    partition: int
+    position: int
+    left: int = 0
+    error: SluiceError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRows:
+    """Rows for one output. owners: for each row the number of its message among those that are published together,
+    ascending (int64, shape (n,)). All rows that a message has for the output are in one of these.
+    """
+
+    topic: str
+    batch: StoredBatch
+    owners: Positions
+
+
 @dataclass(slots=True)
 class _Share:
-    """All rows of one message for one partition of an output."""
+    """All rows that some messages have for one partition of an output. owners: see ResultRows, of `messages`."""
 
-    position: int
     batch: StoredBatch
+    owners: Positions
+    messages: Sequence[Publication[Any]]
+    on_end: Callable[[list[Publication[Any]]], object]
     size: int
-    done: SharedFuture[None]
+
+    @property
+    def several(self) -> bool:
+        """Whether it is of more messages than one."""
+        return bool(self.owners[0] != self.owners[-1])
+
+    def halves(self) -> list[_Share]:
+        """Two, each of some of the messages."""
+        distinct = np.unique(self.owners)
+        middle = int(np.searchsorted(self.owners, distinct[len(distinct) // 2]))
+        return [self.part(0, middle), self.part(middle, len(self.owners))]
+
+    def part(self, start: int, stop: int) -> _Share:
+        """These of its rows."""
+        batch = self.batch.slice(start, stop)
+        return _Share(batch, self.owners[start:stop], self.messages, self.on_end, int(batch.rows.nbytes))
+
+    def positions(self) -> Positions:
+        """The position of each row's message."""
+        return np.array([self.messages[owner].position for owner in self.owners.tolist()], np.int64)
+
+    def settle(self, error: SluiceError | None) -> None:
+        """It is confirmed, or refused."""
+        ended = []
+        for owner in np.unique(self.owners).tolist():
+            message = self.messages[owner]
+            message.error = message.error or error
+            message.left -= 1
+            if not message.left:
+                ended.append(message)
+        if ended:
+            self.on_end(ended)
 
 
 @dataclass(slots=True)
@@ -60,6 +122,11 @@ class _Lane:
 
     waiting: deque[_Share] = field(default_factory=deque)
     working: bool = False
+
+    def fail(self) -> None:
+        """What waits is not sent any more."""
+        while self.waiting:
+            self.waiting.popleft().settle(Fenced("the worker has ended"))
 
 
 def source_name(topic: str, subscription: str, partition: int) -> str:
@@ -73,84 +140,101 @@ class ResultPublisher:
     def __init__(self, ports: Ports, directory: Directory, topic: str, subscription: str) -> None:
         self._ports, self._directory = ports, directory
         self._topic, self._subscription = topic, subscription
-        self._lanes: dict[tuple[int, str, int], _Lane] = {}
+        self._lanes: dict[_Way, _Lane] = {}
         self._marks: dict[int, int] = {}
         self._asked: dict[int, int] = {}
         self._closed = False
 
-    async def publish(self, partition: int, position: int, results: Sequence[tuple[str, StoredBatch]]) -> None:
-        """Publish all results of a message, and wait until they are confirmed.
+    async def publish(
+        self,
+        messages: Sequence[Publication[T]],
+        results: Sequence[ResultRows],
+        on_end: Callable[[list[Publication[T]]], object],
+    ) -> None:
+        """Publish results of several messages, each of which has some. on_end: called with those of which all rows are
+        confirmed, or refused; then some of them may be stored.
 
-        results: rows by output, each output once. Raises Invalid, NotFound, and Conflict for a message that was
-        finished before; some of the rows may be stored then.
+        Their errors are Invalid, NotFound, Fenced, and Conflict for a message that was finished before.
         """
-        waits = []
-        for topic, batch in results:
-            count = (await self._directory.settings(topic)).partitions
-            for home, share, _ in split(batch, count):
-                waits.append(await self._send((partition, topic, home), position, share))
-        failed: SluiceError | None = None
-        for done in waits:
+        shares: list[tuple[_Way, _Share]] = []
+        refused: list[tuple[_Share, SluiceError]] = []
+        for rows in results:
+            whole = _Share(rows.batch, rows.owners, messages, on_end, int(rows.batch.rows.nbytes))
             try:
-                await done
-            except SluiceError as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                count = (await self._directory.settings(rows.topic)).partitions
+            except SluiceError as reason:
+                refused.append((whole, reason))
+            else:
+                shares += _divided(whole, rows.topic, count)
+        # All are counted before the first of them can end.
+        for share in [*(share for _, share in shares), *(share for share, _ in refused)]:
+            for owner in np.unique(share.owners).tolist():
+                messages[owner].left += 1
+        for share, error in refused:
+            share.settle(error)
+        for way, share in shares:
+            self._send(way, share)
 
     def close(self) -> None:
         """Close; results that are not confirmed yet fail."""
         self._closed = True
         for lane in self._lanes.values():
-            while lane.waiting:
-                self._settle([lane.waiting.popleft()], Fenced("the worker has ended"))
+            lane.fail()
 
-    async def _send(self, way: tuple[int, str, int], position: int, batch: StoredBatch) -> SharedFuture[None]:
-        size = int(batch.rows.nbytes)
-        if len(batch) > RUN_MESSAGES or size > BODY_BYTES:
-            raise Invalid(f"results of one message are at most {RUN_MESSAGES} rows and {BODY_BYTES} bytes a partition")
-        if self._closed:
-            raise Fenced("the worker has ended")
+    def _send(self, way: _Way, share: _Share) -> None:
+        if len(share.batch) > RUN_MESSAGES or share.size > BODY_BYTES:
+            share.settle(
+                Invalid(f"results of one message are at most {RUN_MESSAGES} rows and {BODY_BYTES} bytes a partition")
+            )
+            return
         lane = self._lanes.setdefault(way, _Lane())
-        share = _Share(position, batch, size, SharedFuture())
         lane.waiting.append(share)
-        if not lane.working:
+        if self._closed:
+            lane.fail()
+        elif not lane.working:
             lane.working = True
             self._ports.spawn(self._work(way, lane), f"results-{way[1]}-{way[2]}")
-        return share.done
 
-    def _settle(self, shares: list[_Share], error: SluiceError | None) -> None:
-        for share in shares:
-            if error is None:
-                share.done.set_result(None)
-            else:
-                share.done.set_exception(error)
+    async def _work(self, way: _Way, lane: _Lane) -> None:
+        groups: list[list[_Share]] = []
+        try:
+            while lane.waiting:
+                groups = [_gathered(lane.waiting)]
+                while groups:
+                    await self._publish_or_divide(way, groups)
+        finally:
+            lane.working = False
+            if groups:  # the client ends
+                lane.waiting.extend(share for group in groups for share in group)
+                lane.fail()
 
-    async def _work(self, way: tuple[int, str, int], lane: _Lane) -> None:
-        while lane.waiting:
-            groups = [_gathered(lane.waiting)]
-            while groups:
-                group = groups.pop()
-                try:
-                    await self._publish(way, group)
-                except SluiceError as error:
-                    if len(group) > 1 and not isinstance(error, Fenced):
-                        # It is refused as a whole: what can be told apart is refused alone.
-                        middle = len(group) // 2
-                        groups += [group[middle:], group[:middle]]
-                    else:
-                        self._settle(group, error)
-                except Exception as error:  # rows that Arrow does not join: their messages fail, and others go on
-                    self._settle(group, Invalid(f"the results cannot be published: {error!r}"))
-                else:
-                    self._settle(group, None)
-        lane.working = False
+    async def _publish_or_divide(self, way: _Way, groups: list[list[_Share]]) -> None:
+        """The last of the groups; it leaves them when it has ended."""
+        group = groups[-1]
+        error: SluiceError | None = None
+        try:
+            await self._publish(way, group)
+        except SluiceError as refused:
+            error = refused
+        except Exception as odd:  # rows that Arrow does not join: their messages fail, and others go on
+            error = Invalid(f"the results cannot be published: {odd!r}")
+        groups.pop()
+        if error is not None and not isinstance(error, Fenced) and (len(group) > 1 or group[0].several):
+            # It is refused as a whole: what can be told apart is refused alone.
+            halves = group[0].halves() if len(group) == 1 else group
+            middle = len(halves) // 2
+            groups += [halves[middle:], halves[:middle]]
+        else:
+            for share in group:
+                share.settle(error)
 
-    async def _publish(self, way: tuple[int, str, int], group: list[_Share]) -> None:
+    async def _publish(self, way: _Way, group: list[_Share]) -> None:
         """Publish until there is an answer. Raises Conflict, Invalid, NotFound; Fenced once closed."""
         partition, topic, home = way
         batch = joined([share.batch for share in group])
-        positions = _column(group)
+        if batch.deliver_at is not None and not batch.deliver_at.any():
+            batch = StoredBatch(batch.rows, None, batch.hashes)
+        positions = np.concatenate([share.positions() for share in group])
         keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
         run = make_run(batch)
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
@@ -212,6 +296,27 @@ def _gathered(waiting: deque[_Share]) -> list[_Share]:
     return group
 
 
-def _column(group: list[_Share]) -> npt.NDArray[np.int64]:
-    """The position of each row's message."""
-    return np.repeat(np.array([share.position for share in group], np.int64), [len(share.batch) for share in group])
+def _divided(whole: _Share, topic: str, partitions: int) -> list[tuple[_Way, _Share]]:
+    """By the partition of the source and of the output, and so that each fits into a run if it is of several messages;
+    rows keep their order.
+    """
+    sources = np.array([message.partition for message in whole.messages])[whole.owners]
+    lanes = sources * partitions + whole.batch.hashes % np.uint32(partitions)
+    order = np.argsort(lanes, kind="stable")
+    lanes = lanes[order]
+    sorted_rows = whole
+    if not np.array_equal(order, np.arange(len(order))):
+        batch = whole.batch.take(order)
+        sorted_rows = _Share(batch, whole.owners[order], whole.messages, whole.on_end, whole.size)
+    starts = [0, *(np.flatnonzero(np.diff(lanes)) + 1).tolist(), len(lanes)]
+    found = []
+    for start, stop in pairwise(starts):
+        way = (int(lanes[start]) // partitions, topic, int(lanes[start]) % partitions)
+        waiting = [sorted_rows.part(start, stop)]
+        while waiting:
+            share = waiting.pop()
+            if share.several and (len(share.batch) > RUN_MESSAGES or share.size > BODY_BYTES):
+                waiting += reversed(share.halves())
+            else:
+                found.append((way, share))
+    return found

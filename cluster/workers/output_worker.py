@@ -1,136 +1,355 @@
-"""A worker whose handler's results are published, before the message that they were made of is acknowledged.
+"""Workers whose handler's results are published, before the message that they were made of is acknowledged.
 
-What happens to a message is decided in `result_loop.py`. Here are the threads: one event loop for that and for
-coroutine functions, and as many threads as keys may be handled at once for other functions. A few calls wait in line
-for these, each of another key, so a thread goes from one to the next while the loop is busy. The iterators that
-handlers return are read there too, because the handler's code runs while they are.
+What happens to a message is decided in `result_loop.py`. Here are the threads. A quick function that handles one key
+at a time is called in the worker's own thread, which sees to what came meanwhile after HAND_OVER_S. A slow one is
+called in a thread of its own, with `concurrency` in several, and coroutine functions on an event loop. Some messages
+wait in line to be called, each of another key, so that many results go together. The iterators that handlers return are
+read where they are called, because the handler's code runs while they are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import threading
 import time
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from cluster.consumer import Consumer
-from cluster.message import Message
-from cluster.workers.handler_worker import Handler, awaited, is_async, key_of
+from cluster.message import Batch, Message
+from cluster.receiver_queue import NothingArrived
+from cluster.workers.handler_worker import Handler, awaited, key_of
 from cluster.workers.options import WorkersOptions
 from cluster.workers.outputs import MOST_RESULTS, Result, results_of
-from cluster.workers.planned_worker import EventLoopWorker, is_stale
-from cluster.workers.result_loop import NotOurs, ResultLoop
+from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
+from cluster.workers.result_loop import Call, NotOurs, ResultLoop
 from cluster.workers.result_sender import ResultSender
 from cluster.workers.schedule import KeySchedule
+from storage.errors import Fenced
 
-AHEAD = 16
-"""Calls that wait in line for a thread: else each thread would wait for the event loop between two of them."""
+AT_ONCE = 256
+"""Messages that are received together, and that wait in line to be called beside those that are."""
+HAND_OVER_S = 0.01
+HAND_OVER_BYTES = 1024 * 1024
+"""Results of so many bytes do not wait for others."""
+SLOW_S = 0.05
+"""A function that takes longer has a thread of its own from then on: what was confirmed meanwhile would not be
+acknowledged for so long, and be handled again if the worker dies.
+"""
+LOOK_S = 1.0
+"""The longest wait between two looks whether the client still runs."""
 
 
-class OutputWorker(EventLoopWorker):
-    """Its own steps are those of `ResultSteps`."""
+class OutputWorker(PlannedWorker):
+    """What both kinds do. Their own steps are those of `ResultSteps`."""
+
+    _called: Handler
+    _work: ResultLoop[Message]
 
     def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions, sender: ResultSender) -> None:
         super().__init__(consumer, handler, options)
         self._sender = sender
-        self._called: Handler = handler
-        self._is_async = is_async(handler)
-        if not self._is_async:
-            self._plan = KeySchedule(options.concurrency + AHEAD, is_stale)
-        self._threads: ThreadPoolExecutor | None = None
+
+    def _take(self, work: ResultLoop[Message], first: Message | None = None) -> None:
+        """This one, and what is here already."""
+        if first is not None:
+            work.take(key_of(first), first)
+        if (room := self._options.prefetch - self._plan.waiting) > 0:
+            for message in self._consumer.receive_here(min(room, AT_ONCE)):
+                work.take(key_of(message), message)
+        work.start()
+
+    def _end(self, work: ResultLoop[Message]) -> None:
+        """All is under way to its end, or cannot be. Raises what went wrong."""
+        if work.error is not None:
+            raise work.error
+
+    def publish(self, calls: list[Call[Message]]) -> None:
+        """See ResultSteps."""
+        self._sender.publish(calls)
+
+    def acknowledge(self, calls: list[Call[Message]]) -> None:
+        """See ResultSteps."""
+        rows: dict[Batch, list[int]] = {}
+        for call in calls:
+            rows.setdefault(call.item.batch, []).append(call.item.row)
+        for batch, done in rows.items():
+            self._consumer.acknowledge(batch, rows=np.array(sorted(done)))
+        self._handled += len(calls)
+
+    def _nack_call(self, call: Call[Message]) -> None:
+        """Wait until it was given back. Raises GaveUp."""
+        why = "".join(traceback.format_exception(call.error)) if call.error is not None else ""
+        self._nack(call.key, call.item, why)
+
+    def _gave(self, call: Call[Message], results: list[Result]) -> None:
+        call.results, call.size = results, sum(result.size for result in results)
+
+
+class FunctionOutputWorker(OutputWorker):
+    """Functions: in the worker's own thread, or in threads of their own."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions, sender: ResultSender) -> None:
+        super().__init__(consumer, handler, options, sender)
+        self._plan = KeySchedule(options.concurrency + min(AT_ONCE, options.prefetch), is_stale)
+        self._line: deque[Call[Message]] = deque()
+        """What is to be called."""
+        self._back: deque[Call[Message]] = deque()
+        """What threads have called."""
+        self._back_bytes = 0
+        self._news = threading.Event()
+        self._told = False
+        self._over = False
+        self._threads: list[threading.Thread] = []
+
+    def stop(self) -> None:
+        super().stop()
+        self._tell()
 
     # -- in the worker's thread -------------------------------------------------------------------------------------
 
     def _serve(self, call: Handler) -> None:
         self._called = call
-        with ThreadPoolExecutor(self._options.concurrency, self._consumer.consumer_name()) as threads:
-            self._threads = threads
+        self._sender.on_end = self._tell
+        work = self._work = ResultLoop(self._plan, self, guard=self._planning)
+        if self._options.concurrency > 1:
+            self._begin_threads()
+        try:
+            while not self._stop_asked.is_set() and work.error is None:
+                self._go_on(work, receiving=True)
+            work.stop()
+            while not work.finished and work.error is None:
+                self._go_on(work, receiving=False)
+        finally:
+            with self._planning:
+                self._over = True
+                self._planning.notify_all()
+            for thread in self._threads:
+                thread.join()
+            self._sender.close()
+        self._end(work)
+
+    def _begin_threads(self) -> None:
+        name = self._consumer.consumer_name()
+        for number in range(self._options.concurrency):
+            thread = threading.Thread(target=self._call_in_thread, name=f"{name}-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _go_on(self, work: ResultLoop[Message], *, receiving: bool) -> None:
+        """See to what has come, or wait for something."""
+        self._news.clear()
+        self._told = False  # whoever has something from here on tells it, and what came before is seen below
+        if ended := self._sender.ended():
+            work.published(ended)
+        if back := self._called_in_threads():
+            work.returned(back)
+        if receiving:
+            self._take(work)
+        if self._line and not self._threads and not work.full:
+            work.returned(self._call_some())
+        elif not (ended or back):
+            self._wait(work, receiving=receiving)
+
+    def _wait(self, work: ResultLoop[Message], *, receiving: bool) -> None:
+        if self._sender.cut_off:
+            raise Fenced("the client is closed")
+        if not (receiving and self._has_room()):
+            self._news.wait(LOOK_S)
+            return
+        try:
+            self._take(work, self._consumer.receive())
+        except NothingArrived:  # somebody woke it
+            return
+
+    def _tell(self) -> None:
+        """Something has come, from any thread."""
+        if not self._told:
+            self._told = True
+            self._news.set()
+            self._consumer.wake()
+
+    # -- the steps of a message -------------------------------------------------------------------------------------
+
+    def call(self, calls: list[Call[Message]]) -> None:
+        """See ResultSteps."""
+        if not self._threads:
+            self._line.extend(calls)
+            return
+        with self._planning:
+            self._line.extend(calls)
+            self._planning.notify_all()
+
+    def give_back(self, call: Call[Message]) -> None:
+        """See ResultSteps."""
+        self._nack_call(call)
+        self._work.given_back(call)
+
+    def _call_some(self) -> list[Call[Message]]:
+        """In the worker's own thread."""
+        since = now = time.monotonic()
+        size, called = 0, []
+        while self._line and size < HAND_OVER_BYTES and now - since < HAND_OVER_S:
+            call = self._line.popleft()
+            self._call(call)
+            size += call.size
+            called.append(call)
+            before, now = now, time.monotonic()
+            if now - before > SLOW_S and not self._stop_asked.is_set():
+                self._begin_threads()
+                break
+        return called
+
+    def _call(self, call: Call[Message]) -> None:
+        """Once the worker is to stop nothing begins."""
+        message = call.item
+        try:
+            if self._stop_asked.is_set() or not self._is_ours(message):
+                raise NotOurs
+            with self._planning:
+                self._started_at[call.key] = time.monotonic()
             try:
-                asyncio.run(self._receive())
+                self._gave(call, self._results(message))
             finally:
-                self._sender.close()
+                with self._planning:
+                    self._started_at.pop(call.key, None)
+        except BaseException as error:
+            call.error = error
+
+    def _results(self, message: Message) -> list[Result]:
+        returned = self._called(message)
+        if inspect.isawaitable(returned):  # a coroutine function in a wrapper does not say that it is one
+            return results_of(asyncio.run(awaited(returned)))
+        if inspect.isasyncgen(returned):
+            return results_of(asyncio.run(_collected(returned)))
+        return results_of(returned)
+
+    # -- in threads for handlers ------------------------------------------------------------------------------------
+
+    def _call_in_thread(self) -> None:
+        while (call := self._next_in_line()) is not None:
+            self._call(call)
+            with self._planning:
+                self._back.append(call)
+                self._back_bytes += call.size
+            self._tell()
+
+    def _next_in_line(self) -> Call[Message] | None:
+        """Waits for one; None: the worker has ended."""
+        with self._planning:
+            while not self._over and (not self._line or self._work.full or self._back_bytes > HAND_OVER_BYTES):
+                self._planning.wait()
+            return None if self._over else self._line.popleft()
+
+    def _called_in_threads(self) -> list[Call[Message]]:
+        if not self._threads:
+            return []
+        with self._planning:
+            back = list(self._back)
+            self._back.clear()
+            self._back_bytes = 0
+            self._planning.notify_all()
+        return back
+
+
+class LoopOutputWorker(OutputWorker, EventLoopWorker):
+    """Coroutine functions as tasks of one event loop."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions, sender: ResultSender) -> None:
+        super().__init__(consumer, handler, options, sender)
+        self._back: list[Call[Message]] = []
+        """Whose handlers have returned in this round of the loop."""
+
+    def _serve(self, call: Handler) -> None:
+        self._called = call
+        try:
+            asyncio.run(self._receive())
+        finally:
+            self._sender.close()
 
     async def _receive(self) -> None:
         self._running = asyncio.get_running_loop()
-        work = ResultLoop(self._plan, self, self._spawn, self._changed.set, self._planning)
+        self._sender.on_end = self._tell_ended
+        work = self._work = ResultLoop(self._plan, self, self._on_change, self._planning)
         while not self._stop_asked.is_set() and work.error is None:
             self._changed.clear()
             if not self._has_room():
                 await self._changed.wait()
-                continue
-            message = await self._next()
-            messages = [message] if message is not None else None
-            while messages:
-                work.take(key_of(messages[0]), messages[0])
-                messages = self._consumer.receive_nowait(1) if self._has_room() else None
-            work.start()
-        if work.error is None:
-            await work.finish()
-        if work.error is not None:
-            raise work.error
+            elif (message := await self._next()) is not None:
+                self._take(work, message)
+        work.stop()
+        while not work.finished and work.error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        self._end(work)
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        if self._work.error is not None:
+            self._consumer.wake()
+
+    def _tell_ended(self) -> None:
+        """In the client's thread, or in this one."""
+        if self._running is not None:
+            with contextlib.suppress(RuntimeError):  # the worker has ended
+                self._running.call_soon_threadsafe(self._guarded, self._published)
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except BaseException as error:  # it ends the worker, and the pool says why
+            self._work.fail(error)
+
+    def _published(self) -> None:
+        self._work.published(self._sender.ended())
 
     # -- the steps of a message -------------------------------------------------------------------------------------
 
-    async def call(self, item: Message) -> list[Result]:
-        """Call the handler, and read what it gives. Raises NotOurs, and what the handler raises."""
-        if not self._is_async:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._results, item)
-        if item.batch.consumer.lease_over():
-            await asyncio.to_thread(self._is_ours, item)
-        if is_stale(item):
-            raise NotOurs
-        with self._noted(item):
-            return results_of(await self._called(item))
+    def call(self, calls: list[Call[Message]]) -> None:
+        """See ResultSteps."""
+        for call in calls:
+            self._spawn(self._call(call))
 
-    def _results(self, message: Message) -> list[Result]:
-        """In a thread, for which it may have waited in line. Once the worker is to stop nothing begins."""
-        if self._stop_asked.is_set() or not self._is_ours(message):
-            raise NotOurs
-        with self._noted(message):
-            returned = self._called(message)
-            if inspect.isawaitable(returned):  # a coroutine function in a wrapper does not say that it is one
-                return results_of(asyncio.run(awaited(returned)))
-            if inspect.isasyncgen(returned):
-                return results_of(asyncio.run(_collected(returned)))
-            return results_of(returned)
-
-    @contextmanager
-    def _noted(self, message: Message) -> Iterator[None]:
-        """Its key is under way."""
-        key = key_of(message)
-        with self._planning:
-            self._started_at[key] = time.monotonic()
+    async def _call(self, call: Call[Message]) -> None:
+        message = call.item
         try:
-            yield
-        finally:
+            if message.batch.consumer.lease_over():
+                await asyncio.to_thread(self._is_ours, message)
+            if is_stale(message):
+                raise NotOurs
             with self._planning:
-                self._started_at.pop(key, None)
+                self._started_at[call.key] = time.monotonic()
+            try:
+                self._gave(call, results_of(await self._called(message)))
+            finally:
+                with self._planning:
+                    self._started_at.pop(call.key, None)
+        except BaseException as error:
+            call.error = error
+        if not self._back and self._running is not None:
+            self._running.call_soon(self._guarded, self._returned)
+        self._back.append(call)
 
-    def size(self, results: Any) -> int:
-        """Bytes of what is to be published."""
-        return sum(result.size for result in results)
+    def _returned(self) -> None:
+        back, self._back = self._back, []
+        self._work.returned(back)
 
-    async def publish(self, item: Message, results: Any) -> None:
-        """Publish the results, and wait until they are confirmed."""
-        await self._sender.publish(item, results)
+    def give_back(self, call: Call[Message]) -> None:
+        """See ResultSteps."""
+        self._spawn(self._give_back(call))
 
-    def acknowledge(self, item: Message) -> None:
-        """It is done."""
-        self._consumer.acknowledge(item)
-        self._handled += 1
-
-    async def nack(self, item: Message, error: Exception) -> None:
-        """It has failed. Raises GaveUp."""
-        why = "".join(traceback.format_exception(error))
-        await asyncio.to_thread(self._nack, key_of(item), item, why)
-
-    async def settle(self) -> None:
-        """What was acknowledged is durable."""
-        await asyncio.to_thread(self._consumer.wait_acknowledged)
+    async def _give_back(self, call: Call[Message]) -> None:
+        try:
+            await asyncio.to_thread(self._nack_call, call)
+            self._work.given_back(call)
+        except BaseException as error:  # it ends the worker, and the pool says why
+            self._work.fail(error)
 
 
 async def _collected(returned: Any) -> list[Any]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from actors.producer.results import source_name
+from actors.producer.results import ResultRows, source_name
 from cluster.message import Message
-from storage.batch import StoredBatch, make_batch
+from storage.batch import make_batch
 from storage.errors import Invalid
 
 MOST_RESULTS = 10_000
@@ -76,40 +77,38 @@ def _kind(value: Any) -> str:
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
-def rows_of_results(
-    message: Message, subscription: str, results: Sequence[Result], outputs: Sequence[str], now: int
-) -> list[tuple[str, StoredBatch]]:
-    """The results of a message as rows, by output. now: ms since 1970. Raises Invalid.
+def rows_of_several(
+    made: Sequence[tuple[Message, Sequence[Result]]], subscription: str, outputs: Sequence[str], now: int
+) -> list[ResultRows]:
+    """The results of several messages as rows: they share columns, because a column of one value costs as much as one
+    of a hundred. All rows of a message for an output are in one of these. now: ms since 1970. Raises Invalid if one of
+    the results is wrong.
 
     The same results of the same message hash alike: without any key it is by the place of the message.
     """
-    at = message.message_id()
-    source = f"{source_name(message.topic_name(), subscription, at.partition_index)}/{at.position}"
-    return [
-        (topic, make_batch(_table([(message, one) for one in rows]), now=now, producer=source))
-        for topic, rows in _by_output(results, outputs).items()
-    ]
-
-
-def rows_of_several(
-    made: Sequence[tuple[Message, Sequence[Result]]], subscription: str, outputs: Sequence[str], now: int
-) -> list[list[tuple[str, StoredBatch]]]:
-    """What `rows_of_results` returns, for each of several messages: their rows share columns, because a column of one
-    value costs as much as one of a hundred. Raises Invalid if one of them is wrong.
-    """
     pairs: dict[str, list[tuple[Message, Result]]] = {}
-    places: list[list[tuple[str, int, int]]] = []
-    for message, results in made:
-        own = _by_output(results, outputs)
-        if not _has_key(message) and any(one.key is None for one in results):
-            return [rows_of_results(one, subscription, given, outputs, now) for one, given in made]
-        places.append([])
-        for topic, rows in own.items():
-            all_rows = pairs.setdefault(topic, [])
-            places[-1].append((topic, len(all_rows), len(all_rows) + len(rows)))
-            all_rows += [(message, one) for one in rows]
-    batches = {topic: make_batch(_table(rows), now=now, producer="") for topic, rows in pairs.items()}
-    return [[(topic, _piece(batches[topic], start, stop)) for topic, start, stop in each] for each in places]
+    owners: dict[str, list[int]] = {}
+    alone: list[ResultRows] = []
+    for number, (message, results) in enumerate(made):
+        apart = not _has_key(message) and any(one.key is None for one in results)
+        for topic, rows in _by_output(results, outputs).items():
+            if apart:
+                table = _table([(message, one) for one in rows])
+                batch = make_batch(table, now=now, producer=_name_of(message, subscription))
+                alone.append(ResultRows(topic, batch, np.full(len(rows), number)))
+                continue
+            pairs.setdefault(topic, []).extend((message, one) for one in rows)
+            owners.setdefault(topic, []).extend([number] * len(rows))
+    together = [
+        ResultRows(topic, make_batch(_table(rows), now=now, producer=""), np.array(owners[topic]))
+        for topic, rows in pairs.items()
+    ]
+    return together + alone
+
+
+def _name_of(message: Message, subscription: str) -> str:
+    at = message.message_id()
+    return f"{source_name(message.topic_name(), subscription, at.partition_index)}/{at.position}"
 
 
 def _by_output(results: Sequence[Result], outputs: Sequence[str]) -> dict[str, list[Result]]:
@@ -130,13 +129,6 @@ def _has_key(message: Message) -> bool:
 
 def _ordering_key(message: Message) -> Any:
     return message.batch.cell("ordering_key", message.row)
-
-
-def _piece(batch: StoredBatch, start: int, stop: int) -> StoredBatch:
-    piece = batch.slice(start, stop)
-    if piece.deliver_at is not None and not piece.deliver_at.any():
-        piece = StoredBatch(piece.rows, None, piece.hashes)
-    return piece
 
 
 def _table(pairs: Sequence[tuple[Message, Result]]) -> pa.Table:

@@ -13,7 +13,7 @@ from cluster.workers.column_worker import ColumnWorker
 from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
 from cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
 from cluster.workers.options import WorkersOptions
-from cluster.workers.output_worker import OutputWorker
+from cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
 from cluster.workers.serial_worker import SerialWorker
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, op
         **options.subscription_settings,
     )
     if sender is not None:
-        return OutputWorker(consumer, handler, options, sender)
+        made = LoopOutputWorker if is_async(handler) else FunctionOutputWorker
+        return made(consumer, handler, options, sender)
     kind: type[HandlerWorker] = SerialWorker
     if options.batch_size:
         kind = ColumnWorker

@@ -5,81 +5,100 @@ waits until the results are confirmed: results of one key are published one afte
 keeps them in order. Only then the message is acknowledged. Whatever fails, the message is given back, and its key goes
 on when that is confirmed; so what comes next of the key is that message again.
 
-Whoever ends a worker lets it `finish`: what waits is left to others, what is under way goes to its end, and its
-acknowledgements are durable before the worker leaves.
+Each step is taken with all messages that are ready for it: those whose handlers have returned are published together,
+and those whose results are confirmed are acknowledged together. Nobody waits for others here; what becomes ready while
+a thread is busy is what goes together.
 
-No threads, no clock and no I/O: a `ResultSteps` does all of it, so the simulator plays this code.
+Whoever ends a worker lets it `stop`: what waits is left to others, what is under way goes to its end, and then it has
+`finished`. Its acknowledgements are to be durable before it leaves.
+
+No threads, no clock and no I/O: a `ResultSteps` does all of it, so the simulator plays this code. All calls come from
+one thread.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from cluster.workers.schedule import KeySchedule
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Results that may wait for their confirmation at a time. A handler that has more to give keeps its place meanwhile, so
-beside these there are at most those of as many calls as the plan has places.
+"""Results that may wait for their confirmation at a time. A handler that has more to give keeps its place meanwhile,
+and no other one is called.
 """
 
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class NotOurs(Exception):
     """The message comes again, here or elsewhere, and was not handled."""
 
 
-class ResultSteps(Protocol[T_contra]):
-    """What happens to one message."""
+@dataclass(eq=False, slots=True)
+class Call(Generic[T]):
+    """A message that is handled. results: what its handler gave, of so many bytes; nothing if there is nothing to
+    publish. error: why it has failed, in any of its steps.
+    """
 
-    async def call(self, item: T_contra) -> Any:
-        """Call the handler; what comes of it is for `publish`. Raises NotOurs, and whatever the handler raises."""
+    key: bytes
+    item: T
+    results: Any = None
+    size: int = 0
+    error: BaseException | None = None
 
-    def size(self, results: Any) -> int:
-        """Bytes of what `call` gave."""
 
-    async def publish(self, item: T_contra, results: Any) -> None:
-        """Publish the results, and wait until they are confirmed. Raises whatever keeps them from that."""
+class ResultSteps(Protocol[T]):
+    """What happens to messages. Nothing of it waits; what it begins comes back to the ResultLoop."""
 
-    def acknowledge(self, item: T_contra) -> None:
-        """It is done."""
+    def call(self, calls: list[Call[T]]) -> None:
+        """Call the handlers, of different keys; each of these comes back by `returned`."""
 
-    async def nack(self, item: T_contra, error: Exception) -> None:
-        """It has failed: let it come again, before later ones of its key."""
+    def publish(self, calls: list[Call[T]]) -> None:
+        """Publish the results; each of these comes back by `published` when all of its own are confirmed or refused."""
 
-    async def settle(self) -> None:
-        """Wait until what was acknowledged is durable."""
+    def acknowledge(self, calls: list[Call[T]]) -> None:
+        """They are done."""
+
+    def give_back(self, call: Call[T]) -> None:
+        """It has failed: let it come again, before later ones of its key. It comes back by `given_back`."""
 
 
 class ResultLoop(Generic[T]):
-    """Messages come by `take`, and run as tasks."""
+    """Messages come by `take`."""
 
     def __init__(
         self,
         plan: KeySchedule[T],
         steps: ResultSteps[T],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_change: Callable[[], object] = lambda: None,
         guard: AbstractContextManager[object] | None = None,
     ) -> None:
-        """spawn: starts a task. on_change: called when there may be room for more, or something went wrong. guard: held
+        """on_change: called when there may be room for more, or something went wrong, or it has finished. guard: held
         while the plan changes, for those who look at it from another thread.
         """
-        self._plan, self._steps, self._spawn, self._on_change = plan, steps, spawn, on_change
+        self._plan, self._steps, self._on_change = plan, steps, on_change
         self._guard = guard or nullcontext()
         self._stopping = False
-        self._idle: asyncio.Future[None] | None = None
         self._bytes = 0
-        self._entry = asyncio.Lock()
-        """One at a time waits for room, so that nobody passes one that has much."""
-        self._room: asyncio.Future[None] | None = None
+        self._for_room: deque[Call[T]] = deque()
+        """Calls whose results have no room yet, in the order in which they came, so that none passes a large one."""
         self.handled = 0
         self.error: BaseException | None = None
-        """What ended a task that must not end so: the worker cannot go on."""
+        """Why the worker cannot go on."""
+
+    @property
+    def full(self) -> bool:
+        """No handler is to be called, because results wait for room."""
+        return bool(self._for_room)
+
+    @property
+    def finished(self) -> bool:
+        """It was stopped, and nothing is under way."""
+        return self._stopping and not self._plan.running
 
     def take(self, key: bytes, item: T) -> None:
         """A message came."""
@@ -91,65 +110,77 @@ class ResultLoop(Generic[T]):
         """Begin what may be handled now."""
         with self._guard:
             started = self._plan.start()
-        for key, item in started:
-            self._spawn(self._handle(key, item))
+        if started:
+            self._steps.call([Call(key, item) for key, item in started])
 
-    async def finish(self) -> None:
-        """Begin nothing more; returns when what is under way is done, and durably so."""
+    def stop(self) -> None:
+        """Begin nothing more."""
         with self._guard:
             self._stopping = True
             self._plan.clear()
-        while self._plan.running and self.error is None:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
-        await self._steps.settle()
 
-    async def _handle(self, key: bytes, item: T) -> None:
-        try:
-            await self._step(key, item)
-        except BaseException as error:
-            self.error = self.error or error
-            self._wake()
-            raise
-        with self._guard:
-            self._plan.done(key)
-        self.start()
-        self._wake()
+    def returned(self, calls: Sequence[Call[T]]) -> None:
+        """The handlers have returned, or raised; one whose error is NotOurs was not called."""
+        over: list[Call[T]] = []
+        for call in calls:
+            if call.error is None:
+                self._for_room.append(call)
+            elif isinstance(call.error, NotOurs):
+                over.append(call)
+            else:
+                self._failed(call)
+        self._go_on(over)
 
-    async def _step(self, key: bytes, item: T) -> None:
-        size = 0
-        try:
-            results = await self._steps.call(item)
-            size = await self._hold(self._steps.size(results))
-            with self._guard:
-                self._plan.returned(key)
-            self.start()
-            await self._steps.publish(item, results)
-        except NotOurs:
-            return
-        except Exception as error:  # the handler is the user's: whatever it raises gives the message back
-            await self._steps.nack(item, error)
-        else:
-            self._steps.acknowledge(item)
-            self.handled += 1
-        finally:
-            self._release(size)
+    def published(self, calls: Sequence[Call[T]]) -> None:
+        """The results are confirmed, or refused."""
+        done = [call for call in calls if call.error is None]
+        if done:
+            self._steps.acknowledge(done)
+            self.handled += len(done)
+        for call in calls:
+            self._bytes -= call.size
+            if call.error is not None:
+                self._failed(call)
+        self._go_on(done)
 
-    async def _hold(self, size: int) -> int:
-        """Wait until there is room for so much; returns it."""
-        async with self._entry:
-            while self._bytes and self._bytes + size > MOST_BYTES:
-                self._room = asyncio.get_running_loop().create_future()
-                await self._room
-            self._bytes += size
-        return size
+    def given_back(self, call: Call[T]) -> None:
+        """That is confirmed."""
+        self._go_on([call])
 
-    def _release(self, size: int) -> None:
-        self._bytes -= size
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
-    def _wake(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+    def fail(self, error: BaseException) -> None:
+        """The worker cannot go on: what is under way is neither acknowledged nor given back."""
+        self.error = self.error or error
         self._on_change()
+
+    def _failed(self, call: Call[T]) -> None:
+        if isinstance(call.error, Exception):  # the handler is the user's: whatever it raises gives the message back
+            self._steps.give_back(call)
+        elif call.error is not None:
+            self.fail(call.error)
+
+    def _go_on(self, over: Sequence[Call[T]]) -> None:
+        """These have ended, and their keys go on."""
+        with self._guard:
+            for call in over:
+                self._plan.done(call.key)
+            admitted = self._admitted()
+        if publishing := [call for call in admitted if call.results]:
+            self._steps.publish(publishing)
+        if nothing := [call for call in admitted if not call.results]:
+            self.published(nothing)
+        if self.error is None:
+            self.start()
+        self._on_change()
+
+    def _admitted(self) -> list[Call[T]]:
+        """For whose results there is room now."""
+        admitted = []
+        while self._for_room:
+            call = self._for_room[0]
+            if self._bytes and self._bytes + call.size > MOST_BYTES:
+                break
+            self._for_room.popleft()
+            self._bytes += call.size
+            self._plan.returned(call.key)
+            admitted.append(call)
+        return admitted

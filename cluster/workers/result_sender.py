@@ -1,27 +1,25 @@
-"""Publishes what handlers give back, from the event loop of a worker, over the connection of its client.
+"""Publishes what handlers give back, from the thread of a worker, over the connection of its client.
 
-What messages give in one round of the worker's loop becomes rows together, crosses to the client's thread in one step,
-and what is confirmed there in one round comes back in one step: each of these costs more than all else of a small
-result. Rows that were made together share memory until the last of them is confirmed, so it is GATHER_BYTES at most.
+What several messages give becomes rows together, crosses to the client's thread in one step, and what is confirmed
+there meanwhile comes back in one step: each of these costs more than all else of a small result. Rows that were made
+together share memory until the last of them is confirmed, so it is GATHER_BYTES at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from actors.directory import Directory
 from actors.names import check_name
 from actors.ports import Ports
-from actors.producer.results import ResultPublisher
+from actors.producer.results import Publication, ResultPublisher, ResultRows
 from cluster.loop import LoopThread
 from cluster.message import Message
-from cluster.workers.outputs import Result, rows_of_results, rows_of_several
-from storage.batch import StoredBatch
+from cluster.workers.outputs import rows_of_several
+from cluster.workers.result_loop import Call
 from storage.errors import Fenced, Invalid
 
 SETTINGS_MS = 30_000
@@ -31,28 +29,7 @@ GATHER_BYTES = 64 * 1024
 worker (`schedule.py`) that is as much memory as their results may have themselves.
 """
 
-
-@dataclass(eq=False, slots=True)
-class _Publishing:
-    """The results of a message. done: settled in the loop of the worker."""
-
-    message: Message
-    results: Sequence[Result]
-    done: asyncio.Future[None]
-    rows: list[tuple[str, StoredBatch]] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return sum(result.size for result in self.results)
-
-    def settle(self, error: BaseException | None) -> None:
-        """In the worker's loop."""
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+Sent = Publication[Call[Message]]
 
 
 class ResultSender:
@@ -72,98 +49,100 @@ class ResultSender:
                     "make the topic with deduplication_enabled=True"
                 )
         self._publisher = ResultPublisher(ports, directory, *place)
-        self._waiting: list[_Publishing] = []
-        """What came in this round of the worker's loop."""
-        self._tasks: dict[asyncio.Task[None], _Publishing] = {}
-        """What is being published, in the client's loop."""
-        self._ended: deque[tuple[_Publishing, BaseException | None]] = deque()
-        self._notified = False
-        """Whether the worker's loop will look at what has ended."""
+        self.on_end: Callable[[], object] = lambda: None
+        """Called, from any thread, when there is something for `ended`."""
+        self._ended: deque[Call[Message]] = deque()
+        self._told = False
 
-    async def publish(self, message: Message, results: Sequence[Result]) -> None:
-        """Publish the results of a message, and wait until they are confirmed; always from the same event loop.
-
-        Raises Invalid, NotFound, and Conflict for a message that was finished before.
+    def publish(self, calls: Sequence[Call[Message]]) -> None:
+        """Publish the results of messages; always from the same thread. Those of which all is confirmed or refused are
+        `ended` later. Errors are Invalid, NotFound, Fenced, and Conflict for a message that was finished before.
         """
-        if not results:
+        groups = [made for group in _gathered(calls) for made in self._made(group)]
+        if not groups:
             return
-        home = asyncio.get_running_loop()
-        if not self._waiting:
-            home.call_soon(self._hand_over, home)
-        self._waiting.append(one := _Publishing(message, results, home.create_future()))
-        await one.done
+        if self._loop.loop.is_closed():
+            self._end([call for group, _ in groups for call in group], Fenced("the client is closed"))
+        else:
+            self._loop.soon(partial(self._begin, groups))
+
+    def ended(self) -> list[Call[Message]]:
+        """What has ended since it was asked last."""
+        self._told = False  # whoever ends from here on tells again
+        found = []
+        while self._ended:
+            found.append(self._ended.popleft())
+        return found
+
+    @property
+    def cut_off(self) -> bool:
+        """The client is closed: nothing ends any more that has not yet."""
+        return self._loop.loop.is_closed()
 
     def close(self) -> None:
         """What is not confirmed fails."""
         self._loop.soon(self._publisher.close)
 
-    # -- in the worker's loop -----------------------------------------------------------------------------------------
+    # -- in the worker's thread ---------------------------------------------------------------------------------------
 
-    def _hand_over(self, home: asyncio.AbstractEventLoop) -> None:
-        waiting, self._waiting = self._waiting, []
-        ready = [one for group in _gathered(waiting) for one in self._made(group)]
-        if self._loop.loop.is_closed():
-            for one in ready:
-                one.settle(Fenced("the client is closed"))
-        elif ready:
-            self._loop.soon(partial(self._begin, ready, home))
-
-    def _made(self, group: list[_Publishing]) -> list[_Publishing]:
+    def _made(self, group: list[Call[Message]]) -> list[tuple[list[Call[Message]], list[ResultRows]]]:
         """Those whose results are rows now; the others have failed."""
+        made = [(call.item, call.results) for call in group]
         try:
-            self._make(group)
+            return [(group, rows_of_several(made, self._subscription, self._outputs, self._ports.clock.now()))]
         except Exception as error:  # what is in a result is the user's
             if len(group) > 1:  # each by itself, so that none fails with another
                 return [one for each in group for one in self._made([each])]
-            group[0].settle(error)
+            self._end(group, error)
             return []
-        return group
 
-    def _make(self, group: list[_Publishing]) -> None:
-        """Raises Invalid."""
-        now = self._ports.clock.now()
-        if len(group) == 1:
-            one = group[0]
-            one.rows = rows_of_results(one.message, self._subscription, one.results, self._outputs, now)
-            return
-        pairs = [(one.message, one.results) for one in group]
-        for one, rows in zip(group, rows_of_several(pairs, self._subscription, self._outputs, now), strict=True):
-            one.rows = rows
+    # -- in any thread ------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        self._notified = False  # whoever ends from here on notifies again
-        while self._ended:
-            one, error = self._ended.popleft()
-            one.settle(error)
+    def _end(self, calls: Sequence[Call[Message]], error: BaseException | None) -> None:
+        for call in calls:
+            call.error = error
+            self._ended.append(call)
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self.on_end()
 
     # -- in the client's loop -----------------------------------------------------------------------------------------
 
-    def _begin(self, ready: list[_Publishing], home: asyncio.AbstractEventLoop) -> None:
-        for one in ready:
-            at = one.message.message_id()
-            work = self._publisher.publish(at.partition_index, at.position, one.rows)
-            task = self._loop.loop.create_task(work)
-            self._tasks[task] = one
-            task.add_done_callback(partial(self._published, home))
+    def _begin(self, groups: list[tuple[list[Call[Message]], list[ResultRows]]]) -> None:
+        for calls, rows in groups:
+            sent = [_publication(call) for call in calls]
+            task = self._loop.loop.create_task(self._publisher.publish(sent, rows, self._published))
+            task.add_done_callback(partial(self._begun, calls))
 
-    def _published(self, home: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    def _begun(self, calls: list[Call[Message]], task: asyncio.Task[None]) -> None:
+        """If that went wrong, nothing of it was sent."""
         error = Fenced("the client is closed") if task.cancelled() else task.exception()
-        self._ended.append((self._tasks.pop(task), error))
-        if not self._notified:
-            self._notified = True
-            with contextlib.suppress(RuntimeError):  # the worker has ended
-                home.call_soon_threadsafe(self._settle)
+        if error is not None:
+            self._end(calls, error)
+
+    def _published(self, sent: list[Sent]) -> None:
+        for one in sent:
+            one.item.error = one.error
+            self._ended.append(one.item)
+        self._tell()
 
 
-def _gathered(waiting: list[_Publishing]) -> list[list[_Publishing]]:
+def _publication(call: Call[Message]) -> Sent:
+    at = call.item.message_id()
+    return Publication(call, at.partition_index, at.position)
+
+
+def _gathered(calls: Sequence[Call[Message]]) -> list[list[Call[Message]]]:
     """Those that become rows together."""
-    groups: list[list[_Publishing]] = []
+    groups: list[list[Call[Message]]] = []
     room = 0
-    for one in waiting:
-        size = one.size
-        if not groups or size > room:
+    for call in calls:
+        if not groups or call.size > room:
             groups.append([])
             room = GATHER_BYTES
-        groups[-1].append(one)
-        room -= size
+        groups[-1].append(call)
+        room -= call.size
     return groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from cluster.client import Client
 from cluster.message import Message
 from cluster.workers.output_worker import OutputWorker
 from cluster.workers.pool import Workers
+from cluster.workers.result_loop import Call
 from storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually
 
@@ -106,15 +108,15 @@ def test_results_are_there_once_when_workers_die(
             return True
         return False
 
-    async def publish_or_die(self: OutputWorker, item: Message, results: Any) -> None:
-        if dies("publish", item):
+    def publish_or_die(self: OutputWorker, begun: list[Call[Message]]) -> None:
+        if any(dies("publish", call.item) for call in begun):
             raise SystemExit("before it published")
-        await publish(self, item, results)
+        publish(self, begun)
 
-    def acknowledge_or_die(self: OutputWorker, item: Message) -> None:
-        if dies("acknowledge", item):
+    def acknowledge_or_die(self: OutputWorker, done: list[Call[Message]]) -> None:
+        if any(dies("acknowledge", call.item) for call in done):
             raise SystemExit("before it acknowledged")
-        acknowledge(self, item)
+        acknowledge(self, done)
 
     def handle(message: Message) -> bytes:
         calls.append(int(message.data()))
@@ -145,6 +147,26 @@ def test_a_message_that_fails_has_no_results_until_it_succeeds(topics: tuple[Cli
         finish(client, source, pool)
         eventually(lambda: pool.status().failed == 1, lambda: str(pool.status()))
     assert stored(client, output) == wanted("a", "b")
+
+
+def test_a_slow_handler_holds_up_no_acknowledgement(topics: tuple[Client, str, str]) -> None:
+    """Of a pool that handles one key at a time."""
+    client, source, output = topics
+    first, go_on = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> bytes:
+        if not first.is_set():
+            first.set()
+            time.sleep(0.1)
+        else:
+            go_on.wait(60)
+        return message.data()
+
+    with Workers(source, "s", handle, client=client, output=output) as pool:
+        eventually(lambda: pool.status().handled == 1, lambda: str(pool.status()))
+        go_on.set()
+        finish(client, source, pool)
+    assert stored(client, output) == wanted("")
 
 
 def test_several_outputs_each_have_their_results(topics: tuple[Client, str, str]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,11 +24,11 @@ from actors.consumer.payload import Payloads
 from actors.directory import Directory
 from actors.messages import CreateTopic, ReadEnds, TopicSettings
 from actors.ports import Ports, Unknown
-from actors.producer.results import ResultPublisher
+from actors.producer.results import Publication, ResultPublisher
 from cluster.log_reader import ranges_of
 from cluster.message import Batch, Message
-from cluster.workers.outputs import Result, results_of, rows_of_results
-from cluster.workers.result_loop import NotOurs, ResultLoop
+from cluster.workers.outputs import Result, rows_of_several
+from cluster.workers.result_loop import Call, NotOurs, ResultLoop
 from cluster.workers.scaling import Scaling, ScalingLimits, WorkerLoad
 from cluster.workers.schedule import KeySchedule
 from loadgen import history
@@ -89,7 +88,7 @@ class WorkersWorld(RedeliveriesWorld):
 
 
 @dataclass
-class Call:
+class Running:
     """A handler that runs."""
 
     worker: SimWorker
@@ -107,12 +106,12 @@ class SimWorker(SimConsumer):
         rng = random.Random(f"worker-{self.number}/{self.world.seed}")
         self.prefetch = rng.choice((1, 5, 50))
         self.plan: KeySchedule[Item] = KeySchedule(rng.choice((1, 2, 4)), self.is_stale)
-        self.loop: ResultLoop[Item] = ResultLoop(self.plan, self, self._spawn, self._changed)
+        self.loop: ResultLoop[Item] = ResultLoop(self.plan, self, self._changed)
+        self.together_ms = rng.choice((0, 1, 5))
+        """How long what has come back waits for others, as for a thread that is busy."""
+        self._back: dict[str, list[Call[Item]]] = {"returned": [], "published": []}
         super().__post_init__()
         self.publisher = ResultPublisher(self.ports, Directory(self.ports, CONTROLLER), TOPIC, SUBSCRIPTION)
-
-    def _spawn(self, work: Any) -> None:
-        self.ports.spawn(work, "handle")
 
     def _changed(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -146,15 +145,44 @@ class SimWorker(SimConsumer):
             self.loop.start()
 
     async def _close(self) -> None:
-        await self.loop.finish()
+        self.loop.stop()
+        while not self.loop.finished and self.loop.error is None:
+            await self.ports.clock.sleep(1)
+        await self._settle()
         assert not self.plan.running, f"S9: {self.name} leaves before it has finished {list(self.plan.running)}"
         self.left = True
         await super()._close()
 
     # -- the steps of a message --
 
-    async def call(self, item: Item) -> Any:
-        """The handler."""
+    def _came_back(self, step: str, calls: Sequence[Call[Item]]) -> None:
+        """They have ended this step; the loop hears of it soon, together with others."""
+        if not self._back[step]:
+            self.ports.spawn(self._hand_back(step), step)
+        self._back[step] += calls
+
+    async def _hand_back(self, step: str) -> None:
+        await self.ports.clock.sleep(self.together_ms)
+        calls, self._back[step] = self._back[step], []
+        if step == "returned":
+            self.loop.returned(calls)
+        else:
+            self.loop.published(calls)
+
+    def call(self, calls: list[Call[Item]]) -> None:
+        """The handlers."""
+        for call in calls:
+            self.ports.spawn(self._call(call), "handle")
+
+    async def _call(self, call: Call[Item]) -> None:
+        try:
+            call.results = await self._handle(call.item)
+            call.size = sum(result.size for result in call.results)
+        except (NotOurs, ValueError) as error:
+            call.error = error
+        self._came_back("returned", [call])
+
+    async def _handle(self, item: Item) -> list[Result]:
         part, row = item
         while not part.revoked and self.parts[part.partition].lease_over():
             await self.ports.clock.sleep(20)
@@ -162,7 +190,7 @@ class SimWorker(SimConsumer):
             raise NotOurs
         key, number = part.rows.column("key")[row].as_py(), int(part.rows.column("payload")[row].as_py())
         self._note_call(item, key, number)
-        self.course.begins(key, Call(self, item))
+        self.course.begins(key, Running(self, item))
         try:
             await self.ports.clock.sleep(1 if self.calm else self.rng.randrange(self.traffic.think_ms))
             if not self.calm and self.rng.random() < 0.02:
@@ -183,43 +211,59 @@ class SimWorker(SimConsumer):
             ]
         )  # fmt: skip
 
-    def size(self, results: Any) -> int:
-        """Bytes of what is to be published."""
-        return sum(result.size for result in results)
-
-    async def publish(self, item: Item, results: Any) -> None:
+    def publish(self, calls: list[Call[Item]]) -> None:
         """As a worker does."""
-        part, row = item
-        message = Message(Batch(TOPIC, part, self.parts[part.partition]), row)
-        rows = rows_of_results(message, SUBSCRIPTION, results_of(results), OUTPUTS, self.ports.clock.now())
-        await self.publisher.publish(part.partition, int(part.positions[row]), rows)
+        sent = []
+        for call in calls:
+            part, row = call.item
+            sent.append(Publication(call, part.partition, int(part.positions[row])))
+        made = [(self._message(call.item), call.results) for call in calls]
+        rows = rows_of_several(made, SUBSCRIPTION, OUTPUTS, self.ports.clock.now())
+        self.ports.spawn(self.publisher.publish(sent, rows, self._published), "publish")
 
-    def acknowledge(self, item: Item) -> None:
-        """It is done."""
+    def _message(self, item: Item) -> Message:
         part, row = item
-        if not part.open[row]:
-            return
-        key, number = part.rows.column("key")[row].as_py(), int(part.rows.column("payload")[row].as_py())
-        ack = [self.name, part.session, part.partition, int(part.positions[row]), self.past.stamp(), 0, False]
-        self.past.acks.append(ack)
-        self.unconfirmed[part.partition].append(ack)
-        self.past.finish([(key, number)])
-        self.parts[part.partition].acknowledge(part, np.array([row]))
-        self._acked.set()
+        return Message(Batch(TOPIC, part, self.parts[part.partition]), row)
 
-    async def nack(self, item: Item, error: Exception) -> None:
+    def _published(self, sent: list[Publication[Call[Item]]]) -> None:
+        for one in sent:
+            one.item.error = one.error
+        self._came_back("published", [one.item for one in sent])
+
+    def acknowledge(self, calls: list[Call[Item]]) -> None:
+        """They are done, whatever is still theirs."""
+        rows: dict[Received, list[int]] = {}
+        for call in calls:
+            part, row = call.item
+            if part.open[row]:
+                rows.setdefault(part, []).append(row)
+        for part, done in rows.items():
+            for row in done:
+                key, number = part.rows.column("key")[row].as_py(), int(part.rows.column("payload")[row].as_py())
+                ack = [self.name, part.session, part.partition, int(part.positions[row]), self.past.stamp(), 0, False]
+                self.past.acks.append(ack)
+                self.unconfirmed[part.partition].append(ack)
+                self.past.finish([(key, number)])
+            self.parts[part.partition].acknowledge(part, np.array(sorted(done)))
+            self._acked.set()
+
+    def give_back(self, call: Call[Item]) -> None:
         """It comes again."""
-        part, row = item
-        if not isinstance(error, ValueError):
-            self.world.record(self.name, "not published", error=str(error))
+        self.ports.spawn(self._give_item_back(call), "give back")
+
+    async def _give_item_back(self, call: Call[Item]) -> None:
+        part, row = call.item
+        if not isinstance(call.error, ValueError):
+            self.world.record(self.name, "not published", error=str(call.error))
         if part.open[row]:
             position, moment = int(part.positions[row]), self.past.stamp()
             self.past.acks.append([self.name, part.session, part.partition, position, moment, 0, True])
             # Unlike other users, a worker does not give up waiting: its key goes on only when this is confirmed.
             delay = self.rng.choice(self.traffic.negative_delays)
             await self.parts[part.partition].negative_acknowledge(part, np.array([row]), delay)
+        self.loop.given_back(call)
 
-    async def settle(self) -> None:
+    async def _settle(self) -> None:
         """What was acknowledged is durable."""
         for part in self.parts:
             try:
@@ -245,7 +289,7 @@ class WorkersCourse(RedeliveriesCourse):
         )
         self.scaling = Scaling(self.limits)
         self.partitions = [rng.choice((1, 2)) for _ in OUTPUTS]
-        self._running: dict[bytes, list[Call]] = {}
+        self._running: dict[bytes, list[Running]] = {}
         self._over: set[tuple[int, int]] = set()
         self.first_calls: dict[bytes, list[int]] = {}
 
@@ -337,7 +381,7 @@ class WorkersCourse(RedeliveriesCourse):
 
     # -- judgement --
 
-    def begins(self, key: bytes, call: Call) -> None:
+    def begins(self, key: bytes, call: Running) -> None:
         """A handler begins."""
         running = self._running.setdefault(key, [])
         for other in running:
@@ -350,7 +394,7 @@ class WorkersCourse(RedeliveriesCourse):
         self.first_calls.setdefault(key, []).append(int(part.rows.column("payload")[row].as_py()))
         self._add("calls", 1)
 
-    def _holds(self, call: Call) -> bool:
+    def _holds(self, call: Running) -> bool:
         part, row = call.item
         consumer = call.worker.parts[part.partition]
         ended = part.revoked or consumer.lease.overdue() or (part.partition, part.session) in self._over
