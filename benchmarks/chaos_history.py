@@ -159,6 +159,7 @@ def measured(options: argparse.Namespace, folder: Path, server: S3Server) -> dic
     stores = {"SLUICE_OBJECTS": "s3://bucket/sluice", "SLUICE_S3_ENDPOINT_URL": server.endpoint}
     os.environ.update(stores | {"SLUICE_DATA_DIR": str(data), "XDG_CONFIG_HOME": str(folder)})
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_EC2_METADATA_DISABLED="true")
+    os.environ.pop("SLUICE_MINIO", None)  # of the tests, not of Sluice
     sluice = str(ROOT / "sluice")
     settings = {**SETTINGS, "roll_entries": str(options.roll_entries)}
     command = [sluice, "chaos", "--minutes", str(options.minutes), "--every", options.every]

@@ -1,13 +1,13 @@
 """What it costs to read a topic's past from the object store, against bookies in the same run.
 
-    .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--folder PATH]
+    .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--s3] [--folder PATH]
 
 A cluster in this process has one partition with so many messages. A Key_Shared subscription of one consumer reads and
 acknowledges all of them from the first on
 
     bookies  where they lie on three bookies, with two copies each
-    store    after every ledger but the newest has left, from a folder
-    slow     the same, with --delay-ms added to each request to the folder
+    store    after every ledger but the newest has left, from a folder, or with --s3 from an S3 server beside it
+    slow     the same, with --delay-ms added to each request
 
 Between these the cluster is started anew, so that it has nothing in memory. Each time every message is compared: that
 it is there once, with its id, key, properties and the number in its payload, and that those of a key come in order. The
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,10 +33,12 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-import cluster
 from benchmarks._arguments import count
+from cluster import embedded
 from cluster.bulk import ROWS, rows_of
 from storage.objects import LocalObjects
+from storage.s3 import S3Objects
+from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
 
 BATCH, AHEAD = 5_000, 8
 WANTED = ROWS.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
@@ -49,29 +52,48 @@ def main() -> None:
     parser.add_argument("--bytes", type=count, default=100, help="of a payload, which cannot be compressed")
     parser.add_argument("--keys", type=count, default=1_000)
     parser.add_argument("--delay-ms", type=count, default=50)
+    parser.add_argument("--s3", action="store_true", help="objects on MinIO, or what else is here (deploy/s3)")
     parser.add_argument("--folder", type=Path, help="where to put the data; default: a temporary folder")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sluice-history-", dir=options.folder))
     try:
-        print(json.dumps(measured(options, folder)))
+        stores: AbstractContextManager[dict[str, str]] = server(folder / "s3") if options.s3 else nullcontext({})
+        with stores as where:
+            print(json.dumps(measured(options, folder / "data", where)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measured(options: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """All figures."""
+@contextmanager
+def server(folder: Path) -> Iterator[dict[str, str]]:
+    """An S3 server with its data in a folder; the settings with which a cluster keeps its objects there."""
+    if not (kinds := available_kinds()):
+        raise SystemExit("there is no S3 server here: see deploy/s3/README.md")
+    os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_EC2_METADATA_DISABLED="true")
+    running = S3Server(kinds[0], folder)
+    running.start()
+    try:
+        running.client().create_bucket(Bucket="bucket")
+        yield {"objects": "s3://bucket/sluice", "s3_endpoint_url": running.endpoint}
+    finally:
+        running.kill()
+
+
+def measured(options: argparse.Namespace, data: Path, where: dict[str, str]) -> dict[str, Any]:
+    """All figures. where: settings of the objects' store."""
+    objects = data.parent / "s3" if where else data / "objects"
     told: dict[str, Any] = {"messages": options.messages, "payload_bytes": options.bytes, "keys": options.keys}
-    with cluster.connect(embedded=True, data_dir=data) as client:
+    with embedded.connect(data, **where) as client:
         published(client, options)
-    told["bookies"] = read(data, options, "bookies")
+    told["bookies"] = read(data, options, where, "bookies")
     told["on_bookies_before"] = size_of(data / "bookies")
-    with cluster.connect(embedded=True, data_dir=data) as client:
+    with embedded.connect(data, **where) as client:
         told |= offloaded(client)
-        told["stored_bytes_a_message"] = round(size_of(data / "objects") / options.messages, 1)
+        told["stored_bytes_a_message"] = round(size_of(objects) / options.messages, 1)
         told["on_bookies_after"] = least_size_of(data / "bookies")
-    told["store"] = read(data, options, "store")
+    told["store"] = read(data, options, where, "store")
     with slowed(options.delay_ms):
-        told["slow"] = read(data, options, "slow")
+        told["slow"] = read(data, options, where, "slow")
     for name in ("store", "slow"):
         told[f"{name}_rate_of_bookies"] = round(told["bookies"]["seconds"] / told[name]["seconds"], 2)
     return told
@@ -118,11 +140,11 @@ def rows(numbers: np.ndarray, options: argparse.Namespace, chance: np.random.Gen
     )
 
 
-def read(data: Path, options: argparse.Namespace, name: str) -> dict[str, Any]:
+def read(data: Path, options: argparse.Namespace, where: dict[str, str], name: str) -> dict[str, Any]:
     """Read everything as a new subscription, and compare it."""
     batches, found = [], 0
     with (
-        cluster.connect(embedded=True, data_dir=data) as client,
+        embedded.connect(data, **where) as client,
         client.subscribe("t", name, type="key_shared", initial_position="earliest") as consumer,
     ):
         began, processors = time.perf_counter(), time.process_time()
@@ -177,14 +199,19 @@ def left(client: Any) -> bool:
 
 @contextmanager
 def slowed(milliseconds: int) -> Iterator[None]:
-    """Each request to the folder takes so much longer."""
-    get = LocalObjects.get
+    """Each request for objects takes so much longer."""
 
-    def slow(*arguments: Any) -> bytes:
-        time.sleep(milliseconds / 1000)
-        return get(*arguments)
+    def slow(get: Any) -> Any:
+        def later(*arguments: Any) -> bytes:
+            time.sleep(milliseconds / 1000)
+            return bytes(get(*arguments))
 
-    with patch.object(LocalObjects, "get", slow):
+        return later
+
+    with (
+        patch.object(LocalObjects, "get", slow(LocalObjects.get)),
+        patch.object(S3Objects, "get", slow(S3Objects.get)),
+    ):
         yield
 
 

@@ -207,4 +207,12 @@ KEEPING_HISTORY: list[Mutant] = [
         world=COMPACTION,
         test="tests/cluster/pulsar/test_compaction.py",
     ),
+    Mutant(
+        name="columns stand beside the rows of another row group",
+        module="storage.history",
+        old="            more, undecoded = self._columns.of(rows)",
+        new="            more, undecoded = self._columns.of(rows.take(list(range(rows.num_rows))[::-1]))",
+        world=HISTORY,
+        seed=2,
+    ),
 ]
