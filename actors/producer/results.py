@@ -90,7 +90,7 @@ class _Share:
 
     def halves(self) -> list[_Share]:
         """Two, each of some of the messages."""
-        distinct = np.unique(self.owners)
+        distinct = _distinct(self.owners)
         middle = int(np.searchsorted(self.owners, distinct[len(distinct) // 2]))
         return [self.part(0, middle), self.part(middle, len(self.owners))]
 
@@ -106,7 +106,7 @@ class _Share:
     def settle(self, error: SluiceError | None) -> None:
         """It is confirmed, or refused."""
         ended = []
-        for owner in np.unique(self.owners).tolist():
+        for owner in _distinct(self.owners).tolist():
             message = self.messages[owner]
             message.error = message.error or error
             message.left -= 1
@@ -127,6 +127,14 @@ class _Lane:
         """What waits is not sent any more."""
         while self.waiting:
             self.waiting.popleft().settle(Fenced("the worker has ended"))
+
+
+def _distinct(owners: Positions) -> Positions:
+    """Each of these once; they ascend."""
+    first = np.empty(len(owners), bool)
+    first[0] = True
+    np.not_equal(owners[1:], owners[:-1], out=first[1:])
+    return owners[first]
 
 
 def source_name(topic: str, subscription: str, partition: int) -> str:
@@ -168,7 +176,7 @@ class ResultPublisher:
                 shares += _divided(whole, rows.topic, count)
         # All are counted before the first of them can end.
         for share in [*(share for _, share in shares), *(share for share, _ in refused)]:
-            for owner in np.unique(share.owners).tolist():
+            for owner in _distinct(share.owners).tolist():
                 messages[owner].left += 1
         for share, error in refused:
             share.settle(error)

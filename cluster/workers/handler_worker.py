@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from cluster.consumer import Consumer
 from cluster.message import Message
 from cluster.workers.ages import Rows, waiting_ages
@@ -242,8 +240,3 @@ class HandlerWorker(ABC):
 async def awaited(returned: Any) -> Any:
     """Of anything that can be awaited, a coroutine, which event loops run."""
     return await returned
-
-
-def row_of(message: Message) -> Rows:
-    """The one row that a message is."""
-    return message.batch.received, np.array([message.row])

@@ -38,9 +38,9 @@ AT_ONCE = 256
 HAND_OVER_S = 0.01
 HAND_OVER_BYTES = 1024 * 1024
 """Results of so many bytes do not wait for others."""
-SLOW_S = 0.05
-"""A function that takes longer has a thread of its own from then on: what was confirmed meanwhile would not be
-acknowledged for so long, and be handled again if the worker dies.
+SLOW_S, SLOW_CALLS = 0.05, 3
+"""A function that takes longer, so often in a row, has a thread of its own from then on: what was confirmed meanwhile
+would not be acknowledged for so long, and be handled again if the worker dies.
 """
 LOOK_S = 1.0
 """The longest wait between two looks whether the client still runs."""
@@ -107,6 +107,8 @@ class FunctionOutputWorker(OutputWorker):
         self._told = False
         self._over = False
         self._threads: list[threading.Thread] = []
+        self._slow = 0
+        """Slow calls in a row."""
 
     def stop(self) -> None:
         super().stop()
@@ -201,7 +203,8 @@ class FunctionOutputWorker(OutputWorker):
             size += call.size
             called.append(call)
             before, now = now, time.monotonic()
-            if now - before > SLOW_S and not self._stop_asked.is_set():
+            self._slow = self._slow + 1 if now - before > SLOW_S else 0
+            if self._slow == SLOW_CALLS:
                 self._begin_threads()
                 break
         return called

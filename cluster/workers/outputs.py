@@ -18,6 +18,9 @@ MOST_RESULTS = 10_000
 """Of one message. A handler that yields for ever is stopped there."""
 
 Key = bytes | str | None
+_SIZED = (str, bytes, bytearray, memoryview)
+_Keyed = tuple["Result", bytes | None, bytes | None]
+"""A result with the key and the ordering key that it is published with."""
 _PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
@@ -39,8 +42,11 @@ class Result:
     def size(self) -> int:
         """Bytes of what a user put into it, more or less: text counts by its letters, and what is wrong by none."""
         pairs = self.properties.items() if isinstance(self.properties, dict) else ()
-        parts = [self.payload, self.key, *(text for pair in pairs for text in pair)]
-        return sum(len(part) for part in parts if isinstance(part, str | bytes | bytearray | memoryview))
+        size = 0
+        for part in (self.payload, self.key, *(text for pair in pairs for text in pair)):
+            if isinstance(part, _SIZED):
+                size += len(part)
+        return size
 
 
 def results_of(returned: Any) -> list[Result]:
@@ -86,22 +92,23 @@ def rows_of_several(
 
     The same results of the same message hash alike: without any key it is by the place of the message.
     """
-    pairs: dict[str, list[tuple[Message, Result]]] = {}
+    keyed: dict[str, list[_Keyed]] = {}
     owners: dict[str, list[int]] = {}
     alone: list[ResultRows] = []
     for number, (message, results) in enumerate(made):
-        apart = not _has_key(message) and any(one.key is None for one in results)
+        key, ordering_key = message.key(), message.batch.cell("ordering_key", message.row)
+        without = key is None and ordering_key is None
         for topic, rows in _by_output(results, outputs).items():
-            if apart:
-                table = _table([(message, one) for one in rows])
-                batch = make_batch(table, now=now, producer=_name_of(message, subscription))
+            own = [(one, key, ordering_key) if one.key is None else (one, _bytes("key", one.key), None) for one in rows]
+            if without and any(one.key is None for one in rows):
+                batch = make_batch(_table(own), now=now, producer=_name_of(message, subscription))
                 alone.append(ResultRows(topic, batch, np.full(len(rows), number)))
-                continue
-            pairs.setdefault(topic, []).extend((message, one) for one in rows)
-            owners.setdefault(topic, []).extend([number] * len(rows))
+            else:
+                keyed.setdefault(topic, []).extend(own)
+                owners.setdefault(topic, []).extend([number] * len(rows))
     together = [
         ResultRows(topic, make_batch(_table(rows), now=now, producer=""), np.array(owners[topic]))
-        for topic, rows in pairs.items()
+        for topic, rows in keyed.items()
     ]
     return together + alone
 
@@ -123,23 +130,13 @@ def _by_output(results: Sequence[Result], outputs: Sequence[str]) -> dict[str, l
     return by_topic
 
 
-def _has_key(message: Message) -> bool:
-    return message.key() is not None or _ordering_key(message) is not None
-
-
-def _ordering_key(message: Message) -> Any:
-    return message.batch.cell("ordering_key", message.row)
-
-
-def _table(pairs: Sequence[tuple[Message, Result]]) -> pa.Table:
-    """Results, each with the message that it was made of."""
-    results = [one for _, one in pairs]
-    keys = [message.key() if one.key is None else _bytes("key", one.key) for message, one in pairs]
+def _table(keyed: Sequence[_Keyed]) -> pa.Table:
+    results = [one for one, _, _ in keyed]
     columns: dict[str, pa.Array] = {
-        "key": pa.array(keys, pa.binary()),
+        "key": pa.array([key for _, key, _ in keyed], pa.binary()),
         "payload": pa.array([_bytes("payload", result.payload) for result in results], pa.binary()),
     }
-    ordering = [_ordering_key(message) if one.key is None else None for message, one in pairs]
+    ordering = [one for _, _, one in keyed]
     if any(one is not None for one in ordering):
         columns["ordering_key"] = pa.array(ordering, pa.binary())
     try:

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+import numpy as np
+
+from actors.consumer.held import Received
 from cluster.consumer import Consumer
 from cluster.message import Message
 from cluster.receiver_queue import NothingArrived
 from cluster.workers.ages import Rows
-from cluster.workers.handler_worker import Handler, HandlerWorker, row_of
+from cluster.workers.handler_worker import Handler, HandlerWorker
 from cluster.workers.options import WorkersOptions
 from cluster.workers.schedule import KeySchedule
 
@@ -39,7 +42,10 @@ class PlannedWorker(HandlerWorker):
     def _taken(self) -> Iterable[Rows]:
         with self._planning:
             firsts = {**dict(self._plan.first_waiting()), **self._plan.running}
-        return [row_of(message) for message in firsts.values()]
+        rows: dict[Received, list[int]] = {}
+        for message in firsts.values():
+            rows.setdefault(message.batch.received, []).append(message.row)
+        return [(part, np.array(sorted(chosen))) for part, chosen in rows.items()]
 
     def _has_room(self) -> bool:
         return self._plan.waiting < self._options.prefetch

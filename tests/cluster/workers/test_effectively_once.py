@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -152,18 +153,17 @@ def test_a_message_that_fails_has_no_results_until_it_succeeds(topics: tuple[Cli
 def test_a_slow_handler_holds_up_no_acknowledgement(topics: tuple[Client, str, str]) -> None:
     """Of a pool that handles one key at a time."""
     client, source, output = topics
-    first, go_on = threading.Event(), threading.Event()
+    calls, go_on = itertools.count(), threading.Event()
 
     def handle(message: Message) -> bytes:
-        if not first.is_set():
-            first.set()
+        if next(calls) < 3:
             time.sleep(0.1)
         else:
             go_on.wait(60)
         return message.data()
 
     with Workers(source, "s", handle, client=client, output=output) as pool:
-        eventually(lambda: pool.status().handled == 1, lambda: str(pool.status()))
+        eventually(lambda: pool.status().handled == 3, lambda: str(pool.status()))
         go_on.set()
         finish(client, source, pool)
     assert stored(client, output) == wanted("")
