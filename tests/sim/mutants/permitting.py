@@ -13,7 +13,7 @@ PERMITTING: list[Mutant] = [
     Mutant(
         name="a revoked right lives on in a cache",
         module=CACHE,
-        old="            self._forget(names[:missed] if 0 < missed <= len(names) else list(self._known))\n",
+        old="            self._forget(names[:missed] if named else list(self._known))\n",
         new="            pass\n",
         world=GATEWAY,
         test=f"{RIGHTS}::test_a_revoked_right_ends_who_lives_by_it",
@@ -21,10 +21,26 @@ PERMITTING: list[Mutant] = [
     Mutant(
         name="who missed many changes learns of the last ones alone",
         module=CACHE,
-        old="names[:missed] if 0 < missed <= len(names) else list(self._known)",
+        old="names[:missed] if named else list(self._known)",
         new="names[:missed]",
         world=GATEWAY,
         test=f"{KNOWN}::test_a_change_is_seen_at_the_next_look",
+    ),
+    Mutant(
+        name="of more changes than are named only what is known is looked at",
+        module=CACHE,
+        old="            self._any_changed = self._any_changed or not named\n",
+        new="",
+        world=GATEWAY,
+        test=f"{RIGHTS}::test_a_right_is_revoked_among_very_many_changes",
+    ),
+    Mutant(
+        name="nobody has a turn while rights are checked",
+        module=DOOR,
+        old="            if number % TURN == 0:\n",
+        new="            if False:\n",
+        world=GATEWAY,
+        test=f"{RIGHTS}::test_others_have_their_turn_while_many_are_checked",
     ),
     Mutant(
         name="old knowledge lets newcomers in",
@@ -37,8 +53,8 @@ PERMITTING: list[Mutant] = [
     Mutant(
         name="who could not be judged is judged no more",
         module=CACHE,
-        old="                    self._changed = {**keys, **self._changed}\n",
-        new="                    pass\n",
+        old="= {**keys, **self._changed}, every or self._any_changed",
+        new="= self._changed, self._any_changed",
         world=GATEWAY,
         test=f"{KNOWN}::test_who_cannot_be_judged_is_judged_later",
     ),

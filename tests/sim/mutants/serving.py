@@ -48,6 +48,14 @@ SERVING: list[Mutant] = [
         test=f"{INTAKE}::test_who_publishes_makes_room_while_others_speak",
     ),
     Mutant(
+        name="who never acknowledges is sent more without end",
+        module="actors.pulsar.conversation.unacked_bytes",
+        old="        return self._size > max(OWN_BYTES, MOST_BYTES - self._everybody.total)",
+        new="        return False",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_unacknowledged.py::test_who_never_acknowledges_gets_half_and_others_go_on",
+    ),
+    Mutant(
         name="requests under way are not counted",
         module="actors.pulsar.conversation.intake",
         old="        busy = self._requests >= MOST_REQUESTS or ",
