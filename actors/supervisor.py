@@ -77,6 +77,14 @@ class Running:
     problem: str = ""
     refuses: str = ""
     ends: RepeatedEnds = field(default_factory=RepeatedEnds)
+    _host: tuple[Address, str] = ("", "")
+
+    @property
+    def host(self) -> str:
+        """The process that has it. Kept, because ten thousand of them are looked at twice a second."""
+        if self._host[0] is not self.address:
+            self._host = (self.address, _host(self.address))
+        return self._host[1]
 
 
 class Supervisor:
@@ -354,7 +362,7 @@ class Supervisor:
             hosts: dict[str, list[Running]] = {}
             for entry in list(self._running.values()):
                 if entry.address:
-                    hosts.setdefault(_host(entry.address), []).append(entry)
+                    hosts.setdefault(entry.host, []).append(entry)
                 elif entry.starting is None and self._may_start(entry):
                     self.ports.spawn(self._try_ensure(entry), "restart")
             for entries in hosts.values():

@@ -51,8 +51,8 @@ class Deliverer:
         self._acknowledge(session, request)
         session.begin_turn(request.turn)
         if session.answered is None:
-            self._core.grant(session.number, request.granted)
-            self._wakeups.route.set()
+            if self._core.grant(session.number, request.granted):
+                self._wakeups.route.set()
             if not session.waiting:
                 session.ready.clear()
                 await session.ready.wait(self._ports, request.wait)

@@ -66,10 +66,10 @@ class ProgressReporter:
         """
         logged, rests = "", False
         while True:
-            if rests:
-                await store.saved.wait(self._ports, REST_MS)
+            news = not rests or await store.saved.wait(self._ports, REST_MS)
             store.saved.clear()
-            await self._ports.clock.sleep(PROGRESS_MS)
+            if news:
+                await self._ports.clock.sleep(PROGRESS_MS)  # more of it may come
             try:
                 reached, seeks = self._state.cursor.mark_delete, self._seeks
                 address = await self._topic.owner()

@@ -55,6 +55,8 @@ class Quotas:
 
     def that_holds(self, topic: str) -> Quota | None:
         """For a topic, as far as it is known here; None if there is none."""
+        if not self._known:
+            return None
         space, _ = namespace_of(topic)
         return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
 

@@ -34,9 +34,11 @@ LAST_TIMEOUT = 2_000
 VERIFY_MS = 5_000
 FILL_RETRY_MS = 30_000
 REST_MS = 10_000
-"""An owner at which nothing changes looks so seldom, until something is confirmed or reported; one that is closed is
-not woken sooner for what retention lets go of.
+"""An owner at which nothing changes looks so seldom whether it is still the owner, until something is confirmed or
+reported; one that is closed is not woken sooner for what retention lets go of.
 """
+RESTS = 3
+"""So many of them pass until it looks at everything."""
 LOOK_BYTES = 1024 * 1024
 """A partition with less in its only ledger has nothing that would leave or be compacted."""
 PRUNE_AT = 64
@@ -77,9 +79,7 @@ class Upkeep:
     async def turn(self) -> None:
         """One round. Raises Fenced when there is a newer owner, other errors when something must wait."""
         now = self._ports.clock.monotonic()
-        if now - self._verified >= VERIFY_MS:
-            self._verified = now
-            await self._log.metadata.prove()
+        await self._prove(now)
         await self._log.snapshot()
         await self._log.roll_if_due()
         await self._look()
@@ -95,6 +95,12 @@ class Upkeep:
         if not self._compacting and self.compaction.due(self.settings):
             self._compacting = True
             self._ports.spawn(self._compact(), "compact")
+
+    async def _prove(self, now: int) -> None:
+        """Look whether there is a newer owner, unless that was done lately. Raises Fenced, Unavailable."""
+        if now - self._verified >= VERIFY_MS:
+            self._verified = now
+            await self._log.metadata.prove()
 
     async def _look(self) -> None:
         """Look up the thresholds that hold now, where there is something that they could concern."""
@@ -133,11 +139,19 @@ class Upkeep:
         return bool(leaves or compacts or moves or self.under_replicated())
 
     async def rest(self) -> None:
-        """Wait until something changes, if nothing did since this was last called and nothing is to be done."""
+        """Wait until something changes, if nothing did since this was last called and nothing is to be done; meanwhile
+        look whether there is a newer owner.
+        """
         state = (self._log.last_confirmed, self._log.record, dict(self.marks))
         changed, self._seen = state != self._seen, state
         if not changed and not self.at_work and not self._lost:
-            await self._log.news(REST_MS)
+            for _ in range(RESTS):
+                if await self._log.news(REST_MS):
+                    return
+                try:
+                    await self._prove(self._ports.clock.monotonic())
+                except SluiceError:
+                    return  # the next turn meets it as well
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
