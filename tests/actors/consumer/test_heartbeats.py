@@ -19,7 +19,7 @@ from tests.sim.net import LinkFaults
 from tests.sim.world import World
 
 LEASE_MS = 6_000
-HOUR_MS = 3_600_000
+LONG_MS = 1_200_000
 
 
 def in_one_process(broker: Broker) -> None:
@@ -42,8 +42,8 @@ def test_a_waiting_poll_outlasts_the_lease_many_times() -> None:
         client = await broker.join("c")
         await broker.quiet(100_000)
         broker.calls.clear()
-        await broker.quiet(HOUR_MS)
-        assert broker.calls["Poll"] <= HOUR_MS // 30_000 + 1
+        await broker.quiet(LONG_MS)
+        assert broker.calls["Poll"] <= LONG_MS // 30_000 + 1
         assert broker.calls["Attach"] == 0
         assert lost(client) == 0
         await broker.publish("a")
@@ -62,8 +62,8 @@ def test_sessions_at_one_process_need_one_heartbeat(together: bool) -> None:
         client = await broker.join("c")
         await broker.quiet(200_000)
         broker.calls.clear()
-        await broker.quiet(HOUR_MS)
-        beats = HOUR_MS // (LEASE_MS // 4)
+        await broker.quiet(LONG_MS)
+        beats = LONG_MS // (LEASE_MS // 4)
         assert broker.calls["Heartbeat"] <= (beats if together else 4 * beats) * 1.01
         assert broker.calls["Attach"] == 0
         await broker.publish("a", "b", "c", "d", "e")

@@ -56,9 +56,14 @@ class Driver:
 
     def owner_of(self, key: str) -> str | None:
         """Name under which the owner of a key joined."""
-        slots = {member.number: member.slot for member in self.dispatch.consumers()}
-        slot = int(self.dispatch.tables.owner[self.hash_of(key)])
-        return next((name for name, number in self.numbers.items() if slots[number] == slot), None)
+        return self.owners_of([key])[0]
+
+    def owners_of(self, keys: list[str]) -> list[str | None]:
+        """The same of many keys."""
+        names = {number: name for name, number in self.numbers.items()}
+        at = {member.slot: names[member.number] for member in self.dispatch.consumers() if member.number in names}
+        hashes = self.dispatch.reduce(np.array([masked_hash(key.encode()) for key in keys], np.uint32))
+        return [at.get(int(slot)) for slot in self.dispatch.tables.owner[hashes]]
 
     def hash_of(self, key: str) -> int:
         """The hash of a key as the selector sees it."""
@@ -144,7 +149,7 @@ def keys_by_owners(*stages: tuple[str, ...], **settings: Any) -> dict[tuple[str 
     for stage in stages:
         for name in stage:
             trial.join(name)
-        owners.append([trial.owner_of(key) for key in keys])
+        owners.append(trial.owners_of(keys))
     found: dict[tuple[str | None, ...], list[str]] = {}
     for key, history in zip(keys, zip(*owners, strict=True), strict=True):
         found.setdefault(history, []).append(key)
