@@ -1,18 +1,21 @@
 """What Spark's reads of a topic cost: through brokers, and from the object store without a broker, in one run.
 
-    .venv/bin/python benchmarks/spark_history.py [--messages N] [--bytes N] [--keys N] [--folder PATH]
+    .venv/bin/python -m benchmarks.spark_history [--messages N] [--bytes N] [--keys N] [--rounds N] [--folder PATH]
 
 The messages are published as of one day, evenly, in order of time, and every ledger but the newest leaves for the
 object store, while bookies keep their copies. Then a Spark of two cores
 
     brokers  counts by key, read by the brokers from bookies
     store    counts the same by key, read from the object store after the broker has ended
+    frame    counts the same by key, as `./sluice sql --history only` does (loadgen.topic_frame)
     parquet  counts the same by key, with Spark's own reader of Parquet over the folder
     hour     takes one hour of the day from the object store, all columns
     day      takes all of it, all columns
 
-Each is done once before, for Spark's own start. Processor time is that of all processes: Spark's Java, its Python
-workers, and the broker's one process. Bytes are those that are asked of objects. The last line is JSON.
+Each count is done once before, for Spark's own start, and then --rounds times, the quick ones from `frame` on three
+times as often; the medians count. `least` is how long Spark takes to count by key what it has in memory, which no
+source can undercut. Processor time is that of all processes: Spark's Java, its Python workers, and the broker's one
+process. Bytes are those that are asked of objects. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import functools
 import json
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections import deque
@@ -44,6 +48,7 @@ from cluster.java import ensure_java
 from loadgen.datasource import SluiceDataSource
 from loadgen.log_read import LogRead
 from loadgen.session import SparkStart, session_of
+from loadgen.topic_frame import topic_frame
 
 BATCH, AHEAD = 20_000, 8
 DAY_MS = 86_400_000
@@ -63,6 +68,7 @@ def main() -> None:
     parser.add_argument("--messages", type=count, default=10_000_000)
     parser.add_argument("--bytes", type=count, default=100, help="of a payload, which cannot be compressed")
     parser.add_argument("--keys", type=count, default=1_000)
+    parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--folder", type=Path, help="where to put the data; default: a temporary folder")
     options = parser.parse_args()
     os.environ.update(ensure_java())
@@ -88,19 +94,33 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             end = last_stored(only)
             brokers = {**place, "history": "off", "endingOffsets": end}
             by_key(frame(spark, KEYED, **{**brokers, "endingOffsets": "1:200000"}))
-            told["brokers"] = costs(lambda: by_key(frame(spark, KEYED, **brokers)), broker)
+            told["brokers"] = repeated(options.rounds, lambda: by_key(frame(spark, KEYED, **brokers)), broker)
         by_key(frame(spark, KEYED, **only))
-        told["store"] = costs(lambda: by_key(frame(spark, KEYED, **only)), None) | objects_of(only, KEYED)
+        told["store"] = repeated(options.rounds, lambda: by_key(frame(spark, KEYED, **only)), None)
+        told["store"] |= objects_of(only, KEYED)
         files = str(data / "objects" / "history+" / "t+")
-        plain = spark.read.option("recursiveFileLookup", "true").parquet(files)
-        by_key(plain)
-        told["parquet"] = costs(lambda: by_key(plain), None)
-        answers = [told[name]["answer"] for name in ("brokers", "store", "parquet")]
+
+        def parquet() -> Any:
+            return spark.read.option("recursiveFileLookup", "true").parquet(files)
+
+        def anew(way: Callable[[], Any]) -> list[int]:
+            return by_key(way())
+
+        frame_of = functools.partial(topic_frame, spark, {"key": "binary"}, only)
+        ways: dict[str, Callable[[], Any]] = {"frame": frame_of, "parquet": parquet}
+        for name, way in ways.items():
+            anew(way)
+            told[name] = repeated(3 * options.rounds, functools.partial(anew, way), None)
+        kept = parquet().select("key").cache()
+        kept.count()
+        told["least"] = repeated(3 * options.rounds, lambda: by_key(kept), None)
+        kept.unpersist()
+        answers = [told[name]["answer"] for name in ("brokers", "store", *ways, "least")]
         if answers[1:] != answers[:-1]:
             raise SystemExit(f"the counts differ: {told}")
         for name, more in (("hour", TIMED), ("day", {})):
             told[name] = costs(functools.partial(counted, spark, only | more), None) | objects_of(only | more, WHOLE)
-    for name in ("store", "parquet"):
+    for name in ("store", *ways, "least"):
         for what in ("seconds", "cpu_s"):
             told[f"{name}_{what}_of_brokers"] = round(told[name][what] / told["brokers"][what], 3)
     told["hour_bytes_of_day"] = round(told["hour"]["bytes"] / told["day"]["bytes"], 3)
@@ -198,6 +218,12 @@ def costs(work: Callable[[], Any], broker: psutil.Process | None) -> dict[str, A
         "seconds": round(time.perf_counter() - began, 2),
         "cpu_s": round(_processors(broker) - before, 2),
     }
+
+
+def repeated(rounds: int, work: Callable[[], Any], broker: psutil.Process | None) -> dict[str, Any]:
+    """The same of some rounds: the medians."""
+    each = [costs(work, broker) for _ in range(rounds)]
+    return each[0] | {what: round(statistics.median(one[what] for one in each), 2) for what in ("seconds", "cpu_s")}
 
 
 def objects_of(options: dict[str, str], schema: str) -> dict[str, int]:

@@ -92,12 +92,15 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: Any) -> SluiceReader:
         """Of the columns of `schema`."""
-        most = _number(self.options, "maxMessagesPerTask", 1_000_000)
-        target = _Target.of(self.options)
-        log = LogRead.of(self.options, target.topic, target.client, most)
         starts = parse_offsets(self.options, "startingOffsets", "earliest")
         stops = parse_offsets(self.options, "endingOffsets", "latest")
-        return SluiceReader(log, _arrow(schema), starts, stops)
+        return SluiceReader(self.log_read(), _arrow(schema), starts, stops)
+
+    def log_read(self) -> LogRead:
+        """What a batch reads of the log, but for its offsets. Raises Invalid."""
+        most = _number(self.options, "maxMessagesPerTask", 1_000_000)
+        target = _Target.of(self.options)
+        return LogRead.of(self.options, target.topic, target.client, most)
 
     def streamReader(self, schema: Any) -> SluiceStreamReader | LogStreamReader:  # noqa: N802 (Spark's name)
         """The source of a streaming query: a subscription's consumer, or without one a reader of the log."""

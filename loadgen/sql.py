@@ -4,7 +4,8 @@ A table has the columns of cluster.bulk.READABLE, with times as timestamps. Keys
 published: `cast(key as string)` is text.
 
 Spark does not tell a data source which columns a query uses. So a table gets only those columns whose names stand
-somewhere in the query, which is never too few: one that is not named is only used by a star, which means all.
+somewhere in the query, which is never too few: one that is not named is only used by a star, which means all. What lies
+in the object store Spark reads itself (loadgen.topic_frame).
 """
 
 from __future__ import annotations
@@ -21,8 +22,13 @@ from cluster.bulk import READABLE, TIMES
 from cluster.java import ensure_java
 from loadgen.datasource import SluiceDataSource
 from loadgen.session import cause_of, spark_session
+from loadgen.topic_frame import is_gone, topic_frame
 from storage.errors import Invalid
 
+ATTEMPTS = 3
+"""So often a query is answered anew because objects went away meanwhile."""
+_FILES = 10_000
+"""So many files Spark looks at itself, before it starts a job for that."""
 _STAR = re.compile(r"(?<!count\()\*", re.IGNORECASE)
 _SPARKS = {pa.binary(): "binary", pa.int64(): "long", pa.int32(): "int"}
 
@@ -39,20 +45,28 @@ def query(text: str, topics: Iterable[str], options: Mapping[str, str], *, cores
         from pyspark.errors import PySparkException
 
         spark.dataSource.register(SluiceDataSource)
-        try:
-            for topic in (topic for topic in topics if _names(text, topic)):
-                frame = spark.read.format("sluice").schema(table_schema(text)).options(topic=topic, **options).load()
-                frame.createOrReplaceTempView(f"`{topic}`")
-            return [row.asDict() for row in spark.sql(text).collect()]
-        except PySparkException as error:
-            raise Invalid(f"the query has no answer: {cause_of(error)}") from None
+        spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", _FILES)
+        for attempt in range(ATTEMPTS):
+            try:
+                for topic in (topic for topic in topics if _names(text, topic)):
+                    frame = topic_frame(spark, table_schema(text), {"topic": topic, **options})
+                    frame.createOrReplaceTempView(f"`{topic}`")
+                return [row.asDict() for row in spark.sql(text).collect()]
+            except Exception as error:  # what a task fails with may come as an error of Java's
+                gone = is_gone(error)
+                if gone and attempt + 1 < ATTEMPTS:
+                    continue
+                if not gone and not isinstance(error, PySparkException):
+                    raise
+                raise Invalid(f"the query has no answer: {cause_of(error)}") from None
+    raise AssertionError("the last attempt answers or raises")
 
 
-def table_schema(text: str) -> str:
-    """The columns that a query may use, in Spark's words; at least one."""
+def table_schema(text: str) -> dict[str, str]:
+    """The columns that a query may use, with their types in Spark's words; at least one."""
     star = _STAR.search(text) is not None
     wanted = [name for name in READABLE if star or _names(text, name)]
-    return ", ".join(f"`{name}` {_type(name)}" for name in wanted or ["entry"])
+    return {name: _type(name) for name in wanted or ["entry"]}
 
 
 def _names(text: str, name: str) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import cluster
+from loadgen import sql
 from loadgen.datasource import SluiceDataSource
+from loadgen.topic_frame import is_gone, topic_frame
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -63,6 +65,32 @@ def test_queries_of_one_frame_do_not_narrow_each_other(topic: OffloadedTopic, fr
         ]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_spark_reads_the_files_itself_and_finds_the_same(topic: OffloadedTopic, spark: Any) -> None:
+    """Every column, all messages, a key and a time. An object that goes away after the plan is told by its error."""
+    spark.dataSource.register(SluiceDataSource)
+    schema = sql.table_schema("*")
+    options = {"topic": "t", "dataDir": str(topic.folder), "history": "only"}
+    words = ", ".join(f"{name} {kind}" for name, kind in schema.items())
+    for more in ({}, {"key": "k3"}, {"startingTimestamp": str(2 * HOUR), "endingTimestamp": str(4 * HOUR)}):
+        plain = topic_frame(spark, schema, options | more)
+        assert "Python" not in plain._jdf.queryExecution().toString()
+        source = spark.read.format("sluice").schema(words).options(**options, **more).load()
+        found, wanted = ({row["position"]: row.asDict() for row in one.collect()} for one in (plain, source))
+        assert found == wanted
+        assert len(found) > 0
+    part = topic_frame(spark, schema, options | {"startingOffsets": "2:7", "endingOffsets": "2:9"})
+    assert sorted(row["entry"] for row in part.collect()) == [7, 8]
+    planned = topic_frame(spark, {"payload": "binary"}, options)
+    file = sorted((topic.folder / "objects" / "history+" / "t+").rglob("*.parquet"))[0]
+    file.rename(file.with_suffix(".away"))
+    try:
+        with pytest.raises(Exception, match="FILE_NOT_EXIST") as failed:
+            planned.collect()
+    finally:
+        file.with_suffix(".away").rename(file)
+    assert is_gone(failed.value)
 
 
 def test_a_stream_of_the_store_goes_on_from_its_checkpoint(topic: OffloadedTopic, spark: Any, tmp_path: Path) -> None:
