@@ -1,12 +1,16 @@
 """What faults of machines cost: chaos on three machines with networks of their own, TLS between them, a store beside.
 
     .venv/bin/python benchmarks/machines.py [--minutes N] [--every 30s] [--faults A,B] [--rate N] [--seed N] [--small]
+    .venv/bin/python benchmarks/machines.py --scenes isolate-head,isolate-controller,isolate-other,kill-head
 
 The machines are namespaces of this one (`loadgen/machines.py`), prepared as `deploy/README.md` says, and
 `./sluice chaos` is typed on the second one. So a run needs the rights of an administrator, and all machines share the
 processors of this one. Prints one JSON object: the verdict, and of each kind of fault how many pauses there were and
 how long they took: of each fault and partition the longest time in which nothing was delivered, until the next one, its
 heal included. `restarts` is how often processes were replaced, by kind.
+
+With `--scenes` one machine is cut off for a while or killed, under 200 messages/s, and how long keys waited is told
+for the cut and for the heal (tests/kit/machine_scenes.py).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 from benchmarks._arguments import amount, count
 from loadgen.kinds import CUT, CUT_ONE_WAY, ISOLATE
 from loadgen.machines import missing
+from tests.kit.machine_scenes import play
 from tests.kit.site import Site, prepared, typed
 
 
@@ -29,6 +34,8 @@ def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
     """Type it, and read its report."""
     (up, status) = site.page.lines("Sluice")
     typed(site.first, f"{up} --set brokers=3")
+    if arguments.scenes:
+        return {scene: play(site, scene) for scene in arguments.scenes.split(",")}
     where = site.others[0]
     chaos = f"./sluice chaos --minutes {arguments.minutes} --every {arguments.every} --faults {arguments.faults}"
     chaos += f" --rate {arguments.rate} --seed {arguments.seed} --keys 300 --address {site.address} --json report.json"
@@ -64,6 +71,7 @@ def main() -> None:
     parser.add_argument("--faults", default=",".join((ISOLATE, CUT, CUT_ONE_WAY)))
     parser.add_argument("--rate", type=count, default=300)
     parser.add_argument("--seed", type=count, default=1)
+    parser.add_argument("--scenes", default="")
     parser.add_argument("--small", action="store_true", help="a minute with one fault, to see that it works")
     arguments = parser.parse_args()
     if arguments.small:

@@ -19,11 +19,14 @@ import pytest
 from loadgen.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW_LINK
 from loadgen.machines import Machine, machines, missing
 from tests.hygiene.source import ROOT
+from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
 from tests.kit.site import PATIENCE_S, Site, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
-OLDER = "75c334b"
-"""The version that machines are upgraded from: the first one that tells other versions what it speaks."""
+OLDER = "ca0ac0d8"
+"""The version that machines are upgraded from: the first one whose controller outlives the end of a machine that starts
+a process just then, whatever its version.
+"""
 MARK = "older"
 """A file in its tree, and in no other."""
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -132,8 +135,8 @@ def test_machines_restart_one_after_the_other(site: Site) -> None:
 def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> None:
     """Two of three machines run an older version at first, and get the new one while the others go on.
 
-    Until then each version's owners, bookies, gateways and clients have those of the other one to talk to. The older
-    one does not know how to drain a node, so what a machine runs ends with it.
+    Until then each version's owners, bookies, gateways and clients have those of the other one to talk to. Nothing is
+    drained: what a machine runs ends with it.
     """
     if (reason := older_tree(tmp_path)) is not None:
         pytest.skip(reason)
@@ -150,6 +153,16 @@ def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> 
     assert told["confirmed"] > 0
     assert (told["lost"], told["disorder"], told["failed"]) == (0, 0, {})
     typed(first, site.page.lines("The end")[0])
+
+
+@pytest.mark.release
+def test_the_machine_of_the_head_is_lost_under_load(site: Site) -> None:
+    """Without a Redis: what was confirmed is delivered in order, and publishing goes on. Afterwards Ray is gone."""
+    typed(site.first, f"{site.page.lines('Sluice')[0]} --set brokers=3")
+    told = play(site, KILL_HEAD)
+    print(told)
+    assert (told["lost"], told["disorder"], told["failed"]) == (0, 0, {})
+    assert told["longest_confirm_ms"][0] < 1000 * KILLED_S, "it went on while there was no head"
 
 
 def upgrade(machine: Machine) -> None:

@@ -141,6 +141,22 @@ def hosts_of(machine: Machine) -> list[str]:
     return [title for title in titles if title.startswith("ray::") and "Agent" not in title and "IDLE" not in title]
 
 
+def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any]]:
+    """Begin a steady load on a machine (tests.kit.steady_load); what ends it, and returns what it says."""
+    load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(where.home / "stop")]
+    where.variables.update(site.stores)
+    running = where.begin(["env", f"PYTHONPATH={ROOT}", *load])
+
+    def end() -> dict[str, Any]:
+        (where.folder / "stop").touch()
+        output, errors = running.communicate(timeout=PATIENCE_S)
+        (where.folder / "stop").unlink()
+        assert running.returncode == 0, errors
+        return dict(json.loads(output.splitlines()[-1]))
+
+    return end
+
+
 def rolled(
     site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None, *, drains: bool = True
 ) -> dict[str, Any]:
@@ -151,10 +167,8 @@ def rolled(
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")
-    first, stop = site.first, site.first.home / "stop"
-    load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(stop)]
-    first.variables.update(site.stores)
-    running = first.begin(["env", f"PYTHONPATH={ROOT}", *load])
+    first = site.first
+    end = steady(site, first, topic)
     await_actors(site)
     steps: list[tuple[float, str]] = []
     for machine in site.others:
@@ -169,11 +183,7 @@ def rolled(
         steps.append((time.monotonic(), "Ray is up"))
         await_actors(site)
         steps.append((time.monotonic(), "all runs"))
-    (first.folder / "stop").touch()
-    output, errors = running.communicate(timeout=PATIENCE_S)
-    (first.folder / "stop").unlink()
-    assert running.returncode == 0, errors
-    told = dict(json.loads(output.splitlines()[-1]))
+    told = end()
     return {**told, "steps": [(round(at - told["began"], 1), what) for at, what in steps]}
 
 

@@ -111,10 +111,10 @@ class SteadyLoad:
             times = sorted(at for (other, _), at in self.confirmed.items() if other == key)
             confirms += [(later - sooner, sooner) for sooner, later in itertools.pairwise(times)]
         deliveries = [(first[each] - at, at) for each, at in self.confirmed.items() if each in first]
-        longest: dict[int, float] = {}
+        longest: dict[int, tuple[float, float]] = {}
         for wait, at in [*confirms, *deliveries]:
             if wait > 1.0:
-                longest[int(at)] = max(longest.get(int(at), 0.0), round(wait, 2))
+                longest[int(at)] = max(longest.get(int(at), (0.0, 0.0)), (round(wait, 2), round(at, 2)))
         return {
             "began": self._began,
             "confirmed": len(self.confirmed),
@@ -124,7 +124,7 @@ class SteadyLoad:
             "failed": self.failed,
             "longest_confirm_ms": [round(max(confirms)[0] * 1000), round(max(confirms)[1], 1)],
             "longest_delivery_ms": [round(max(deliveries)[0] * 1000), round(max(deliveries)[1], 1)],
-            "waits_s": sorted(longest.items()),
+            "waits_s": sorted((at, wait) for wait, at in longest.values()),
         }
 
 

@@ -1,0 +1,82 @@
+"""What happens to one machine of three while messages are published and delivered from another one: cut off, or killed.
+
+    isolate-head        the machine of Ray's head reaches nobody for a while, neither the other machines nor the store
+    isolate-controller  the same, with the machine of the controller
+    isolate-other       the same, with a machine that has neither of the two
+    kill-head           everything that runs on the machine of Ray's head gets SIGKILL, and nobody starts it again
+
+After the last one no command finds the cluster any more. `play` says of each how long keys had to wait: for a
+confirmation after the one before, and for a delivery after its confirmation.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cluster.bootstrap.folder import DOOR_FILE
+from loadgen.machines import DATA, Machine
+from tests.kit.site import Site, await_actors, steady, typed
+
+ISOLATE_HEAD, ISOLATE_CONTROLLER, ISOLATE_OTHER, KILL_HEAD = SCENES = (
+    "isolate-head",
+    "isolate-controller",
+    "isolate-other",
+    "kill-head",
+)
+BEFORE_S, AFTER_S, KILLED_S = 8.0, 12.0, 40.0
+CUT_S = 25.0
+
+
+def of_controller(site: Site) -> Machine:
+    """The machine of the controller: the last one that has opened the door in its data folder."""
+
+    def opened(machine: Machine) -> float:
+        code, told, _ = machine.try_to_run(["stat", "--format=%.Y", f"{DATA}/{DOOR_FILE}"])
+        return float(told) if code == 0 else 0.0
+
+    return max(site.all, key=opened)
+
+
+def victim(site: Site, scene: str) -> Machine:
+    """Which machine a scene hits."""
+    controller = of_controller(site)
+    if scene == ISOLATE_CONTROLLER:
+        return controller
+    return site.first if scene != ISOLATE_OTHER else next(one for one in site.others if one is not controller)
+
+
+def play(site: Site, scene: str) -> dict[str, Any]:
+    """Play a scene, on a topic of its name. `at_cut_s`: the longest wait that began before the heal, or since the kill;
+    `at_heal_s`: after the heal. Both are 1 where nobody waited longer.
+    """
+    typed(site.first, site.page.lines("Use it")[0].replace("orders", scene))
+    hit = victim(site, scene)
+    where = next(machine for machine in reversed(site.all) if machine is not hit)
+    end = steady(site, where, scene)
+    await_actors(site)
+    time.sleep(BEFORE_S)
+    before = of_controller(site).address
+    cut = time.monotonic()
+    if scene == KILL_HEAD:
+        hit.end_processes()
+        heal = cut + KILLED_S
+        time.sleep(KILLED_S)
+    else:
+        site.network.isolate(hit)
+        time.sleep(CUT_S)
+        heal = time.monotonic()
+        site.network.heal()
+        time.sleep(AFTER_S)
+    told = end()
+    began = told.pop("began")
+    waits = told["waits_s"]
+    return {
+        "hit": hit.address,
+        "controller": before,
+        **told,
+        "cut_s": round(cut - began, 2),
+        "heal_s": round(heal - began, 2),
+        "at_cut_s": max((wait for at, wait in waits if at < heal - began), default=1.0),
+        "at_heal_s": max((wait for at, wait in waits if at >= heal - began), default=1.0),
+    }
