@@ -35,7 +35,11 @@ def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
     (up, status) = site.page.lines("Sluice")
     typed(site.first, f"{up} --set brokers=3")
     if arguments.scenes:
-        return {scene: play(site, scene) for scene in arguments.scenes.split(",")}
+        played: dict[str, Any] = {}
+        for scene in arguments.scenes.split(","):
+            played[scene] = play(site, scene)
+            print(scene, json.dumps(played[scene]), file=sys.stderr, flush=True)
+        return played
     where = site.others[0]
     chaos = f"./sluice chaos --minutes {arguments.minutes} --every {arguments.every} --faults {arguments.faults}"
     chaos += f" --rate {arguments.rate} --seed {arguments.seed} --keys 300 --address {site.address} --json report.json"
