@@ -27,7 +27,7 @@ from benchmarks._arguments import amount, count
 from loadgen.kinds import CUT, CUT_ONE_WAY, ISOLATE
 from loadgen.machines import missing
 from tests.kit.machine_scenes import play
-from tests.kit.site import Site, prepared, typed
+from tests.kit.site import Site, answered, prepared, typed
 
 
 def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
     code, output, errors = where.try_to_run(["bash", "-c", f"exec {chaos}"], 300 + arguments.minutes * 120)
     print(output[-6_000:], errors[-2_000:], file=sys.stderr)
     report = json.loads((where.folder / "report.json").read_text())
-    rows = json.loads(typed(where, f"{status} --json").splitlines()[-1])["actors"]
+    rows = answered(typed(where, f"{status} --json"))["actors"]
     restarts: Counter[str] = Counter()
     for row in rows:
         restarts[row["kind"]] += int(row["restarts"])

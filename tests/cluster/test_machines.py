@@ -20,7 +20,7 @@ from loadgen.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW
 from loadgen.machines import Machine, machines, missing
 from tests.hygiene.source import ROOT
 from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
-from tests.kit.site import PATIENCE_S, Site, everywhere, hosts_of, prepared, rolled, typed
+from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
 OLDER = "ca0ac0d8"
@@ -61,7 +61,7 @@ def test_what_the_page_says_can_be_typed(site: Site) -> None:
     told = typed(first, up)
     for scheme, port in (("pulsar", 6650), ("pulsar+ssl", 6651), ("http", 8080), ("https", 8443)):
         assert f"{scheme}://{first.address}:{port}" in told
-    for answer in map(json.loads, everywhere(site.all, f"{status} --json")):
+    for answer in map(answered, everywhere(site.all, f"{status} --json")):
         assert answer["data_dir"] == str(first.home / "sluice-data")
         assert {node["address"] for node in answer["nodes"]} == {machine.address for machine in site.all}
         assert [row for row in answer["actors"] if row["state"] != "running"] == []
@@ -183,7 +183,7 @@ def older_tree(folder: Path) -> str | None:
 
 def processes(site: Site) -> dict[str, tuple[str, int]]:
     """By name, where everything runs, and how often it was replaced."""
-    rows = json.loads(typed(site.first, f"{site.page.lines('Sluice')[1]} --json").splitlines()[-1])["actors"]
+    rows = answered(typed(site.first, f"{site.page.lines('Sluice')[1]} --json"))["actors"]
     return {row["name"]: (row["address"], row["restarts"]) for row in rows}
 
 

@@ -88,6 +88,11 @@ def typed(machine: Machine, line: str) -> str:
     return machine.run(["bash", "-c", f"{{ {line}; }} 2>&1"], PATIENCE_S)
 
 
+def answered(output: str) -> dict[str, Any]:
+    """The JSON object that a command printed, whatever Ray says beside it: that a node is lost, for one."""
+    return dict(json.loads([line for line in output.splitlines() if line.startswith("{")][-1]))
+
+
 def everywhere(where: list[Machine], line: str) -> list[str]:
     """The same on several machines at once."""
     begun = [machine.begin(["bash", "-c", line]) for machine in where]
@@ -152,7 +157,7 @@ def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any
         output, errors = running.communicate(timeout=PATIENCE_S)
         (where.folder / "stop").unlink()
         assert running.returncode == 0, errors
-        return dict(json.loads(output.splitlines()[-1]))
+        return answered(output)
 
     return end
 
@@ -194,7 +199,7 @@ def await_actors(site: Site) -> None:
     while True:
         code, output, troubled = site.first.try_to_run(["bash", "-c", f"{status} --json"], PATIENCE_S)
         if code == 0:  # else another controller takes over just now
-            actors = json.loads(output.splitlines()[-1])["actors"]
+            actors = answered(output)["actors"]
             gateways = [row for row in actors if row["kind"] == "gateway"]
             troubled = str([row for row in actors if row["state"] != "running"])
             if troubled == "[]" and len(gateways) == len(site.all):
