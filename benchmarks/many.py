@@ -263,7 +263,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
                     sides.setdefault(name, {})[number] = play(work, name, number, options)
                 except Missing as error:
                     missing[name] = str(error)
-                    del sides[name]
+                    sides.pop(name, None)
                     print(f"{name}: left out: {error}", flush=True)
         print("\n".join(table(work, sides)), flush=True)
     if len(missing) == len(options.sides):
