@@ -49,6 +49,7 @@ from actors.messages.administration import VERBS
 from actors.ports import Unknown
 from actors.wire import Request
 from cluster.http.admin import PORT_FILE, TOKEN_FILE, AdminHttp
+from cluster.pulsar.admin.broker import Broker
 from storage.errors import Conflict, NotFound, Unavailable
 from tests.cluster.helpers import admin_ports
 
@@ -304,8 +305,11 @@ async def test_metrics_are_prometheus_text(session: aiohttp.ClientSession) -> No
     assert 'pulsar_subscription_back_log{topic="orders",partition="0",subscription="bill\\"ing"} 5' in text
 
 
-async def test_a_silent_controller_is_unhealthy(session: aiohttp.ClientSession, actors: Actors) -> None:
-    """503, with who does not answer."""
+async def test_a_silent_controller_is_unhealthy(
+    session: aiohttp.ClientSession, actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503, once the controller was asked for as long as patience lasts, which is half a minute elsewhere."""
+    monkeypatch.setattr(Broker.ask_controller, "__kwdefaults__", {"patience": 300})
     actors.away = True
     assert (await session.get("/healthz")).status == 503
     assert (await session.get(BASE)).status == 503
