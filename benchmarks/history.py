@@ -1,12 +1,12 @@
 """What it costs to read a topic's past from the object store, against bookies in the same run.
 
-    .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--s3] [--folder PATH]
+    .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--server] [--folder PATH]
 
 A cluster in this process has one partition with so many messages. A Key_Shared subscription of one consumer reads and
 acknowledges all of them from the first on
 
     bookies  where they lie on three bookies, with two copies each
-    store    after every ledger but the newest has left, from a folder, or with --s3 from an S3 server beside it
+    store    after every ledger but the newest has left, from a folder, or with --server from an S3 server beside it
     slow     the same, with --delay-ms added to each request
 
 Between these the cluster is started anew, so that it has nothing in memory. Each time every message is compared: that
@@ -52,12 +52,12 @@ def main() -> None:
     parser.add_argument("--bytes", type=count, default=100, help="of a payload, which cannot be compressed")
     parser.add_argument("--keys", type=count, default=1_000)
     parser.add_argument("--delay-ms", type=count, default=50)
-    parser.add_argument("--s3", action="store_true", help="objects on MinIO, or what else is here (deploy/s3)")
+    parser.add_argument("--server", action="store_true", help="objects on MinIO, or what else is here (deploy/s3)")
     parser.add_argument("--folder", type=Path, help="where to put the data; default: a temporary folder")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sluice-history-", dir=options.folder))
     try:
-        stores: AbstractContextManager[dict[str, str]] = server(folder / "s3") if options.s3 else nullcontext({})
+        stores: AbstractContextManager[dict[str, str]] = server(folder / "s3") if options.server else nullcontext({})
         with stores as where:
             print(json.dumps(measured(options, folder / "data", where)))
     finally:
