@@ -1,6 +1,6 @@
 """What it costs to read a topic's past from the object store, against bookies in the same run.
 
-    .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--server] [--folder PATH]
+    .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--server] [--folder F]
 
 A cluster in this process has one partition with so many messages. A Key_Shared subscription of one consumer reads and
 acknowledges all of them from the first on
