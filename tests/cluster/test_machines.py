@@ -24,8 +24,8 @@ from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, pre
 from tests.s3server import available_kinds
 
 OLDER = "ca0ac0d8"
-"""The version that machines are upgraded from: the first one whose controller outlives the end of a machine that starts
-a process just then, whatever its version.
+"""The version that machines are upgraded from: the first one whose controller answers while a machine has ended that
+was to start a process just then.
 """
 MARK = "older"
 """A file in its tree, and in no other."""
