@@ -28,6 +28,8 @@ LOST_NODES_S = 1.0
 """Seconds between two looks for lost nodes."""
 CONNECT_TIMEOUT = 0.5
 """Seconds in which the port of a node that lives takes a connection; it is tried twice."""
+LOOK_S = 1.0
+"""Between two looks whether the node of a process that starts is still there."""
 HEAD_S = 1.0
 """So long Ray's head is waited for, before what it said last is taken."""
 WARM_S, WARM_MS = 5.0, 1_000
@@ -182,12 +184,31 @@ class RayProcesses:
             # Ray registers a name before it returns: whoever waits for that must not be everybody's event loop.
             make = functools.partial(self._make_host, name, self._settings, node=node)
             handle = self._handles[name] = await asyncio.wait_for(_in_thread(make), timeout / 1000)
-            await asyncio.wait_for(handle.ready.remote(), timeout / 1000)
+            ready = asyncio.ensure_future(_result(handle.ready.remote()))
+            await asyncio.wait_for(self._unless_lost(ready, node), timeout / 1000)
             where = self._nodes[name] = str(await asyncio.wait_for(handle.node.remote(), timeout / 1000))
             return where
-        except (RayError, ValueError, TimeoutError) as error:
+        except (RayError, ValueError, TimeoutError, Unavailable) as error:
             self.kill(name)
             raise Unavailable((str(error).strip() or type(error).__name__).splitlines()[-1]) from error
+
+    async def _unless_lost(self, ready: asyncio.Future[Any], node: str | None) -> None:
+        """Wait for a process; for none on a node that has ended, of which Ray says so a minute or two later."""
+        try:
+            while not ready.done():
+                await asyncio.wait([ready], timeout=LOOK_S)
+                if node is not None and not ready.done() and await self._has_ended(node):
+                    raise Unavailable("its node has ended")
+            ready.result()
+        finally:
+            ready.cancel()
+
+    async def _has_ended(self, node: str) -> bool:
+        """Whether a node is known to have ended; one that is away has not."""
+        try:
+            return all(each.id != node for each in [*await self.nodes(), *self.away()])
+        except Unavailable:
+            return False
 
     async def introduce(self, name: str, timeout: int) -> Introduction | Unknown:
         node = LISTED.places.get(name)
@@ -235,6 +256,10 @@ class RayProcesses:
             if name in self._ending:
                 end(ray.get_actor(name, NAMESPACE) if handle is None else handle)
         self._ending.pop(name, None)
+
+
+async def _result(answer: Any) -> Any:
+    return await answer
 
 
 def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:

@@ -219,6 +219,22 @@ async def test_a_process_that_does_not_come_up_is_ended(ended: Handles) -> None:
         assert await until_ended(ended) is handle
 
 
+async def test_no_process_comes_up_on_a_node_that_ends(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
+    """Ray waits for a minute or two until it says so, and with it whoever was to be served there."""
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    handle = Handle("silent")
+    with socket.create_server(("127.0.0.1", 0)) as alive, socket.create_server(("127.0.0.1", 0)) as dead:
+        listed = rows(a=alive.getsockname()[1], b=dead.getsockname()[1])
+        monkeypatch.setattr("ray.nodes", lambda: listed)
+        making = asyncio.create_task(processes(None, lambda *given, **more: handle).make("broker-0-a", "b", 60_000))
+        await asyncio.sleep(0.1)
+        assert not making.done()
+        dead.close()
+        with pytest.raises(Unavailable, match="node has ended"):
+            await making
+    assert await until_ended(ended) is handle
+
+
 async def test_what_is_in_use_again_is_not_ended_late(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
     """It was to be ended while Ray's head was away, and is met again: when the head is back nothing is ended."""
     over, asked = threading.Event(), threading.Event()
