@@ -17,7 +17,6 @@ A catalog is a SQL database, by default a SQLite file that needs no server, or a
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -105,11 +104,20 @@ def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         catalog = load_catalog(NAMESPACE, **properties)
-        with contextlib.suppress(NamespaceAlreadyExistsError):
-            catalog.create_namespace(NAMESPACE)
+        _make_namespace(catalog)
         return catalog
     except (RESTError, OSError) as error:
         raise Unavailable(f"the catalog {uri} does not answer: {error}") from error
+
+
+def _make_namespace(catalog: Catalog) -> None:
+    try:
+        catalog.create_namespace(NAMESPACE)
+    except NamespaceAlreadyExistsError:
+        pass
+    except Exception:  # where another process makes it at the same time, a database says so in words of its own
+        if not catalog.namespace_exists(NAMESPACE):
+            raise
 
 
 class IcebergTable:

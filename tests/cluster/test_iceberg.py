@@ -239,3 +239,13 @@ def test_a_catalog_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("cluster.tables.find_spec", lambda name: None)
     with pytest.raises(Invalid, match="needs pyiceberg: pip install"):
         embedded.connect(tmp_path / "data", iceberg_catalog="sqlite:///c.db")
+
+
+def test_a_catalog_that_somebody_else_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}/tables")
+    answers = iter([False])
+    there = type(opened).namespace_exists
+    monkeypatch.setattr(type(opened), "namespace_exists", lambda self, name: next(answers, there(self, name)))
+    again = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}/tables")
+    assert list(answers) == []
+    assert again.list_namespaces() == [(iceberg.NAMESPACE,)]

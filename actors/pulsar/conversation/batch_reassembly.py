@@ -298,8 +298,13 @@ class BatchReassembler:
                 self._send()
 
     async def _release(self, begun: PartialBatch) -> None:
-        """The rest does not come."""
-        missing = await self._is_missing(begun)
+        """The rest does not come. What is here may have been acknowledged meanwhile by who was active before."""
+        part = begun.part
+        here = np.flatnonzero(part.open[begun.first :]) + begun.first
+        behind = np.arange(begun.behind, begun.last + 1, dtype=np.int64)
+        still = await self._batches.still_open(np.unique(np.concatenate([part.positions[here], behind])))
+        part.close(here[~np.isin(part.positions[here], still)])
+        missing = bool(np.isin(behind, still).any())
         if begun in self._begun:
             self._begun.remove(begun)
             self.ready.append(RowRange(begun.part, begun.first, len(begun.part), rest=missing))

@@ -102,6 +102,8 @@ class WireConsumer:
         self.payloads = Payloads(gateway.ports, gateway.directory, *at, gateway.decoded, lazy=lazy)
         self._extent = LogExtent(gateway.directory, tp)
         self._noting = False
+        self._waited = False
+        """What goes out next waited for room: of a Failover subscription somebody else may have acknowledged it."""
         self._whole: BatchReassembler | None = None
         self._part = self._of_subscription() if asked.start is None else self._of_log(asked.start)
 
@@ -257,7 +259,12 @@ class WireConsumer:
                 self._let_go(ready.popleft())
             elif ready:
                 if self.permits <= 0:
+                    self._waited = self.asked.settings.type == "failover"
                     return  # what was asked for to complete a batch may have brought more than that
+                if self._waited:
+                    self._waited, self._noting = False, True
+                    self._gateway.ports.spawn(self._ask_what_is_open(), "waited")
+                    return
                 stretch, left = leading(ready.popleft(), self.permits)
                 if left is not None:
                     ready.appendleft(left)
@@ -342,6 +349,19 @@ class WireConsumer:
         self._noting = True
         if self._whole is not None:
             self._whole.ready.appendleft(stretch)
+
+    async def _ask_what_is_open(self) -> None:
+        """Of what waited for room, send only what the former active consumer has not acknowledged meanwhile."""
+        assert self._whole is not None
+        assert isinstance(self._part, PartitionConsumer)
+        stretches = list(self._whole.ready)
+        rows = [np.flatnonzero(each.part.open[each.first : each.end]) + each.first for each in stretches]
+        asked = [each.part.positions[its] for each, its in zip(stretches, rows, strict=True)]
+        still = await self._part.batches.still_open(np.unique(np.concatenate(asked)))
+        for each, its, positions in zip(stretches, rows, asked, strict=True):
+            each.part.close(its[~np.isin(positions, still)])
+        self._noting = False
+        self._send()
 
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:
         """Send rows of batches once it is known which of the messages that are missing there are not done."""

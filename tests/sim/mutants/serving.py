@@ -120,6 +120,22 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_a_batch_for_which_there_is_no_room_goes_whole",
     ),
     Mutant(
+        name="what waited for room goes out whoever has acknowledged it",
+        module="actors.pulsar.conversation.wire_consumer",
+        old='self._waited = self.asked.settings.type == "failover"',
+        new="self._waited = False",
+        world="relay",
+        seed=7350148,
+    ),
+    Mutant(
+        name="what waited for its batch goes out whoever has acknowledged it",
+        module="actors.pulsar.conversation.batch_reassembly",
+        old="        part.close(here[~np.isin(part.positions[here], still)])\n",
+        new="",
+        world="relay",
+        seed=7350087,
+    ),
+    Mutant(
         name="what came of a batch stands for all of it",
         module="actors.pulsar.conversation.batch_reassembly",
         old="    if part.follows <= 0 or not part.open[-1]:",

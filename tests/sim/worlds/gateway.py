@@ -17,6 +17,7 @@ gateways and reads nothing, and what is held for it is bounded.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ import msgspec
 from actors.consumer.partition import PartitionConsumer
 from actors.controller import Controller
 from actors.directory import Directory
+from actors.dispatcher.sessions import EPOCH_SESSIONS
 from actors.messages import AddPartitions, SubscriptionSettings, Terminate
 from actors.ports import Ports, Unknown
 from actors.pulsar.codec.frames import Cutter
@@ -53,7 +55,11 @@ from tests.sim.worlds.wire_producers import WireProducerModel
 
 FIXED = 6650
 KINDS = {KEY_SHARED: "key_shared", SHARED: "shared", FAILOVER: "failover"}
-EXCUSED = {SHARED: ORDER, FAILOVER: RELAYED}
+EXCUSED = {SHARED: ORDER, FAILOVER: RELAYED | {"acked_redelivered"}}
+ON_ITS_WAY_US = 1_000_000
+"""So long what its owner had sent to the next consumer may be on its way to the client, after somebody was told that it
+is acknowledged: see `_check_acknowledged`.
+"""
 
 
 class GatewayWorld(BrokerWorld):
@@ -366,7 +372,25 @@ class GatewayCourse(Course):
             assert not behind, f"message {send[3]} of {send[2]!r} was confirmed behind the end of partition {send[1]}"
         if not self.size.topic.deduplication_enabled and self.counters["reconnections"]:
             self.excused |= {"stored_twice"}
+        if self.manner.type == FAILOVER:
+            self._check_acknowledged()
         super()._judge()
+
+    def _check_acknowledged(self) -> None:
+        """S6 where the messages of one consumer go to the next one while the first may still acknowledge them.
+
+        An owner sends nothing that it knows to be acknowledged. What it had sent before may meet the confirmation on
+        the way, and reach its client a little later.
+        """
+        confirmed = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+        for _, session, partition, at, _, moment, negative in self.past.acks:
+            if moment and not negative:
+                confirmed[partition, at].append((moment, session // EPOCH_SESSIONS))
+        for _, session, partition, at, key, number, *_, came in self.past.receives:
+            for moment, owner in confirmed[partition, at]:
+                on_its_way = owner == session // EPOCH_SESSIONS and came - moment <= ON_ITS_WAY_US
+                told = f"S6: message {number} of {key!r} came {came - moment} us after it was acknowledged, confirmed"
+                assert came < moment or on_its_way, told
 
 
 def _overdue(process: Process, session: int) -> int:
