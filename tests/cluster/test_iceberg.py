@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -249,3 +253,24 @@ def test_a_catalog_that_somebody_else_makes_meanwhile(tmp_path: Path, monkeypatc
     again = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}/tables")
     assert list(answers) == []
     assert again.list_namespaces() == [(iceberg.NAMESPACE,)]
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not os.environ.get("ICEBERG_SPARK_JAR"), reason="ICEBERG_SPARK_JAR names no runtime of Iceberg")
+def test_spark_reads_the_table_by_its_own_runtime(days: Days) -> None:
+    days.publish(over_midnight=True)
+    first = days.table().follow()
+    days.publish()
+    days.table().follow()
+    program = Path(__file__).with_name("iceberg_in_spark.py")
+    asked = [os.environ["ICEBERG_SPARK_JAR"], days.table().table().metadata_location, str(first.snapshot)]
+    said = subprocess.run(
+        [os.environ.get("ICEBERG_SPARK_PYTHON", sys.executable), str(program), *asked],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr[-3000:]
+    told = json.loads(said.stdout.splitlines()[-1])
+    assert told == {"rows": list(range(2 * EACH)), "files": 3, "earlier": EACH}
