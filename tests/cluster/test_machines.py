@@ -23,8 +23,8 @@ from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
 from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
-OLDER = "ca0ac0d8"
-"""The version that machines are upgraded from: the first one whose controller answers while a machine has ended that
+OLDER = "a0869c69"
+"""The version that machines are upgraded from: the first one whose controller goes on at once where a machine ends that
 was to start a process just then.
 """
 MARK = "older"
