@@ -6,7 +6,7 @@ of one. Where that does not come, the subscription notes for good that ids may s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,6 +40,17 @@ class BatchAcks:
         """Which of these (int64, ascending) are not done, as the owner knows it; all of them once this one closes."""
         reply = await self._ask(lambda session: FindOpen(session=session, positions=positions))
         return positions if reply is None else reply.positions
+
+    async def close_done(self, stretches: Sequence[tuple[Received, int, int]], more: Positions) -> Positions:
+        """Close what is done of rows first .. end-1 of some parts, whoever is done with it. more: positions (int64)
+        that are asked about together with them. Returns what is not done, of both.
+        """
+        rows = [(part, np.flatnonzero(part.open[first:end]) + first) for part, first, end in stretches]
+        asked = np.unique(np.concatenate([more, *(part.positions[its] for part, its in rows)]))
+        still = await self.still_open(asked)
+        for part, its in rows:
+            part.close(its[~np.isin(part.positions[its], still)])
+        return still
 
     async def send_apart(self) -> None:
         """Note durably that a batch is sent in parts; done when this returns, or the consumer closes."""

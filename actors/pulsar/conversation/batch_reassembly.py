@@ -45,6 +45,11 @@ class PartialBatch:
         """The position of the first message that is not here."""
         return int(self.part.positions[-1]) + 1
 
+    @property
+    def rest(self) -> Rows:
+        """The positions of what is not here."""
+        return np.arange(self.behind, self.last + 1, dtype=np.int64)
+
     def waits(self) -> bool:
         """Whether some of it is still to be sent."""
         return bool(self.part.open[self.first :].any())
@@ -286,8 +291,7 @@ class BatchReassembler:
 
     async def _is_missing(self, begun: PartialBatch) -> bool:
         """Whether anything of the batch that is not here is not done."""
-        behind = np.arange(begun.behind, begun.last + 1, dtype=np.int64)
-        begun.missing = len(await self._batches.still_open(behind))
+        begun.missing = len(await self._batches.still_open(begun.rest))
         return begun.missing > 0
 
     async def _be_patient(self, begun: PartialBatch) -> None:
@@ -299,12 +303,8 @@ class BatchReassembler:
 
     async def _release(self, begun: PartialBatch) -> None:
         """The rest does not come. What is here may have been acknowledged meanwhile by who was active before."""
-        part = begun.part
-        here = np.flatnonzero(part.open[begun.first :]) + begun.first
-        behind = np.arange(begun.behind, begun.last + 1, dtype=np.int64)
-        still = await self._batches.still_open(np.unique(np.concatenate([part.positions[here], behind])))
-        part.close(here[~np.isin(part.positions[here], still)])
-        missing = bool(np.isin(behind, still).any())
+        stretch = (begun.part, begun.first, len(begun.part))
+        missing = bool(np.isin(begun.rest, await self._batches.close_done([stretch], begun.rest)).any())
         if begun in self._begun:
             self._begun.remove(begun)
             self.ready.append(RowRange(begun.part, begun.first, len(begun.part), rest=missing))

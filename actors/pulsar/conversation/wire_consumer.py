@@ -354,12 +354,8 @@ class WireConsumer:
         """Of what waited for room, send only what the former active consumer has not acknowledged meanwhile."""
         assert self._whole is not None
         assert isinstance(self._part, PartitionConsumer)
-        stretches = list(self._whole.ready)
-        rows = [np.flatnonzero(each.part.open[each.first : each.end]) + each.first for each in stretches]
-        asked = [each.part.positions[its] for each, its in zip(stretches, rows, strict=True)]
-        still = await self._part.batches.still_open(np.unique(np.concatenate(asked)))
-        for each, its, positions in zip(stretches, rows, asked, strict=True):
-            each.part.close(its[~np.isin(positions, still)])
+        stretches = [(each.part, each.first, each.end) for each in self._whole.ready]
+        await self._part.batches.close_done(stretches, NOTHING)
         self._noting = False
         self._send()
 

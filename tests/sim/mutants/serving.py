@@ -129,9 +129,9 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what waited for its batch goes out whoever has acknowledged it",
-        module="actors.pulsar.conversation.batch_reassembly",
-        old="        part.close(here[~np.isin(part.positions[here], still)])\n",
-        new="",
+        module="actors.consumer.client_batches",
+        old="            part.close(its[~np.isin(part.positions[its], still)])\n",
+        new="            pass\n",
         world="relay",
         seed=7350087,
     ),
