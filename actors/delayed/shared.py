@@ -133,13 +133,17 @@ class SharedIndex:
     def distribute(self, now: int, enough: Callable[[], bool]) -> None:
         """Move due messages, and those to read again, to all views, until one of them has enough."""
         self.look(now)
-        for start, end in self.tracker.take_rescans():
-            self._reread(start, end)
+        self.share_rescans()
         while not enough():
             positions, hashes = self.tracker.take(PULL, now)
             if not positions.size:
                 return
             self._give(positions, hashes)
+
+    def share_rescans(self) -> None:
+        """Tell all views what the index lost. Who reads the log asks, because an index may lose all that it had."""
+        for start, end in self.tracker.take_rescans():
+            self._reread(start, end)
 
     def trim(self, lowest: int) -> None:
         """Everything at or below this position is done for every subscription, also those that are not there.
@@ -314,6 +318,7 @@ class SharedView:
 
     def take_rescans(self) -> list[tuple[int, int]]:
         """Ranges to be read from the log again."""
+        self._index.share_rescans()
         rescans, self._rescans = self._rescans, []
         return rescans
 

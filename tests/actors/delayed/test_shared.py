@@ -326,6 +326,28 @@ async def test_what_a_damaged_manifest_named_is_read_from_the_log() -> None:
         await life.end()
 
 
+async def test_who_reads_the_log_is_told_what_an_index_lost() -> None:
+    """Nothing else may ever fall due: whoever waits for that alone, is never told (delays, seed 7340075)."""
+    world, log, index = World(), Log(), SharedIndex()
+    for ledger in (1, 2):
+        log.publish(ledger, [1000 + entry for entry in range(4)])
+    rule = bucket_settings(min_count=4, max_buckets=-1)
+    (one,) = attached(index, world, log, "one")
+    first = Life(world)
+    await own(first, index, 1, rule)
+    one.step()
+    await world.settle()
+    await first.end()
+    assert one.view is not None
+    stored = index.tracker.stored()
+    assert stored
+    second = Life(world, lambda n, what, name: "lost_before" if what == "get" else "ok")
+    await own(second, index, 2, rule)
+    await world.advance(5_000)
+    assert one.view.take_rescans() == stored
+    await second.end()
+
+
 async def test_a_topic_with_a_damaged_unopened_index_can_be_deleted() -> None:
     world = World()
     world.records[manifest_key("orders", 0, NAME)] = [b"rubbish"]
