@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from actors.consumer.acknowledgements import report_losses
 from actors.consumer.held import Received
-from actors.consumer.losses import tell
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.revocations import TakingBack
 from actors.messages import Event
@@ -269,7 +269,7 @@ class Consumer:
         losses = [part.losses for part in parts]
         reported = [one.reported for one in losses]
         self._loop.run(_together(part.settle() for part in parts), timeout)
-        tell(losses, since=reported)
+        report_losses(losses, since=reported)
 
     def pause(self) -> None:
         """Ask for no more messages; those that were granted may still come."""

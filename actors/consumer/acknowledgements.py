@@ -1,12 +1,16 @@
-"""Acknowledgements of a consumer, until an owner of the subscription has confirmed them. No I/O."""
+"""Acknowledgements of a consumer, until an owner of the subscription has confirmed them, and those that were lost with
+their session, which are reported once to a caller that waits for them. No I/O.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
 from actors.messages import NO_POSITIONS
+from storage.errors import Fenced
 from storage.position import Positions
 
 
@@ -66,3 +70,22 @@ class Acknowledgements:
     def positions(self) -> Positions:
         """All that are not confirmed, in no order."""
         return np.concatenate([NO_POSITIONS, *(done for *_, done in [*self.unconfirmed, *self.waiting])])
+
+
+@dataclass(eq=False, slots=True)
+class Losses:
+    """Losses on one partition. count: sessions that were lost with acknowledgements, and parts that were finished after
+    the loss of their session. reported: how many of these were reported to a caller that waited until the end.
+    """
+
+    count: int = 0
+    reported: int = 0
+
+
+def report_losses(losses: list[Losses], since: list[int]) -> None:
+    """Raises Fenced if there are more losses than `since`, which were reported before: those messages come again."""
+    counts = [one.count for one in losses]
+    for one, count in zip(losses, counts, strict=True):
+        one.reported = count
+    if counts != since:
+        raise Fenced("the session was lost before its acknowledgements were confirmed")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from actors.backoff import Backoff
-from actors.consumer.acknowledgements import Acknowledgements
+from actors.consumer.acknowledgements import Acknowledgements, Losses, report_losses
 from actors.consumer.client_batches import BatchAcks
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
@@ -26,7 +26,6 @@ from actors.consumer.inbox import Inbox
 from actors.consumer.lease import Lease
 from actors.consumer.leaving import Leaving
 from actors.consumer.long_poll import LongPoll
-from actors.consumer.losses import Losses, tell
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations
 from actors.directory import Directory
@@ -202,7 +201,7 @@ class PartitionConsumer:
         """
         reported = self.losses.reported
         await self.settle()
-        tell([self.losses], since=[reported])
+        report_losses([self.losses], since=[reported])
 
     async def settle(self) -> None:
         """Wait until every acknowledgement so far is durable or void."""

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from actors.consumer.acknowledgements import Losses
 from actors.consumer.held import Received
-from actors.consumer.losses import Losses
 from cluster.consumer import HAND_OVER_MS, Consumer, ConsumerOptions
 from cluster.loop import LoopThread
 from storage.errors import Fenced, Invalid, Unavailable
