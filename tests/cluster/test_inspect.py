@@ -12,7 +12,6 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from actors.bookie import Bookie, BookieSettings
 from actors.ledger.record import (
     Fragment,
     HistoryPart,
@@ -23,11 +22,8 @@ from actors.ledger.record import (
     encode_record,
 )
 from actors.messages import TopicSettings
-from actors.ports import Ports
 from cluster import inspect
 from cluster.config import Configuration, load
-from cluster.disk import FileDisk
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
 from cluster.stores import AsyncMeta
 from storage.batch import make_batch
 from storage.cursor import Cursor
@@ -37,7 +33,8 @@ from storage.history import PartWriter
 from storage.metadata_sqlite import SqliteMetadata
 from storage.objects import LocalObjects
 from storage.position import position
-from tests.actors.bookie.world import NoNet, add
+from tests.actors.bookie.world import add
+from tests.kit.bookie_disks import store_runs
 
 LEDGER, RUNS, TOPIC = 7, 4, "orders"
 
@@ -47,8 +44,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with two bookies that hold one ledger of four runs, its partition, and a subscription."""
     folder = tmp_path_factory.mktemp("written")
     store = SqliteMetadata(folder / "metadata.db")
+    runs = [add(LEDGER, run, payload_bytes=100) for run in range(RUNS)]
     for name in ("bookie-0", "bookie-1"):
-        asyncio.run(_write(folder, name, AsyncMeta(store)))
+        asyncio.run(store_runs(folder, name, AsyncMeta(store), runs))
     store.create(f"partition/{TOPIC}/0", 1, msgpack.packb(encode_record(_record())))
     saved = {"epoch": 3, "owner": "x", "cursor": _cursor().encode()}
     store.create(f"subscription/{TOPIC}/0/billing", 1, msgpack.packb(saved))
@@ -124,29 +122,6 @@ def _record(last_run: int = RUNS - 1, state: LedgerState = LedgerState.CLOSED) -
         last_entry=last_run,
     )
     return PartitionRecord(topic=TOPIC, partition=0, settings=TopicSettings(), ledgers=(ledger,))
-
-
-async def _write(folder: Path, name: str, meta: AsyncMeta) -> None:
-    disk = FileDisk(folder / "bookies" / name)
-    tasks = Tasks(name)
-    ports = Ports(
-        me=name,
-        clock=RealClock(),
-        net=NoNet(),
-        objects=None,  # type: ignore[arg-type]
-        meta=meta,
-        rng=make_rng(),
-        spawn=tasks,
-        log=StructuredLog(name),
-        disk=disk,
-    )
-    bookie = Bookie(ports, bookie_id=name, settings=BookieSettings(min_free_bytes=0, reserve_bytes=4096))
-    await bookie.start()
-    for run in range(RUNS):
-        await bookie.handle(add(LEDGER, run, payload_bytes=100))
-    await bookie.stop("done")
-    tasks.cancel_all()
-    disk.close()
 
 
 def _journal(values: Configuration, bookie: str) -> Path:

@@ -11,6 +11,7 @@ sync succeeds: after an I/O error on write-back Linux takes the pages for clean.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
@@ -35,11 +36,15 @@ class DiskFaults:
     """How likely unsynced bytes survive a crash at all."""
     zero_chance: float = 0.1
     """How likely a surviving unsynced tail is zeros."""
+    holes: bool = False
+    """Whether only a part of such a tail may be zeros, with bytes that arrived behind it."""
     capacity: int = 1 << 40
 
 
 @dataclass
-class _File:
+class SimFile:
+    """The bytes of a file, and how many of them are durable."""
+
     data: bytearray = field(default_factory=bytearray)
     durable: int = 0
     edges: list[int] = field(default_factory=list)
@@ -64,7 +69,10 @@ class SimDisk:
         self.counters: dict[str, int] = {}
         self._loop = loop
         self._rng = random.Random(f"disk/{seed}")
-        self._files: dict[str, _File] = {}
+        self.files: dict[str, SimFile] = {}
+        self.gate = asyncio.Event()
+        """While it is clear no sync goes on."""
+        self.gate.set()
 
     # -- the port --
 
@@ -77,7 +85,7 @@ class SimDisk:
         if self.used() + len(data) > self.faults.capacity:
             self._count("full")
             raise DiskFull(f"no space for {len(data)} bytes")
-        file = self._files.setdefault(name, _File())
+        file = self.files.setdefault(name, SimFile())
         at = len(file.data)
         file.data += data
         file.edges.append(len(file.data))
@@ -95,7 +103,7 @@ class SimDisk:
         """Read; sees unsynced bytes too."""
         await self._pause(self.faults.read_ms)
         self._check()
-        file = self._files.get(name)
+        file = self.files.get(name)
         if file is None:
             raise NotFound(f"no file {name}")
         return bytes(file.data[offset : offset + length])
@@ -103,18 +111,18 @@ class SimDisk:
     async def size(self, name: str) -> int:
         """Bytes in the file."""
         self._check()
-        file = self._files.get(name)
+        file = self.files.get(name)
         return 0 if file is None else len(file.data)
 
     async def names(self) -> list[str]:
         """All files."""
         self._check()
-        return sorted(self._files)
+        return sorted(self.files)
 
     async def truncate(self, name: str, size: int) -> None:
         """Cut, durably."""
         self._check()
-        file = self._files.get(name)
+        file = self.files.get(name)
         if file is None:
             raise NotFound(f"no file {name}")
         del file.data[size:]
@@ -125,7 +133,7 @@ class SimDisk:
     async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
         """Write bytes once more in their place: they are dirty again, and what was in doubt of them is not any more."""
         self._check()
-        file = self._files.get(name)
+        file = self.files.get(name)
         if file is None:
             raise NotFound(f"no file {name}")
         end = offset + len(data)
@@ -139,16 +147,16 @@ class SimDisk:
     async def replace(self, name: str, data: Buffer) -> None:
         """Write a whole file: after a crash it is the old one or the new one."""
         self._check()
-        fresh = _File(bytearray(data))
+        fresh = SimFile(bytearray(data))
         if self.used() + len(fresh.data) > self.faults.capacity:
             raise DiskFull(f"no space for {len(fresh.data)} bytes")
         await self._sync(fresh)
-        self._files[name] = fresh
+        self.files[name] = fresh
 
     async def delete(self, name: str) -> None:
         """Remove."""
         self._check()
-        self._files.pop(name, None)
+        self.files.pop(name, None)
 
     async def free(self) -> int:
         """Bytes left."""
@@ -158,7 +166,7 @@ class SimDisk:
 
     def used(self) -> int:
         """Bytes in all files."""
-        return sum(len(file.data) for file in self._files.values())
+        return sum(len(file.data) for file in self.files.values())
 
     def crash(self, *, power: bool = True) -> None:
         """The node ended. With a loss of power every file keeps what is durable and perhaps some of the rest.
@@ -166,11 +174,12 @@ class SimDisk:
         Without, the operating system still has what was written, also what a failed sync left in doubt.
         """
         self.failed = False
+        self.gate.set()
         if not power:
             self._count("kept")
             return
-        for name in sorted(self._files):
-            file = self._files[name]
+        for name in sorted(self.files):
+            file = self.files[name]
             self._settle_doubt(file)
             loose = len(file.data) - file.durable
             if loose > 0:
@@ -180,36 +189,44 @@ class SimDisk:
                 del file.data[file.durable + keep :]
                 if keep and self._rng.random() < self.faults.zero_chance:
                     start = file.durable + self._rng.randrange(keep)
-                    file.data[start:] = bytes(len(file.data) - start)
+                    left = len(file.data) - start
+                    zeros = 1 + self._rng.randrange(left) if self.faults.holes else left
+                    file.data[start : start + zeros] = bytes(zeros)
                     self._count("zeroed tail")
             file.durable = len(file.data)
             file.edges.clear()
+
+    def copy(self) -> SimDisk:
+        """The same bytes on another disk, all durable."""
+        other = SimDisk(self._loop, "copy", self.faults)
+        other.files = {name: SimFile(bytearray(file.data), len(file.data)) for name, file in self.files.items()}
+        return other
 
     def fail(self) -> None:
         """From now on every operation raises DiskFailed, until the next crash."""
         self.failed = True
         self._count("failed")
-        for name in sorted(self._files):
-            self._files[name].doubt()
+        for name in sorted(self.files):
+            self.files[name].doubt()
 
     def wipe(self) -> None:
         """Replace the disk by an empty one."""
-        self._files.clear()
+        self.files.clear()
         self.failed = False
         self._count("wiped")
 
     def flip(self, *, prefix: str = "", start: int = 0) -> tuple[str, int] | None:
         """Flip one bit somewhere at or behind `start` of a file; returns where, None if there is nothing to flip."""
-        names = [name for name in sorted(self._files) if name.startswith(prefix) and self._files[name].durable > start]
+        names = [name for name in sorted(self.files) if name.startswith(prefix) and self.files[name].durable > start]
         if not names:
             return None
         name = names[self._rng.randrange(len(names))]
-        at = start + self._rng.randrange(self._files[name].durable - start)
-        self._files[name].data[at] ^= 1 << self._rng.randrange(8)
+        at = start + self._rng.randrange(self.files[name].durable - start)
+        self.files[name].data[at] ^= 1 << self._rng.randrange(8)
         self._count("bit flip")
         return name, at
 
-    def _settle_doubt(self, file: _File) -> None:
+    def _settle_doubt(self, file: SimFile) -> None:
         """Power is lost: what was in doubt is there or not, each page by itself."""
         for start, end in file.doubtful:
             if end > start and self._rng.random() >= self.faults.keep_chance:
@@ -221,7 +238,7 @@ class SimDisk:
         file.doubtful.clear()
         file.durable = min(file.durable, len(file.data))
 
-    def _survivors(self, file: _File) -> int:
+    def _survivors(self, file: SimFile) -> int:
         loose = len(file.data) - file.durable
         if self._rng.random() >= self.faults.keep_chance:
             return 0
@@ -231,8 +248,10 @@ class SimDisk:
         edges = [edge - file.durable for edge in file.edges if edge > file.durable]
         return edges[self._rng.randrange(len(edges))] if edges else loose
 
-    async def _sync(self, file: _File) -> None:
+    async def _sync(self, file: SimFile) -> None:
         until = len(file.data)
+        if not self.gate.is_set():
+            await self.gate.wait()
         await self._pause(self.faults.sync_ms)
         if self.faults.slow_chance and self._rng.random() < self.faults.slow_chance:
             self._count("slow")

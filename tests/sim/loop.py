@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import random
 import traceback
@@ -27,10 +28,11 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 
 OWNER: ContextVar[object] = ContextVar("OWNER")
 """The process on whose behalf the current callback runs."""
@@ -288,6 +290,25 @@ class SimLoop(asyncio.BaseEventLoop):
 def run(seed: int, main: Callable[[], Coroutine[Any, Any, T]], *, shuffle: bool | None = None) -> T:
     """Run a coroutine function on a fresh seeded loop and return its result."""
     return SimLoop(seed, shuffle=shuffle).play(main())
+
+
+def simulated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that is a coroutine, played on virtual time. Its seed is its argument `seed`, or 1."""
+
+    @functools.wraps(test)
+    def play(*args: P.args, **given: P.kwargs) -> None:
+        seed = given.get("seed", 1)
+        assert isinstance(seed, int)
+        SimLoop(seed).play(test(*args, **given))
+
+    return play
+
+
+def current_loop() -> SimLoop:
+    """The simulated loop that plays what calls this."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    return loop
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -11,8 +11,10 @@ from actors import messages
 from storage.errors import Conflict, Corrupt, Fenced, Invalid
 from storage.frame import MAX_HEAD_BYTES, decode_head
 from tests.actors.bookie.world import World, add, payload_of, read
+from tests.sim.loop import simulated
 
 
+@simulated
 async def test_a_stored_run_is_read_back() -> None:
     bookie = await World().started()
     request = add(1, 0, count=3)
@@ -24,6 +26,7 @@ async def test_a_stored_run_is_read_back() -> None:
     assert await read(bookie, 2, 0) is None
 
 
+@simulated
 async def test_a_repetition_is_done_and_other_contents_conflict() -> None:
     bookie = await World().started()
     await bookie.handle(add(1, 0))
@@ -36,6 +39,7 @@ async def test_a_repetition_is_done_and_other_contents_conflict() -> None:
     assert [type(result) for result in results] == [messages.Done, messages.Done, Conflict]
 
 
+@simulated
 async def test_a_fence_refuses_older_epochs_and_survives_a_crash() -> None:
     world = World()
     bookie = await world.started()
@@ -56,6 +60,7 @@ async def test_a_fence_refuses_older_epochs_and_survives_a_crash() -> None:
     assert await bookie.handle(add(1, 2, epoch=6, recovery=True)) == messages.Done()
 
 
+@simulated
 async def test_a_restart_keeps_what_was_answered() -> None:
     world = World()
     bookie = await world.started()
@@ -75,6 +80,7 @@ async def test_a_restart_keeps_what_was_answered() -> None:
     assert await bookie.handle(messages.ListLedgers()) == messages.LedgerList(ledgers=[1, 9])
 
 
+@simulated
 async def test_many_heads_come_in_one_answer() -> None:
     """In the order in which they were asked for; what is not here is left empty."""
     world = World()
@@ -88,6 +94,7 @@ async def test_many_heads_come_in_one_answer() -> None:
         await bookie.handle(messages.ReadHeads(ledger=1, runs=np.arange(257, dtype=np.uint32)))
 
 
+@simulated
 async def test_a_head_is_read_without_its_payload() -> None:
     """However large that is; damage in the head is seen, damage behind it is the business of who reads the rest."""
     world = World()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,22 +12,23 @@ from actors import messages
 from actors.bookie import BookieSettings
 from actors.wire import Blob
 from storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
-from tests.actors.bookie.world import SMALL, World, add, payload_of, read
+from storage.frame import Buffer
+from tests.actors.bookie.world import SMALL, World, add, payload_of, read, settle
+from tests.sim.loop import simulated
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-def journal_syncs(world: World) -> int:
-    return sum(name.startswith("journal-") for name in world.disk.syncs)
-
-
+@simulated
 async def test_what_arrives_during_a_sync_is_written_by_one_more() -> None:
     world = World()
     bookie = await world.started(BookieSettings(min_free_bytes=0))
-    before = journal_syncs(world)
+    groups, append = 0, world.disk.append
+
+    async def count(name: str, parts: Sequence[Buffer], *, sync: bool, **given: Any) -> int:
+        nonlocal groups
+        groups += sync and name.startswith("journal-")
+        return await append(name, parts, sync=sync, **given)
+
+    world.disk.append = count  # type: ignore[method-assign]
     world.disk.gate.clear()
     first = asyncio.create_task(bookie.handle(add(1, 0)))
     await settle()
@@ -34,9 +37,10 @@ async def test_what_arrives_during_a_sync_is_written_by_one_more() -> None:
     assert not first.done()
     world.disk.gate.set()
     await asyncio.gather(first, *others)
-    assert journal_syncs(world) - before == 2
+    assert groups == 2
 
 
+@simulated
 async def test_nothing_is_answered_or_shown_before_it_is_durable() -> None:
     world = World()
     bookie = await world.started()
@@ -54,6 +58,7 @@ async def test_nothing_is_answered_or_shown_before_it_is_durable() -> None:
     assert await reading is not None
 
 
+@simulated
 async def test_a_caller_that_goes_leaves_its_run_claimed_until_decided() -> None:
     world = World()
     bookie = await world.started()
@@ -73,6 +78,7 @@ async def test_a_caller_that_goes_leaves_its_run_claimed_until_decided() -> None
     assert bytes(frame.payload) == payload_of(add(1, 0))
 
 
+@simulated
 async def test_a_damaged_or_misdirected_request_stores_nothing() -> None:
     bookie = await World().started()
     good, other = add(1, 0), add(1, 1)
@@ -97,6 +103,7 @@ async def test_a_damaged_or_misdirected_request_stores_nothing() -> None:
     await bookie.handle(good)
 
 
+@simulated
 async def test_too_much_in_the_queue_is_overload() -> None:
     world = World()
     bookie = await world.started(BookieSettings(queue_bytes=2000, min_free_bytes=0))
@@ -111,11 +118,12 @@ async def test_too_much_in_the_queue_is_overload() -> None:
     assert results.count(messages.Done()) == 20 - len(refused)
 
 
+@simulated
 async def test_a_full_disk_refuses_runs_but_still_fences_and_reads() -> None:
     world = World()
     bookie = await world.started()
     await bookie.handle(add(1, 0, epoch=4))
-    world.disk.capacity = world.disk.used() + 40
+    world.disk.faults.capacity = world.disk.used() + 40
     with pytest.raises(Unavailable, match="read-only"):
         await bookie.handle(add(1, 1, epoch=4))
     assert await read(bookie, 1, 0) is not None
@@ -131,19 +139,20 @@ async def test_a_full_disk_refuses_runs_but_still_fences_and_reads() -> None:
     bookie = await world.started()
     with pytest.raises(Fenced):
         await bookie.handle(add(1, 1, epoch=4))
-    world.disk.capacity = 1 << 40
+    world.disk.faults.capacity = 1 << 40
     await bookie.maintain()
     assert await bookie.handle(add(1, 1, epoch=5)) == messages.Done()
     assert "reserve" in world.disk.files
 
 
+@simulated
 async def test_too_little_free_space_makes_it_read_only_in_time() -> None:
     world = World()
     settings = BookieSettings(min_free_bytes=50_000, reserve_bytes=1000)
-    world.disk.capacity = 60_000
+    world.disk.faults.capacity = 60_000
     bookie = await world.started(settings)
     await bookie.handle(add(1, 0))
-    world.disk.capacity = 40_000
+    world.disk.faults.capacity = 40_000
     await bookie.maintain()
     with pytest.raises(Unavailable, match="free"):
         await bookie.handle(add(1, 1))
@@ -151,11 +160,12 @@ async def test_too_little_free_space_makes_it_read_only_in_time() -> None:
     alive = await bookie.handle(messages.Ping())
     assert isinstance(alive, messages.Alive)
     assert "bytes are free, 50000 are the minimum" in alive.refuses
-    world.disk.capacity = 60_000
+    world.disk.faults.capacity = 60_000
     await bookie.maintain()
     assert await bookie.handle(messages.Ping()) == messages.Alive()
 
 
+@simulated
 async def test_a_failed_sync_ends_the_bookie_for_good() -> None:
     world = World()
     bookie = await world.started()
@@ -163,11 +173,11 @@ async def test_a_failed_sync_ends_the_bookie_for_good() -> None:
     world.disk.gate.clear()
     tasks = [asyncio.create_task(bookie.handle(add(1, run))) for run in range(1, 5)]
     await settle()
-    world.disk.failing = True
+    world.disk.fail()
     world.disk.gate.set()
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(result, Unavailable)
-    world.disk.failing = world.disk.failed = False
+    world.disk.failed = False
     for request in (add(1, 9), messages.ReadRun(ledger=1, run=0), messages.Ping()):
         with pytest.raises(Unavailable, match="disk failed"):
             await bookie.handle(request)
@@ -175,6 +185,7 @@ async def test_a_failed_sync_ends_the_bookie_for_good() -> None:
     assert [event for event, _ in world.events] == ["bookie_started", "bookie_failed"]
 
 
+@simulated
 async def test_the_last_group_has_a_durable_witness_when_quiet() -> None:
     world = World()
     bookie = await world.started(SMALL)
@@ -191,6 +202,7 @@ async def test_the_last_group_has_a_durable_witness_when_quiet() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 3])
+@simulated
 async def test_what_a_failed_sync_left_is_rewritten_before_served(before: int) -> None:
     world = World()
     bookie = await world.started()
@@ -199,11 +211,11 @@ async def test_what_a_failed_sync_left_is_rewritten_before_served(before: int) -
     world.disk.gate.clear()
     tasks = [asyncio.create_task(bookie.handle(add(1, run))) for run in range(before, before + 2)]
     await settle()
-    world.disk.failing = True
+    world.disk.fail()
     world.disk.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     await world.kill()
-    world.disk.reopen()  # the process ended, the machine did not: the tail can be read, and is on no disk
+    world.disk.crash(power=False)  # the process ended, the machine did not: the tail can be read, and is on no disk
     bookie = await world.started()
     served = [run for run in range(before + 2) if await read(bookie, 1, run) is not None]
     assert served[:before] == list(range(before))
@@ -214,6 +226,7 @@ async def test_what_a_failed_sync_left_is_rewritten_before_served(before: int) -
     assert [run for run in range(before + 2) if await read(bookie, 1, run) is not None] == served
 
 
+@simulated
 async def test_a_bookie_that_cannot_rewrite_its_tail_does_not_serve() -> None:
     world = World()
     bookie = await world.started()
@@ -221,11 +234,11 @@ async def test_a_bookie_that_cannot_rewrite_its_tail_does_not_serve() -> None:
     world.disk.gate.clear()
     task = asyncio.create_task(bookie.handle(add(1, 1)))
     await settle()
-    world.disk.failing = True
+    world.disk.fail()
     world.disk.gate.set()
     await asyncio.gather(task, return_exceptions=True)
     await world.kill()
-    world.disk.reopen()
-    world.disk.failing = True
+    world.disk.crash(power=False)
+    world.disk.faults.fail_sync_chance = 1.0
     with pytest.raises(Unavailable, match="cannot start"):
         await world.started()

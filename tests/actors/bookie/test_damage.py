@@ -11,8 +11,10 @@ import pytest
 from actors import messages
 from actors.bookie import Bookie, BookieSettings
 from storage.errors import Corrupt, Fenced, NotFound, Unavailable
-from tests.actors.bookie.world import MemoryDisk, World, add, payload_of, read
-from tests.kit.meta import MemoryMeta
+from tests.actors.bookie.world import HARSH, World, add, payload_of, read, settle
+from tests.sim.disk import SimDisk
+from tests.sim.loop import simulated
+from tests.sim.meta import MetaStore
 
 SETTINGS = BookieSettings(segment_bytes=1400, checkpoint_runs=10_000, min_free_bytes=0, reserve_bytes=0)
 STORED = [(1, 0), (1, 1), (2, 0), (1, 2), (2, 1), (3, 0), (1, 3)]
@@ -20,7 +22,7 @@ FENCED = {2: 7}
 DELETED = 4
 
 
-async def written(settings: BookieSettings = SETTINGS) -> tuple[MemoryDisk, MemoryMeta]:
+async def written(settings: BookieSettings = SETTINGS) -> tuple[SimDisk, MetaStore]:
     """A disk as it is after the process ended, with runs, a fence and a deletion in its journal."""
     world = World()
     bookie = await world.started(settings)
@@ -36,7 +38,7 @@ async def written(settings: BookieSettings = SETTINGS) -> tuple[MemoryDisk, Memo
     return world.disk, world.meta
 
 
-async def judge(disk: MemoryDisk, meta: MemoryMeta, stored: list[tuple[int, int]]) -> str:
+async def judge(disk: SimDisk, meta: MetaStore, stored: list[tuple[int, int]]) -> str:
     """Start on a damaged disk and check every promise; say how the damage showed: served, damaged or limbo."""
     world = World(disk, meta)
     bookie = await world.started(SETTINGS)
@@ -74,7 +76,7 @@ async def judge_deletion(bookie: Bookie) -> None:
         assert await read(bookie, DELETED, 0) is not None
 
 
-def segments_of(disk: MemoryDisk) -> list[str]:
+def segments_of(disk: SimDisk) -> list[str]:
     return [name for name in sorted(disk.files) if name.startswith("journal-")]
 
 
@@ -106,18 +108,21 @@ async def cut_each(step: int) -> dict[str, int]:
     return outcomes
 
 
+@simulated
 async def test_a_single_flipped_byte_is_named_or_repaired() -> None:
     outcomes = await flip_each(step=23)
     assert outcomes["limbo"] == 0, "a single flipped byte always leaves a name"
     assert outcomes["damaged"] > outcomes["served"] > 0
 
 
+@simulated
 async def test_a_cut_segment_is_noticed() -> None:
     outcomes = await cut_each(step=37)
     assert outcomes["limbo"] > outcomes["served"]
 
 
 @pytest.mark.release
+@simulated
 async def test_every_single_flipped_byte_is_named_or_repaired() -> None:
     outcomes = await flip_each(step=1)
     assert outcomes["limbo"] == 0
@@ -125,11 +130,13 @@ async def test_every_single_flipped_byte_is_named_or_repaired() -> None:
 
 
 @pytest.mark.release
+@simulated
 async def test_every_truncation_of_the_last_4_kb_is_noticed() -> None:
     outcomes = await cut_each(step=1)
     assert outcomes["limbo"] > outcomes["served"]
 
 
+@simulated
 async def test_after_unnamed_loss_nothing_old_is_denied() -> None:
     disk, meta = await written()
     last = segments_of(disk)[-1]
@@ -156,6 +163,7 @@ async def test_after_unnamed_loss_nothing_old_is_denied() -> None:
 
 
 @pytest.mark.parametrize("by_fence", [False, True])
+@simulated
 async def test_a_ledger_of_which_everything_was_lost_is_in_limbo(by_fence: bool) -> None:
     """The only record of a ledger with a high id goes without a name: the watermark alone tells of the ledger."""
     world = World()
@@ -175,6 +183,7 @@ async def test_a_ledger_of_which_everything_was_lost_is_in_limbo(by_fence: bool)
     assert await read(bookie, 90_000, 0) is None
 
 
+@simulated
 async def test_a_cut_in_a_closed_segment_is_told_by_its_successor() -> None:
     """The marks of a closed segment are deleted; the last group in it has no other witness than the next segment."""
     world = World()
@@ -197,6 +206,7 @@ async def test_a_cut_in_a_closed_segment_is_told_by_its_successor() -> None:
         assert bookie.lost_records
 
 
+@simulated
 async def test_a_group_is_witnessed_by_the_one_behind_it() -> None:
     """Power goes and takes the marks along; damage in front of a later group is still no torn tail."""
     world = World()
@@ -204,8 +214,7 @@ async def test_a_group_is_witnessed_by_the_one_behind_it() -> None:
     world.disk.gate.clear()
     tasks = [asyncio.create_task(bookie.handle(add(1, 0)))]
     for run in (1, 2):
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         tasks.append(asyncio.create_task(bookie.handle(add(1, run))))
     world.disk.gate.set()
     await asyncio.gather(*tasks)
@@ -227,6 +236,7 @@ async def is_refused(bookie: Bookie, ledger: int, run: int) -> bool:
     return False
 
 
+@simulated
 async def test_a_damaged_run_is_listed_and_can_be_stored_again() -> None:
     disk, meta = await written()
     name = segments_of(disk)[0]
@@ -248,6 +258,7 @@ async def test_a_damaged_run_is_listed_and_can_be_stored_again() -> None:
     assert index.runs.tolist() == [0, 1, 2, 3, 4]
 
 
+@simulated
 async def test_damage_that_appears_while_the_bookie_runs_is_reported() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
@@ -265,10 +276,11 @@ async def test_damage_that_appears_while_the_bookie_runs_is_reported() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@simulated
 async def test_a_loss_of_power_never_loses_what_was_answered(seed: int) -> None:
     """Runs are sent by several callers; power goes at any time, with torn writes; answered runs are there."""
     rng = random.Random(seed)
-    world = World(seed=seed)
+    world = World(seed=seed, faults=HARSH)
     answered: set[tuple[int, int]] = set()
     sent = 0
     for _ in range(3):
@@ -287,10 +299,9 @@ async def test_a_loss_of_power_never_loses_what_was_answered(seed: int) -> None:
         for _ in range(rng.randrange(1, 12)):
             tasks.append(asyncio.create_task(send(1 + sent % 3, sent)))
             sent += 1
-            for _ in range(rng.randrange(6)):
-                await asyncio.sleep(0)
+            await settle(rng.randrange(6))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await world.kill()
-        world.disk.crash(rng)
+        world.disk.crash()

@@ -10,14 +10,11 @@ import pytest
 from actors import messages
 from actors.actor import REQUESTS
 from storage.errors import Fenced, NotFound, Unavailable
-from tests.actors.bookie.world import SMALL, World, add, read
+from tests.actors.bookie.world import HARSH, SMALL, World, add, read, settle
+from tests.sim.loop import simulated
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
+@simulated
 async def test_an_add_in_flight_at_a_fence_is_seen_by_the_reader() -> None:
     world = World()
     bookie = await world.started()
@@ -39,6 +36,7 @@ async def test_an_add_in_flight_at_a_fence_is_seen_by_the_reader() -> None:
     assert await reader is not None
 
 
+@simulated
 async def test_a_fence_is_durable_before_it_is_answered() -> None:
     """Each way to fence, answered or not when power goes: an answered fence holds after the restart."""
     for request in (messages.FenceLedger(ledger=1, epoch=5), messages.ReadRun(ledger=1, run=9, fence_epoch=5)):
@@ -61,6 +59,7 @@ async def test_a_fence_is_durable_before_it_is_answered() -> None:
             await bookie.handle(add(1, 1, epoch=4))
 
 
+@simulated
 async def test_an_epoch_only_in_memory_is_not_kept_by_a_checkpoint() -> None:
     world = World()
     bookie = await world.started()
@@ -78,6 +77,7 @@ async def test_an_epoch_only_in_memory_is_not_kept_by_a_checkpoint() -> None:
         await bookie.handle(messages.FenceLedger(ledger=1, epoch=8))
 
 
+@simulated
 async def test_an_add_for_a_deleted_ledger_is_refused_for_good() -> None:
     world = World()
     bookie = await world.started()
@@ -99,10 +99,11 @@ async def test_an_add_for_a_deleted_ledger_is_refused_for_good() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
+@simulated
 async def test_a_negative_fencing_read_never_turns_positive(seed: int) -> None:
     """BK1 on one bookie: writers of epoch 1 and a recovery of epoch 2 race; syncs are held at random; power goes."""
     rng = random.Random(seed)
-    world = World(seed=seed)
+    world = World(seed=seed, faults=HARSH)
     bookie = await world.started(SMALL)
     acknowledged: list[int] = []
     denied: list[int] = []
@@ -122,8 +123,7 @@ async def test_a_negative_fencing_read_never_turns_positive(seed: int) -> None:
             world.disk.gate.set()
         kind = recover if rng.random() < 0.15 else write
         tasks.append(asyncio.create_task(kind(run)))
-        for _ in range(rng.randrange(8)):
-            await asyncio.sleep(0)
+        await settle(rng.randrange(8))
         if rng.random() < 0.6:
             world.disk.gate.set()
         if rng.random() < 0.3:
@@ -135,7 +135,7 @@ async def test_a_negative_fencing_read_never_turns_positive(seed: int) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await world.kill()
-    world.disk.crash(rng)
+    world.disk.crash()
     bookie = await world.started(SMALL)
     assert not set(denied) & set(acknowledged)
     for run in range(12):
@@ -147,6 +147,7 @@ async def test_a_negative_fencing_read_never_turns_positive(seed: int) -> None:
             await bookie.handle(add(1, 99, epoch=1))
 
 
+@simulated
 async def test_a_stopped_bookie_answers_nothing() -> None:
     world = World()
     bookie = await world.started()
@@ -163,6 +164,7 @@ async def test_a_stopped_bookie_answers_nothing() -> None:
     world.disk.gate.set()
 
 
+@simulated
 async def test_a_bookie_that_has_not_started_answers_nothing() -> None:
     with pytest.raises(Unavailable, match="not started"):
         await World().bookie().handle(add(1, 0))

@@ -1,26 +1,27 @@
-"""A world for one bookie: a disk that forgets what was not synced, a metadata store, and runs to store."""
+"""One bookie in the simulator: its disk, its metadata, and runs to store."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import functools
 import random
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, cast
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from actors import messages
 from actors.bookie import Bookie, BookieSettings
-from actors.ports import DiskFailed, DiskFull, Ports, Unknown
-from actors.wire import Blob, Request
+from actors.ports import Net, Ports
+from actors.wire import Blob
 from storage.batch import make_batch
-from storage.errors import NotFound
-from storage.frame import Buffer, Frame, Header, Run, decode_frame, encode_head, make_run
-from tests.kit.clocks import EventClock
-from tests.kit.meta import MemoryMeta
+from storage.frame import Frame, Header, Run, decode_frame, encode_head, make_run
+from tests.sim.clock import SimClock, SimRng
+from tests.sim.disk import DiskFaults, SimDisk
+from tests.sim.loop import current_loop
+from tests.sim.meta import MetaStore, SimMeta
 
 SMALL = BookieSettings(
     segment_bytes=4096,
@@ -32,177 +33,42 @@ SMALL = BookieSettings(
 )
 
 
-@dataclass
-class MemoryFile:
-    data: bytearray = field(default_factory=bytearray)
-    durable: int = 0
-    doubtful: int | None = None
-    """From here on the bytes are in the page cache only, whatever a later sync says."""
-
-
-class MemoryDisk:
-    """A Disk in memory. Syncs wait while `gate` is clear. syncs: what was synced."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, MemoryFile] = {}
-        self.capacity = 1 << 40
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.failing = False
-        self.failed = False
-        self.syncs: list[str] = []
-
-    async def append(
-        self, name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None = None
-    ) -> int:
-        self._check()
-        data = b"".join(bytes(part) for part in parts)
-        if self.used() + len(data) > self.capacity:
-            raise DiskFull("full")
-        file = self.files.setdefault(name, MemoryFile())
-        at = len(file.data)
-        file.data += data
-        if sync:
-            until = len(file.data)
-            await self._sync(name)
-            file.durable = max(file.durable, until)
-        if witness is not None:
-            with contextlib.suppress(DiskFull):
-                await self.append(witness[0], [witness[1]], sync=False)
-        return at
-
-    async def read(self, name: str, offset: int, length: int) -> bytes:
-        self._check()
-        await asyncio.sleep(0)
-        if name not in self.files:
-            raise NotFound(name)
-        return bytes(self.files[name].data[offset : offset + length])
-
-    async def size(self, name: str) -> int:
-        self._check()
-        return len(self.files[name].data) if name in self.files else 0
-
-    async def names(self) -> list[str]:
-        self._check()
-        return sorted(self.files)
-
-    async def truncate(self, name: str, size: int) -> None:
-        self._check()
-        file = self.files[name]
-        del file.data[size:]
-        await self._sync(name)
-        file.durable = len(file.data)
-
-    async def rewrite(self, name: str, offset: int, data: Buffer) -> None:
-        self._check()
-        file = self.files[name]
-        file.data[offset : offset + len(data)] = bytes(data)
-        await self._sync(name)
-        file.durable = len(file.data)
-        if file.doubtful is not None and offset <= file.doubtful:
-            file.doubtful = None
-
-    async def replace(self, name: str, data: Buffer) -> None:
-        self._check()
-        if self.used() + len(data) > self.capacity:
-            raise DiskFull("full")
-        await self._sync(name)
-        self.files[name] = MemoryFile(bytearray(data), len(data))
-
-    async def delete(self, name: str) -> None:
-        self._check()
-        self.files.pop(name, None)
-
-    async def free(self) -> int:
-        return max(0, self.capacity - self.used())
-
-    def used(self) -> int:
-        return sum(len(file.data) for file in self.files.values())
-
-    def crash(self, rng: random.Random | None = None) -> None:
-        """Power is lost: unsynced bytes go, or (with rng) a part of them stays, perhaps with holes."""
-        self.failed = self.failing = False
-        self.gate.set()
-        for name in sorted(self.files):
-            file = self.files[name]
-            if file.doubtful is not None:
-                file.data = file.data[: file.doubtful]
-                file.durable, file.doubtful = min(file.durable, len(file.data)), None
-            loose = len(file.data) - file.durable
-            keep = rng.randrange(loose + 1) if rng is not None and loose else 0
-            del file.data[file.durable + keep :]
-            if rng is not None and keep and rng.random() < 0.5:
-                start = file.durable + rng.randrange(keep)
-                stop = start + rng.randrange(len(file.data) - start) + 1
-                file.data[start:stop] = bytes(stop - start)
-            file.durable = len(file.data)
-
-    def reopen(self) -> None:
-        """The process ended, the machine did not: the page cache still has everything."""
-        self.failed = self.failing = False
-        self.gate.set()
-
-    def copy(self) -> MemoryDisk:
-        """The same bytes on another disk, all durable."""
-        other = MemoryDisk()
-        other.files = {name: MemoryFile(bytearray(f.data), len(f.data)) for name, f in self.files.items()}
-        return other
-
-    async def _sync(self, name: str) -> None:
-        await self.gate.wait()
-        await asyncio.sleep(0)
-        if self.failing:
-            self.failed = True
-            for file in self.files.values():
-                if file.durable < len(file.data) and file.doubtful is None:
-                    file.doubtful = file.durable
-        self._check()
-        self.syncs.append(name)
-
-    def _check(self) -> None:
-        if self.failed:
-            raise DiskFailed("failed")
+HARSH = DiskFaults(keep_chance=0.8, zero_chance=0.5, holes=True)
+"""Much of what was not synced is there after a loss of power, torn or with holes."""
+GENTLE = DiskFaults(keep_chance=0.0)
+"""All that was not synced goes."""
+NEVER_MS = 1 << 40
 
 
 class NoNet:
-    """Nobody to call; `lost` blobs are gone."""
-
-    async def call(self, to: str, request: Request[Any], timeout: int) -> Any:
-        return Unknown("nobody is there")
-
-    async def share(self, *parts: Buffer) -> Blob:
-        return Blob(b"".join(parts))
+    """Nobody to call; payloads come with their requests."""
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         return blob.data
 
-    def rows_from(self, to: str) -> int:
-        return 0
-
-
-class SeededRng:
-    """Repeatable randomness."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def random(self) -> float:
-        return self._rng.random()
-
-    def randrange(self, stop: int) -> int:
-        return self._rng.randrange(stop)
-
 
 class World:
-    """One bookie, its disk and its metadata."""
+    """One bookie on a simulated disk, and its metadata. A test that uses it is `simulated`."""
 
-    def __init__(self, disk: MemoryDisk | None = None, meta: MemoryMeta | None = None, seed: int = 1) -> None:
-        self.disk = disk or MemoryDisk()
-        self.meta = meta or MemoryMeta()
-        self.clock = EventClock()
-        self.rng = SeededRng(seed)
+    def __init__(
+        self, disk: SimDisk | None = None, meta: MetaStore | None = None, seed: int = 1, faults: DiskFaults = GENTLE
+    ) -> None:
+        loop = current_loop()
+        self.disk = disk or SimDisk(loop, seed, dataclasses.replace(faults))
+        self.meta = meta or MetaStore(loop, seed)
         self.events: list[tuple[str, dict[str, object]]] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.ports = Ports(
+            me="here/b1",
+            clock=SimClock(loop, seed, "here", {}),
+            net=cast(Net, NoNet()),
+            objects=None,  # type: ignore[arg-type]
+            meta=SimMeta(self.meta, "here"),
+            rng=SimRng(f"bookie/{seed}"),
+            spawn=self.spawn,
+            log=self.log,
+            disk=self.disk,
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -213,19 +79,10 @@ class World:
         self.events.append((event, fields))
 
     def bookie(self, settings: BookieSettings = SMALL, bookie_id: str = "b1", cluster: str = "") -> Bookie:
-        """A bookie on this disk that has not started."""
-        ports = Ports(
-            me="here/b1",
-            clock=self.clock,
-            net=NoNet(),
-            objects=None,  # type: ignore[arg-type]
-            meta=self.meta,
-            rng=self.rng,
-            spawn=self.spawn,
-            log=self.log,
-            disk=self.disk,
+        """A bookie on this disk that has not started. It keeps house only when it is told to."""
+        return Bookie(
+            self.ports, bookie_id=bookie_id, settings=replace(settings, housekeeping_ms=NEVER_MS), cluster=cluster
         )
-        return Bookie(ports, bookie_id=bookie_id, settings=settings, cluster=cluster)
 
     async def started(self, settings: BookieSettings = SMALL) -> Bookie:
         """A bookie that serves."""
@@ -239,6 +96,11 @@ class World:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
+
+
+async def settle(milliseconds: int = 100) -> None:
+    """Let everything run that can."""
+    await current_loop().pause(milliseconds)
 
 
 @functools.cache

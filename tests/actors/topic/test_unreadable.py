@@ -24,7 +24,7 @@ def damage(world: World, ledger: int, run: int) -> None:
     """The only copy of a run rots on its disk: a later read finds its checksum wrong."""
     (bookie,) = [actor for name in world.names() if isinstance(actor := world.process(name).actor, Bookie)]
     row = bookie.store.index._tail[ledger][run]
-    world.disk(bookie.bookie_id)._files[segment_name(row.segment)].data[row.offset + row.size - 3] ^= 255
+    world.disk(bookie.bookie_id).files[segment_name(row.segment)].data[row.offset + row.size - 3] ^= 255
 
 
 async def owner(broker: Broker) -> Address:

@@ -11,11 +11,12 @@ import pytest
 
 from cluster.bootstrap import identity
 from cluster.bootstrap.folder import prepare_folder
-from cluster.disk import FileDisk
 from cluster.stores import open_metadata, open_objects
 from storage.errors import Invalid, Unavailable
 from storage.metadata_sqlite import SqliteMetadata, read_only
 from tests.actors.bookie.world import SMALL, World, add
+from tests.kit.bookie_disks import store_runs
+from tests.sim.loop import simulated
 
 
 def url_of(folder: Path) -> str:
@@ -34,14 +35,7 @@ def used(tmp_path: Path) -> Path:
 
 async def _serve(root: Path, cluster: str) -> None:
     meta = open_metadata(url_of(root))
-    disk = FileDisk(root / "bookies" / "b1")
-    world = World(disk, meta)  # type: ignore[arg-type]
-    bookie = world.bookie(SMALL, cluster=cluster)
-    await bookie.start()
-    await bookie.handle(add(5, 0))
-    await bookie.stop("done")
-    await world.kill()
-    disk.close()
+    await store_runs(root, "b1", meta, [add(5, 0)], cluster=cluster)
     meta.close()
 
 
@@ -133,12 +127,14 @@ def test_a_metadata_file_is_read_without_changing_a_byte(tmp_path: Path) -> None
     writer.close()
 
 
-async def test_an_older_metadata_store_gives_no_number_again(tmp_path: Path) -> None:
+@simulated
+async def test_an_older_metadata_store_gives_no_number_again() -> None:
     from actors.bookie.cookie import CLUSTER, cookie_key
     from actors.ids import LEDGER_IDS, LedgerIds
 
     world = World()
-    await world.meta.create(CLUSTER, 1, b"c1")
+    meta = world.ports.meta
+    await meta.create(CLUSTER, 1, b"c1")
     bookie = world.bookie(SMALL, cluster="c1")
     await bookie.start()
     await bookie.handle(add(50, 0))
@@ -147,7 +143,7 @@ async def test_an_older_metadata_store_gives_no_number_again(tmp_path: Path) -> 
     generation = bookie.store.generation
     await world.kill()
     for key in (cookie_key("b1"), LEDGER_IDS):  # a backup from before the bookie came
-        await world.meta.remove(key)
+        await meta.remove(key)
     bookie = world.bookie(SMALL, cluster="c1")
     await bookie.start()
     assert bookie.store.ledgers.ids() == [50]
@@ -155,8 +151,8 @@ async def test_an_older_metadata_store_gives_no_number_again(tmp_path: Path) -> 
     assert "metadata_older_than_disk" in [event for event, _ in world.events]
     assert await LedgerIds().take(bookie.ports, 0) > 50
     await world.kill()
-    await world.meta.remove(CLUSTER)
-    await world.meta.remove(cookie_key("b1"))
+    await meta.remove(CLUSTER)
+    await meta.remove(cookie_key("b1"))
     with pytest.raises(Exception, match="another metadata store"):
         await world.bookie(SMALL, cluster="c1").start()
     with pytest.raises(Exception, match="belongs to cluster c1, and this is cluster c2"):
