@@ -19,8 +19,13 @@ from storage.errors import SluiceError
 
 PATIENCE_S = 1.0
 """A call of the controller that takes longer is a reason to ask."""
-AGAIN_S = 10.0
+AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 10.0
+"""Between looks at who the candidates are: at first, and when they have changed; and later. In a cluster that has just
+started they come one after the other.
+"""
 ASK_MS = 1_000
+NAMES_S = 2.0
+"""Ray, which names the candidates, may be silent for minutes, in which those that are known are to be asked again."""
 
 R = TypeVar("R", bound=Reply)
 Ask = Callable[[str, WhoLeads, int], Awaitable[Leading | Unknown]]
@@ -82,15 +87,22 @@ class ControllerSearch:
             self._keeping = asyncio.create_task(self._keep(), name="candidates for the controller")
 
     async def _keep(self) -> None:
+        pause = AGAIN_FIRST_S
         while True:
+            known = set(self._candidates)
             if (told := await self._told_by(self.host)) is not None:
                 for host in told.candidates:
                     await self._told_by(host)
-            await asyncio.sleep(AGAIN_S)
+            pause = min(2 * pause, AGAIN_MOST_S) if known == set(self._candidates) else AGAIN_FIRST_S
+            await asyncio.sleep(pause)
 
     async def _ask_all(self) -> None:
         if not await self._any_of(list(self._candidates)) and self._names is not None:
-            await self._any_of([name for name in await self._names() if name not in self._candidates])
+            try:
+                names = await asyncio.wait_for(self._names(), NAMES_S)
+            except TimeoutError:
+                return
+            await self._any_of([name for name in names if name not in self._candidates])
 
     async def _any_of(self, hosts: list[str]) -> bool:
         """Whether one of these says who the controller is."""

@@ -45,6 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for in a test for as long as in a cluster."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.01)
     monkeypatch.setattr(module, "ASK_MS", 20)
+    monkeypatch.setattr(module, "NAMES_S", 0.02)
+    monkeypatch.setattr(module, "NAMES_S", 0.02)
 
 
 async def called(candidates: Candidates, timeout: int = SOON_MS, names: list[str] | None = None) -> Done | Unknown:
@@ -95,3 +97,40 @@ async def test_of_two_that_say_different_the_later_epoch_is_believed() -> None:
 async def test_if_nobody_answers_that_is_said_in_time() -> None:
     candidates = Candidates(controller=None)
     assert await called(candidates, timeout=50) == Unknown("no answer in time")
+
+
+async def test_known_ones_are_asked_again_while_nobody_names_others() -> None:
+    """What names the candidates may be on the machine that is away, and be silent for as long."""
+    candidates = Candidates(controller=None)
+    asked = asyncio.Event()
+
+    async def silent() -> list[str]:
+        asked.set()
+        return await asyncio.Future[list[str]]()
+
+    search = ControllerSearch("controller", candidates.ask, silent)
+    calling = asyncio.ensure_future(search.call(candidates.call, SOON_MS))
+    await asked.wait()
+    candidates.known = {"controller": ("controller-a", 2), "controller-a": ("controller-a", 2)}
+    assert await calling == Done()
+    search.close()
+
+
+async def test_who_became_a_candidate_lately_is_known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cluster that has just started, whose controller is lost before it is called again."""
+    monkeypatch.setattr(module, "AGAIN_FIRST_S", 0.01)
+    candidates = Candidates(controller=("controller", 1))
+    asked = asyncio.Event()
+
+    async def ask(address: str, request: WhoLeads, timeout: int) -> Leading | Unknown:
+        if address.startswith("controller-a"):
+            asked.set()
+        return await candidates.ask(address, request, timeout)
+
+    search = ControllerSearch("controller", ask)
+    assert await search.call(candidates.call, SOON_MS) == Done()
+    candidates.known |= {"controller-a": ("controller", 1)}
+    await asyncio.wait_for(asked.wait(), SOON_MS / 1000)  # far less than AGAIN_MOST_S
+    candidates.known |= {"controller": None, "controller-a": ("controller-a", 2)}
+    assert await search.call(candidates.call, SOON_MS) == Done()
+    search.close()
