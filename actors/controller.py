@@ -95,16 +95,18 @@ class Controller(WorkerPools):
         close_idle_after_ms: int = 0,
         gateways: bool = False,
         storage: Mapping[str, str] | None = None,
+        node: str = "",
     ) -> None:
         """close_idle_after_ms: see IdleOwners. gateways: every machine has one, for clients of Pulsar.
 
-        storage: where the cluster keeps what, for people.
+        storage: where the cluster keeps what, and node: on which of Ray's nodes this runs, both for people.
         """
         super().__init__(ports)
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
         self._storage = dict(storage or {})
+        self._node = node
         self._catalog = TopicCatalog(ports.meta, ports.log)
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._auditor = ReplicationAuditor(
@@ -502,6 +504,7 @@ class Controller(WorkerPools):
         lost = self._supervisor.lost()
         description = {
             "controller": self.ports.me,
+            "controllerNode": self._node,
             "storage": self._storage,
             "lostBookies": list(lost),
             "drained": self._drainer.nodes(),

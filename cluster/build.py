@@ -80,6 +80,7 @@ class SluiceParts:
                     **{name: settings[name] for name in ("data_dir", "metadata", "objects")},
                     "s3_endpoint_url": settings.get("s3_endpoint_url") or "",
                 },
+                node=_ray_node() if ports.places is None else "",
             )
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])
@@ -111,6 +112,12 @@ class SluiceParts:
         if kind == "dispatcher":
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")
+
+
+def _ray_node() -> str:
+    from cluster.bootstrap.own_node import own_node
+
+    return own_node()
 
 
 def _ray_places(ports: Ports, settings: dict[str, Any]) -> Places:

@@ -28,19 +28,27 @@ def describe(values: Configuration) -> dict[str, Any]:
     with cluster.connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()
+    nodes = known_nodes()
     storage = answer.get("storage", {})
     return {
         "address": found[0],
+        "controller": answer["controller"].partition("/")[0],
+        "controller_machine": _address(nodes, answer.get("controllerNode")),
         "data_dir": storage.get("data_dir"),
         "free_bytes": _free_bytes(storage.get("data_dir")),
         "metadata": storage.get("metadata"),
         "objects": storage.get("objects"),
         "underReplicated": answer["underReplicated"],
         "alarms": alarms_of(answer),
-        "nodes": [{**node, "drained": _is_one_of(node, answer.get("drained", []))} for node in known_nodes()],
+        "nodes": [{**node, "drained": _is_one_of(node, answer.get("drained", []))} for node in nodes],
         "actors": answer["actors"],
         "topics": topics,
     }
+
+
+def _address(nodes: list[dict[str, Any]], node: str | None) -> str | None:
+    """Of one of these, by its id; None if it is none of them."""
+    return next((each["address"] for each in nodes if node and node.startswith(each["node"])), None)
 
 
 def _free_bytes(data_dir: str | None) -> int | None:

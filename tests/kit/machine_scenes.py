@@ -14,9 +14,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cluster.bootstrap.folder import DOOR_FILE
-from loadgen.machines import DATA, Machine
-from tests.kit.site import Site, await_actors, steady, typed
+from loadgen.machines import Machine
+from tests.kit.site import Site, answered, await_actors, steady, typed
 
 ISOLATE_HEAD, ISOLATE_CONTROLLER, ISOLATE_OTHER, KILL_HEAD = SCENES = (
     "isolate-head",
@@ -29,18 +28,14 @@ CUT_S = 25.0
 
 
 def of_controller(site: Site) -> Machine:
-    """The machine of the controller: the last one that has opened the door in its data folder."""
-
-    def opened(machine: Machine) -> float:
-        code, told, _ = machine.try_to_run(["stat", "--format=%.Y", f"{DATA}/{DOOR_FILE}"])
-        return float(told) if code == 0 else 0.0
-
-    return max(site.all, key=opened)
+    """The machine of the controller, as `status` says."""
+    (_, status) = site.page.lines("Sluice")
+    told = answered(typed(site.first, f"{status} --json"))["controller_machine"]
+    return next(machine for machine in site.all if machine.address == told)
 
 
-def victim(site: Site, scene: str) -> Machine:
+def victim(site: Site, scene: str, controller: Machine) -> Machine:
     """Which machine a scene hits."""
-    controller = of_controller(site)
     if scene == ISOLATE_CONTROLLER:
         return controller
     return site.first if scene != ISOLATE_OTHER else next(one for one in site.others if one is not controller)
@@ -51,12 +46,12 @@ def play(site: Site, scene: str) -> dict[str, Any]:
     `at_heal_s`: after the heal. Both are 1 where nobody waited longer.
     """
     typed(site.first, site.page.lines("Use it")[0].replace("orders", scene))
-    hit = victim(site, scene)
+    controller = of_controller(site)
+    hit = victim(site, scene, controller)
     where = next(machine for machine in reversed(site.all) if machine is not hit)
     end = steady(site, where, scene)
     await_actors(site)
     time.sleep(BEFORE_S)
-    before = of_controller(site).address
     cut = time.monotonic()
     if scene == KILL_HEAD:
         hit.end_processes()
@@ -73,7 +68,7 @@ def play(site: Site, scene: str) -> dict[str, Any]:
     waits = told["waits_s"]
     return {
         "hit": hit.address,
-        "controller": before,
+        "controller": controller.address,
         **told,
         "cut_s": round(cut - began, 2),
         "heal_s": round(heal - began, 2),

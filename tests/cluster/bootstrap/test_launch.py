@@ -181,6 +181,7 @@ def test_up_twice_adds_and_two_clusters_do_not_meet(folder: Path, tmp_path: Path
         state = describe(values(folder, bookies=3))
         assert state["alarms"] == []
         assert state["underReplicated"] == 0
+        assert state["controller_machine"] == "127.0.0.1"
 
 
 @pytest.mark.ray
