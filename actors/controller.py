@@ -94,19 +94,17 @@ class Controller(WorkerPools):
         leftovers_ms: int = LEFTOVERS_MS,
         close_idle_after_ms: int = 0,
         gateways: bool = False,
-        storage: Mapping[str, str] | None = None,
-        node: str = "",
+        described: Mapping[str, Any] | None = None,
     ) -> None:
         """close_idle_after_ms: see IdleOwners. gateways: every machine has one, for clients of Pulsar.
 
-        storage: where the cluster keeps what, and node: on which of Ray's nodes this runs, both for people.
+        described: what it says of the cluster beside what it knows itself, for people.
         """
         super().__init__(ports)
         assert ports.places is not None
         self._places: Places = ports.places
         self._bookies = bookies
-        self._storage = dict(storage or {})
-        self._node = node
+        self._described = dict(described or {})
         self._catalog = TopicCatalog(ports.meta, ports.log)
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._auditor = ReplicationAuditor(
@@ -504,8 +502,7 @@ class Controller(WorkerPools):
         lost = self._supervisor.lost()
         description = {
             "controller": self.ports.me,
-            "controllerNode": self._node,
-            "storage": self._storage,
+            **self._described,
             "lostBookies": list(lost),
             "drained": self._drainer.nodes(),
             "underReplicated": self._auditor.under_replicated(),

@@ -76,11 +76,13 @@ class SluiceParts:
                 lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
                 close_idle_after_ms=settings.get("close_idle_after_ms", CLOSE_IDLE_AFTER_MS),
                 gateways=ports.places is None and bool(wanted_ports(settings)),
-                storage={
-                    **{name: settings[name] for name in ("data_dir", "metadata", "objects")},
-                    "s3_endpoint_url": settings.get("s3_endpoint_url") or "",
+                described={
+                    "controllerNode": _ray_node() if ports.places is None else "",
+                    "storage": {
+                        **{name: settings[name] for name in ("data_dir", "metadata", "objects")},
+                        "s3_endpoint_url": settings.get("s3_endpoint_url") or "",
+                    },
                 },
-                node=_ray_node() if ports.places is None else "",
             )
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])
