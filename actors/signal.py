@@ -15,6 +15,8 @@ from actors.ports import Ports
 class Signal:
     """Something changed. `set` wakes all tasks that wait now; it stays set until a `clear`."""
 
+    __slots__ = ("_set", "_waiters")
+
     def __init__(self) -> None:
         self._set = False
         self._waiters: list[asyncio.Future[bool]] = []

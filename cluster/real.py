@@ -128,8 +128,9 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
 
 
+@cache
 def make_rng() -> random.Random:
-    """Randomness seeded by the operating system."""
+    """Randomness of the operating system. It has no state, so one is enough for all actors of a process."""
     return random.SystemRandom()
 
 

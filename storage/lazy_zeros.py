@@ -10,12 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 
-def untouched(count: int, dtype: type[Any]) -> npt.NDArray[Any]:
-    """So many numbers, all 0, shape (count,). A page of them takes memory from when something else is written there.
+def untouched(count: int, *dtypes: type[Any]) -> list[npt.NDArray[Any]]:
+    """So many numbers of each type, all 0, each of shape (count,). A page of them takes memory from when something else
+    is written there.
 
-    For tables of which most are never used: numpy's zeros come from memory that was used before.
+    For tables of which most are never used: numpy's zeros come from memory that was used before. Those that are used
+    together are made together, because a process may have only so many mappings.
     """
-    pages = mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    starts = [0]
+    for dtype in dtypes:
+        starts.append(starts[-1] + -(-count * np.dtype(dtype).itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+    pages = mmap.mmap(-1, starts[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages refuses
         pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, dtype)
+    return [np.frombuffer(pages, dtype, count, start) for dtype, start in zip(dtypes, starts, strict=False)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,6 +113,17 @@ class NameIndexes:
         return len(self._used)
 
 
+@lru_cache(1_024)
+def _points_of(name: str, index: int, points: int) -> Reduced:
+    """The points of a consumer on the ring, ascending, each once; the same on every partition."""
+    texts = [f"{name}\0{index}\0{point}".encode() for point in range(points)]
+    masked = np.array([masked_hash(text) for text in texts], np.uint32)
+    reduced = reduce_hash(masked, size=ConsistentHashing.size, start=ConsistentHashing.start)
+    found: Reduced = np.unique(reduced).astype(np.uint16)
+    found.setflags(write=False)
+    return found
+
+
 class ConsistentHashing:
     """The ring with `points` points a consumer."""
 
@@ -136,14 +148,14 @@ class ConsistentHashing:
         self._place(slot, name, self.names.increase(name, slot, self.points))
 
     def _place(self, slot: int, name: str, index: int) -> None:
-        texts = [f"{name}\0{index}\0{point}".encode() for point in range(self.points)]
-        masked = np.array([masked_hash(text) for text in texts], np.uint32)
-        points: Reduced = np.unique(reduce_for(self, masked)).astype(np.uint16)
-        taken = np.isin(points, self._points, assume_unique=True)
+        points = _points_of(name, index, self.points)
+        at = np.searchsorted(self._points, points)
+        taken = np.zeros(len(points), np.bool_)
+        if len(self._points):
+            taken = self._points[np.minimum(at, len(self._points) - 1)] == points
         for point in points[taken].tolist():
             self._line.setdefault(point, []).append(slot)
-        new = points[~taken]
-        at = np.searchsorted(self._points, new)
+        at, new = at[~taken], points[~taken]
         self._points, self._slots = np.insert(self._points, at, new), np.insert(self._slots, at, np.uint16(slot))
         self._members[slot] = (name, points)
 

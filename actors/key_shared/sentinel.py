@@ -24,6 +24,7 @@ from actors.key_shared.redelivery_order import Repeated
 from actors.key_shared.window import HashIndex, Mask, Reduced
 from storage.errors import InvariantViolation
 from storage.hashing import HASH_RANGE
+from storage.lazy_zeros import untouched
 from storage.position import Positions, show
 
 _ONE = np.int32(1)
@@ -138,9 +139,7 @@ class Sentinel:
 
     def _open_books(self) -> None:
         if not len(self._held):
-            self._holder = np.zeros(HASH_RANGE, np.uint16)
-            self._held = np.zeros(HASH_RANGE, np.int32)
-            self._next = np.zeros(HASH_RANGE, np.int64)
+            self._holder, self._held, self._next = untouched(HASH_RANGE, np.uint16, np.int32, np.int64)
 
     def _tell(self, story: str) -> None:
         self.stories.append(story)

@@ -52,6 +52,10 @@ def shared_owners(owner: Reduced) -> Reduced:
     return owner
 
 
+_NOBODY = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
+"""The table of a subscription without consumers."""
+
+
 class HashTables:
     """The arrays above, each of shape (65536,), and the counters of the draining statistics.
 
@@ -61,11 +65,14 @@ class HashTables:
 
     def __init__(self, *, tracking: bool = True, holding: bool = False, revoking: bool = False) -> None:
         self.tracking = tracking
-        self.owner = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
-        self.holder: Reduced = untouched(HASH_RANGE, np.uint16)
-        self.pending: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
-        self.replayed: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
-        self.attempts: npt.NDArray[np.int32] = untouched(HASH_RANGE, np.int32)
+        self.owner = _NOBODY
+        self.holder: Reduced
+        self.pending: npt.NDArray[np.int32]
+        self.replayed: npt.NDArray[np.int32]
+        self.attempts: npt.NDArray[np.int32]
+        self.holder, self.pending, self.replayed, self.attempts = untouched(
+            HASH_RANGE, np.uint16, np.int32, np.int32, np.int32
+        )
         self.drains: Mask = _NONE_DRAIN
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
@@ -75,6 +82,8 @@ class HashTables:
         self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         """Of the hashes that `released` freed last, how often each was blocked; same order."""
         self.holes = True
+        self._used = False
+        """Whether a message was ever sent."""
 
     def continue_from(self, before: HashTables) -> None:
         """The total goes on."""
@@ -101,6 +110,8 @@ class HashTables:
 
     def recount(self) -> None:
         """Find the draining hashes anew, and forget blocked attempts of others (KS-27)."""
+        if not self._used:
+            return
         drains = self.draining_mask()
         self.draining = int(drains.sum())
         self.drains = drains if self.draining else _NONE_DRAIN
@@ -108,6 +119,7 @@ class HashTables:
 
     def sent(self, hashes: HashIndex, slots: Reduced) -> None:
         """Messages of these hashes went to these slots."""
+        self._used = True
         np.add.at(self.pending, hashes, _ONE)
         self.holder[hashes] = slots
 

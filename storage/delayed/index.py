@@ -40,11 +40,15 @@ def entries_of(bitmap: BitMap) -> Entry32:
     return np.frombuffer(bitmap.to_array(), np.uint32)
 
 
+_NO_LEDGERS: SortedDict[int, BitMap] = SortedDict()
+"""What every index has that never had a position; nothing is put into it."""
+
+
 class PositionIndex:
     """A set of positions with column operations. Positions may come in any order unless said otherwise."""
 
     def __init__(self) -> None:
-        self._ledgers: SortedDict[int, BitMap] = SortedDict()
+        self._ledgers = _NO_LEDGERS
         self._count = 0
 
     def __len__(self) -> int:
@@ -73,7 +77,7 @@ class PositionIndex:
         """Put all entries of a bitmap in (BX-3)."""
         present = self._ledgers.get(ledger)
         if present is None:
-            present = self._ledgers[ledger] = BitMap()
+            present = self._begin(ledger)
         before = len(present)
         present |= bitmap
         self._count += len(present) - before
@@ -171,7 +175,7 @@ class PositionIndex:
 
     def clear(self) -> None:
         """Forget everything (BX-4)."""
-        self._ledgers.clear()
+        self._ledgers = _NO_LEDGERS
         self._count = 0
 
     def memory_bytes(self) -> int:
@@ -185,6 +189,13 @@ class PositionIndex:
     def ledgers(self) -> list[tuple[int, BitMap]]:
         """Every ledger with its bitmap, ascending; not to be changed by the caller."""
         return list(self._ledgers.items())
+
+    def _begin(self, ledger: int) -> BitMap:
+        """An empty bitmap for a ledger that has none."""
+        if self._ledgers is _NO_LEDGERS:
+            self._ledgers = SortedDict()
+        bitmap = self._ledgers[ledger] = BitMap()
+        return bitmap
 
     def _change(self, positions: Positions, change: _Change) -> Mask:
         if positions.size == 0:
@@ -211,7 +222,7 @@ class PositionIndex:
         for ledger, entries in split_by_ledger(positions):
             bitmap = self._ledgers.get(ledger)
             if bitmap is None:
-                bitmap = self._ledgers[ledger] = BitMap()
+                bitmap = self._begin(ledger)
             new = ~_members(bitmap, entries)
             self._count += int(np.count_nonzero(new))
             bitmap |= bitmap_of(entries)

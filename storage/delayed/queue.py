@@ -103,7 +103,7 @@ class Staging:
     """A growing block of unsorted entries."""
 
     def __init__(self) -> None:
-        self._columns = _room(_SMALLEST)
+        self._columns = EMPTY
         self._size = 0
         self.first = NEVER
 
@@ -114,7 +114,7 @@ class Staging:
         """Copy entries to the end."""
         size = self._size + len(new)
         if size > len(self._columns):
-            capacity = max(size, 2 * len(self._columns))
+            capacity = max(size, 2 * len(self._columns), _SMALLEST)
             old = self._columns.slice(0, self._size)
             self._columns = _room(capacity)
             self._write(0, old)
@@ -126,7 +126,7 @@ class Staging:
         """Everything, in the order of arrival; the block is empty afterwards."""
         entries = self.view()
         # The old block now belongs to the caller.
-        self._columns, self._size, self.first = _room(_SMALLEST), 0, NEVER
+        self._columns, self._size, self.first = EMPTY, 0, NEVER
         return entries
 
     def view(self) -> Entries:

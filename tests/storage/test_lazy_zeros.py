@@ -8,7 +8,10 @@ from storage.lazy_zeros import untouched
 
 
 def test_untouched_numbers_are_zero_and_their_own() -> None:
-    first, second = untouched(5_000, np.int32), untouched(5_000, np.int32)
+    (first,), (second, third) = untouched(5_000, np.int32), untouched(5_000, np.uint16, np.int64)
     first[7] += 1
-    assert first.shape == second.shape == (5_000,)
-    assert (first.sum(), second.sum()) == (1, 0)
+    second[-1] = 3
+    third[0] = -1
+    assert first.shape == second.shape == third.shape == (5_000,)
+    assert [each.dtype.name for each in (first, second, third)] == ["int32", "uint16", "int64"]
+    assert (first.sum(), second.sum(), third.sum()) == (1, 3, -1)
