@@ -15,7 +15,7 @@ class ConsumerConfig:
     """One consumer of a subscription on one partition. settings: of a subscription that is new.
 
     incarnation: by which it is known from owner to owner. ranges: see messages.Attach, as are process, priority,
-    keep_place and read_compacted. queue_size: messages that may wait here.
+    keep_place, read_compacted and moves. queue_size: messages that may wait here.
     """
 
     topic: str
@@ -30,6 +30,7 @@ class ConsumerConfig:
     priority: int = 0
     keep_place: bool = True
     read_compacted: bool = False
+    moves: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

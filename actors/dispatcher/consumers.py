@@ -96,7 +96,13 @@ class Consumers:
             raise
         if self._membership.attach(request.incarnation, number, self._ports.clock.monotonic()):
             self._store.dirty()
-        session = self._sessions.open(number, request.consumer, request.incarnation, request.read_compacted)
+        session = self._sessions.open(
+            number,
+            request.consumer,
+            request.incarnation,
+            read_compacted=request.read_compacted,
+            moves=request.moves,
+        )
         self._leases.identify(session)
         self._wakeups.read.set()
         self._wakeups.route.set()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from actors.messages import Delivery, Event, Part, Revocation
+from actors.messages import MOVES, Delivery, Event, Part, Revocation
 from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.ports import Task
 from actors.signal import Signal
@@ -59,6 +59,8 @@ class Session:
     knows_end: bool = False
     read_compacted: bool = False
     """It wants of each key the last message alone, as far as the topic was compacted."""
+    moves: bool = True
+    """It wants to know which hashes it has."""
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn, which counts once it is `settled`; False if it had arrived before."""
@@ -116,9 +118,11 @@ class Session:
         self.ready.set()
 
     def tell(self, events: list[Event]) -> None:
-        """Something for it to know."""
-        self.events += events
-        self.ready.set()
+        """Something for it to know, as far as it wants to know it."""
+        wanted = events if self.moves else [event for event in events if event.kind not in MOVES]
+        if wanted:
+            self.events += wanted
+            self.ready.set()
 
     def tell_end(self) -> None:
         """Report once that everything is done and nothing comes any more."""
@@ -223,10 +227,12 @@ class Sessions:
         """That has been removed."""
         self._unswept = False
 
-    def open(self, number: int, name: str, incarnation: str, read_compacted: bool = False) -> Session:
-        """A new session for a consumer that has just got this number."""
+    def open(
+        self, number: int, name: str, incarnation: str, *, read_compacted: bool = False, moves: bool = True
+    ) -> Session:
+        """A new session for a consumer that has just got this number. read_compacted, moves: see messages.Attach."""
         self._unswept = self._unswept or not self._open
-        session = self._open[number] = Session(number, name, incarnation, read_compacted=read_compacted)
+        session = self._open[number] = Session(number, name, incarnation, read_compacted=read_compacted, moves=moves)
         return session
 
     def close(self, session: Session) -> None:

@@ -78,6 +78,7 @@ from actors.messages.controller import (
 )
 from actors.messages.delayed import DELAY_ID, CancelDelayed, RescheduleDelayed, SelectDelayed
 from actors.messages.dispatcher import (
+    MOVES,
     Acknowledge,
     Acknowledged,
     Attach,
@@ -147,6 +148,7 @@ from actors.messages.workers import ClaimPool, DescribePools, DrainPool, PoolWan
 __all__ = [
     "DELAY_ID",
     "HEADS_AT_ONCE",
+    "MOVES",
     "NO_COUNTS",
     "NO_POSITIONS",
     "NO_ROWS",

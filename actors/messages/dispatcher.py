@@ -38,6 +38,8 @@ class Attach(Request[Attached], kw_only=True):
     with `grace_ms`, its hashes may be kept for one of its name, because the name is not one that was made up for it.
     hands_over_to: as in HandOver, said in this session or an earlier one. read_compacted: of each key it wants the last
     message alone, as far as the topic was compacted; on an exclusive or failover subscription, where all want the same.
+    moves: it is told which hashes move (MOVES). One that does not care is not woken for them, and a consumer that joins
+    takes hashes from up to a hundred others.
     """
 
     reply: ClassVar[type[Reply]] = Attached
@@ -50,6 +52,7 @@ class Attach(Request[Attached], kw_only=True):
     keep_place: bool = True
     hands_over_to: Annotated[str, Meta(max_length=512)] = ""
     read_compacted: bool = False
+    moves: bool = True
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -86,6 +89,10 @@ class Revocation(msgspec.Struct, kw_only=True):
 
     number: int
     positions: np.ndarray = msgspec.field(default_factory=no_positions)
+
+
+MOVES = ("assigned", "revoked", "drained")
+"""Kinds of events that tell which hashes a consumer has."""
 
 
 class Event(msgspec.Struct, kw_only=True):

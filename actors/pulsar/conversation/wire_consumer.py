@@ -125,6 +125,7 @@ class WireConsumer:
                 priority=self.asked.priority,
                 keep_place=self.asked.named,
                 read_compacted=self.asked.compacted,
+                moves=self.asked.settings.type == "failover",  # only there it is told which one is active
             ),
             self._callbacks(),
             self.payloads,

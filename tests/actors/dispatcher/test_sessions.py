@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.dispatcher.sessions import EPOCH_SESSIONS, Session, Sessions, first_session
-from actors.messages import Part
+from actors.messages import Event, Part
 from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.wire import Blob
 from storage.errors import Fenced
@@ -39,6 +39,19 @@ def test_sessions_of_two_epochs_never_meet() -> None:
     assert old.number // EPOCH_SESSIONS == 3
     with pytest.raises(Fenced):
         newer.get(old.number)
+
+
+def test_who_does_not_ask_which_hashes_move_is_not_woken() -> None:
+    """A consumer that joins takes hashes from many, and most of them do not want to know."""
+    sessions = Sessions()
+    deaf = sessions.open(first_session(3), "c", "c.0", moves=False)
+    hears = sessions.open(first_session(3) + 1, "d", "d.0")
+    moved = [Event(kind="revoked", ranges=[(1, 9)], epoch=1), Event(kind="drained", ranges=[(1, 9)], epoch=1)]
+    for session in (deaf, hears):
+        session.tell(moved)
+    assert (deaf.ready.is_set(), deaf.waiting, hears.ready.is_set(), hears.events) == (False, False, True, moved)
+    deaf.tell([*moved, Event(kind="handed_over")])
+    assert ([event.kind for event in deaf.events], deaf.ready.is_set()) == (["handed_over"], True)
 
 
 @given(st.permutations(range(1, 8)), st.lists(st.integers(1, 7)))
