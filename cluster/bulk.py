@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from cluster.log_reader import StoredRange
 from storage.batch import stored_schema
 from storage.errors import Invalid, NotFound
+from storage.history import milliseconds
 from storage.history_columns import Selection
 from storage.position import entries_of, ledgers_of, positions_of
 
@@ -114,7 +115,7 @@ def _cast(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
         if pa.types.is_timestamp(kind):
             values = values if pa.types.is_timestamp(values.type) else _no_zeros(values).cast(pa.timestamp("ms", "UTC"))
         else:
-            values = pc.fill_null(values.cast(pa.int64()), 0)
+            values = pc.fill_null(milliseconds(values), 0)
     return values if values.type == kind else values.cast(kind)
 
 

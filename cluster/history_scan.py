@@ -87,6 +87,18 @@ class StoredObject:
     url: str
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What an object's footer says. days: of its first and its last message, since 1970. columns: of what payloads say.
+
+    in_milliseconds: whether its times are those of an earlier format (storage.history).
+    """
+
+    days: tuple[int, int]
+    columns: pa.Schema
+    in_milliseconds: bool
+
+
 class HistoryScan:
     """Reads a topic's ledgers in the object store. Small enough to be pickled; every process opens its own stores."""
 
@@ -167,13 +179,10 @@ class HistoryScan:
             for part in ledger.offloaded.parts
         ]
 
-    def described(self, one: StoredObject) -> tuple[tuple[int, int], pa.Schema]:
-        """The first and the last day of an object's messages, since 1970, and its columns of what payloads say.
-
-        Raises NotFound, Unavailable, Corrupt.
-        """
+    def described(self, one: StoredObject) -> Described:
+        """What an object's footer says. Raises NotFound, Unavailable, Corrupt."""
         columns = _columns(read_objects(self._urls.objects, self._urls.endpoint), one.part)
-        return columns.days(), columns.of_payloads()
+        return Described(columns.days(), columns.of_payloads(), columns.in_milliseconds)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

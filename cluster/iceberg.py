@@ -2,6 +2,7 @@
 
 The table's files are the objects themselves (storage.history): nothing is written twice. It is partitioned by the day
 of the publish time. A file belongs to one day; an object whose messages lie on several is copied, a file for each day.
+One whose times are milliseconds, as an earlier version wrote them, is copied too, because Iceberg knows no such times.
 The table's order is by publish time, which is that of the log as far as the clocks of the producers agree. Its columns
 are those of the history, and those that the objects have of what payloads say, added when they first come.
 
@@ -54,9 +55,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from cluster.history_scan import HistoryScan, StoredObject, StoreUrls
+from cluster.history_scan import Described, HistoryScan, StoredObject, StoreUrls
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
-from storage.history import SCHEMA
+from storage.history import SCHEMA, in_microseconds
 
 NAMESPACE = "sluice"
 MOST_AGE = "history.expire.max-snapshot-age-ms"
@@ -72,7 +73,6 @@ _PLAIN: dict[pa.DataType, IcebergType] = {
     pa.int32(): IntegerType(),
     pa.binary(): BinaryType(),
     pa.string(): StringType(),
-    pa.timestamp("ms", "UTC"): TimestamptzType(),
     pa.timestamp("us", "UTC"): TimestamptzType(),
     pa.float64(): DoubleType(),
     pa.bool_(): BooleanType(),
@@ -204,7 +204,7 @@ class IcebergTable:
             return TableChange()
         change = TableChange(added=_ledgers(came), gone=sorted({_ledger_in(file.file_path) for file in went}))
         described = [self._scan.described(one) for one in came]
-        table = self._with_columns(table, pa.unify_schemas([pa.schema([]), *(columns for _, columns in described)]))
+        table = self._with_columns(table, pa.unify_schemas([pa.schema([]), *(what.columns for what in described)]))
         for file in went:
             if _is_copy(table, file.file_path):  # the objects are their owner's to delete
                 table.io.delete(file.file_path)
@@ -212,8 +212,8 @@ class IcebergTable:
         with table.transaction() as transaction:
             snapshots = transaction.update_snapshot({name: text for name, text in said.items() if text})
             with snapshots.overwrite() if went else snapshots.fast_append() as snapshot:
-                for one, (days, _) in zip(came, described, strict=True):
-                    for path in self._files(table, one, days):
+                for one, what in zip(came, described, strict=True):
+                    for path in self._files(table, one, what):
                         snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, path))
                 for file in went:
                     snapshot.delete_data_file(file)
@@ -239,18 +239,18 @@ class IcebergTable:
                 update.add_column(name, kind)
         return self._catalog.load_table(self.identifier)
 
-    def _files(self, table: Table, one: StoredObject, days: tuple[int, int]) -> Iterator[str]:
-        """The files that hold an object's messages of these days, each of one day: itself, or copies.
+    def _files(self, table: Table, one: StoredObject, what: Described) -> Iterator[str]:
+        """The files that hold an object's messages, each of one day: itself, or copies.
 
         Raises NotFound, FileNotFoundError.
         """
-        if days[0] == days[1]:
+        if what.days[0] == what.days[1] and not what.in_milliseconds:
             yield one.url
             return
         from pyarrow import parquet
 
         with table.io.new_input(one.url).open() as source:
-            rows = parquet.read_table(source)
+            rows = in_microseconds(parquet.read_table(source))
         each = pc.floor_temporal(rows.column("publish_time"), unit="day")
         for day in pc.unique(each):
             path = f"{_copies(table)}{_name_of(one)}~{day.as_py():%Y-%m-%d}.parquet"

@@ -21,7 +21,10 @@ import pyarrow as pa
 
 from storage.errors import Corrupt
 
-FORMAT = 1
+FORMAT = 2
+"""What is written. Code that does not know it refuses the file, because it would take its times for others."""
+IN_MILLISECONDS = 1
+"""The format before, which is read as well: its times are milliseconds, and since then microseconds."""
 METADATA = b"sluice"
 _MAGIC = b"PAR1"
 _LEVEL = 1
@@ -103,8 +106,10 @@ def read_footer(tail: bytes, crc: int) -> tuple[Any, dict[str, Any]]:
         metadata = parquet.read_metadata(pa.BufferReader(_MAGIC + tail))
         packed = zlib.decompress(base64.b64decode(metadata.metadata[METADATA]))
         values: dict[str, Any] = msgpack.unpackb(packed)
-        if values["format"] != FORMAT:
-            raise Corrupt(f"a file of the history has format {values['format']}, known is {FORMAT}")
+        if values["format"] not in (FORMAT, IN_MILLISECONDS):
+            raise Corrupt(
+                f"a file of the history has format {values['format']}, known are {IN_MILLISECONDS} and {FORMAT}"
+            )
         return metadata, values
     except (pa.lib.ArrowException, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise Corrupt(f"the footer cannot be read: {error}") from error

@@ -5,13 +5,15 @@ batch (storage.batch), and these:
 
     ledger, entry   int64           together the position
     masked_hash     int32           31 bits of the sticky key's hash
-    deliver_at      timestamp[ms]   null: at once
+    deliver_at      timestamp[us]   null: at once
     producer        string          who sent the run, as the topic knows it
     sequence        int64           the number that this producer gave the message
 
 Behind these there may be columns of what the payloads say (`PayloadColumns`), for others: a run is made without them.
 
-`publish_time` is a timestamp as well; `event_time` stays a number, because clients may send any.
+`publish_time` is a timestamp as well; `event_time` stays a number, because clients may send any. Times are whole
+milliseconds. Their unit is microseconds, because Iceberg knows no larger one; in files of the format IN_MILLISECONDS it
+is milliseconds. `milliseconds` reads either.
 
 A row group holds whole runs, so a position is found in one row group. What Parquet has no place for stands in the
 footer: the runs, and of each row group its bytes and their checksum (storage.checked_parquet). The checksum of the
@@ -36,7 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.batch import StoredBatch, decode_body, schema_of, stored_schema
-from storage.checked_parquet import CheckedWriter, SealedFile, read_footer, read_group
+from storage.checked_parquet import IN_MILLISECONDS, CheckedWriter, SealedFile, read_footer, read_group
 from storage.erasure import without
 from storage.errors import Corrupt
 from storage.frame import Frame, Header, make_run
@@ -47,7 +49,8 @@ GROUP_ROWS = 65_536
 PART_BYTES = 32 * 1024 * 1024
 """Payload bytes after which a file ends: what its writer has in hand."""
 
-_TIME = pa.timestamp("ms", "UTC")
+_TIME = pa.timestamp("us", "UTC")
+_MILLISECONDS = pa.timestamp("ms", "UTC")
 _OPTIONAL = ("ordering_key", "properties", "event_time", "sequence_id", "batch_index", "pulsar")
 _BATCH = stored_schema(_OPTIONAL)
 _TIMES = ("publish_time", "deliver_at")
@@ -148,6 +151,8 @@ class PartFooter:
     def __init__(self, metadata: Any, size: int, values: dict[str, Any]) -> None:
         """metadata: Parquet's own. size: of the whole file. Raises KeyError, TypeError, ValueError, struct.error."""
         self.metadata, self.size = metadata, size
+        self.times_per_ms = 1 if values["format"] == IN_MILLISECONDS else 1000
+        """What a millisecond is in a timestamp of the file."""
         self.ledger: int = values["ledger"]
         self.groups = [RowGroup(*group) for group in values["groups"]]
         self.counts: npt.NDArray[np.uint32] = np.frombuffer(values["counts"], np.uint32)
@@ -238,10 +243,25 @@ class GroupRows:
 
 def stored_batch(rows: pa.RecordBatch, schema: pa.Schema, delayed: bool) -> StoredBatch:
     """Rows with SCHEMA as messages with these columns. delayed: whether any of them may be."""
-    due = pc.fill_null(rows.column("deliver_at").cast(pa.int64()), 0).to_numpy() if delayed else None
-    columns = [rows.column(field.name).cast(field.type) for field in schema]
+    due = pc.fill_null(milliseconds(rows.column("deliver_at")), 0).to_numpy() if delayed else None
+    columns = [
+        milliseconds(rows.column(field.name)) if field.name in _TIMES else rows.column(field.name).cast(field.type)
+        for field in schema
+    ]
     hashes = rows.column("masked_hash").to_numpy().astype(np.uint32)
     return StoredBatch(pa.RecordBatch.from_arrays(columns, schema=schema), due, hashes)
+
+
+def milliseconds(times: Any) -> Any:
+    """Times as numbers (int64), from timestamps in milliseconds or microseconds, or such numbers."""
+    return times.cast(_MILLISECONDS).cast(pa.int64())
+
+
+def in_microseconds(rows: pa.Table) -> pa.Table:
+    """Rows of a file with both times as SCHEMA has them."""
+    for name in _TIMES:
+        rows = rows.set_column(rows.schema.names.index(name), SCHEMA.field(name), rows.column(name).cast(_TIME))
+    return rows
 
 
 def decode_footer(tail: bytes, size: int, crc: int) -> PartFooter:
@@ -290,10 +310,11 @@ def _alike(frames: list[Frame]) -> pa.Table:
         "ledger": np.full(len(within), headers[0].ledger),
         "entry": headers[0].first_entry + np.arange(len(within)),
         "masked_hash": np.concatenate([frame.hashes for frame in frames]).astype(np.int32),
-        "deliver_at": pa.array(times, mask=times == 0),
+        "deliver_at": pa.array(times, mask=times == 0).cast(_MILLISECONDS),
         "producer": pa.array([header.producer for header in headers]).take(np.repeat(np.arange(len(frames)), counts)),
         "sequence": np.repeat([header.first_sequence for header in headers], counts) + within,
         **{name: rows.column(name) for name in rows.schema.names},
+        "publish_time": rows.column("publish_time").cast(_MILLISECONDS),
     }
     wanted = [
         pa.chunked_array([columns[field.name]])

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from storage.checked_parquet import read_pieces
 from storage.errors import Corrupt
-from storage.history import SCHEMA, PartFooter
+from storage.history import SCHEMA, PartFooter, milliseconds
 
 DAY_MS = 86_400_000
 GAP_BYTES = 16 * 1024
@@ -50,7 +50,7 @@ class Selection:
         """Which rows are wanted, by their columns `publish_time` and `key`; None if all are."""
         found: list[Any] = []
         if self.since is not None or self.until is not None:
-            times = rows.column("publish_time").cast(pa.int64())
+            times = milliseconds(rows.column("publish_time"))
             found += [pc.greater_equal(times, self.since)] if self.since is not None else []
             found += [pc.less(times, self.until)] if self.until is not None else []
         if self.keys is not None:
@@ -124,6 +124,11 @@ class PartColumns:
             raise Corrupt("its footer does not say when its messages were published")
         return min(times) // DAY_MS, max(times) // DAY_MS
 
+    @property
+    def in_milliseconds(self) -> bool:
+        """Whether its times are those of an earlier format (storage.history)."""
+        return self._footer.times_per_ms == 1
+
     def of_payloads(self) -> pa.Schema:
         """The columns that are not those of every file (storage.history.PayloadColumns)."""
         return pa.schema([field for field in self._metadata.schema.to_arrow_schema() if field.name not in SCHEMA.names])
@@ -174,6 +179,8 @@ class PartColumns:
         statistics = self._metadata.row_group(number).column(self._names.index(column)).statistics
         if statistics is None or not statistics.has_min_max:
             return None
+        if column == "publish_time":
+            return statistics.min_raw // self._footer.times_per_ms, statistics.max_raw // self._footer.times_per_ms
         return statistics.min_raw, statistics.max_raw
 
     def _overlap(self, number: int, column: str, low: Any, high: Any) -> bool:

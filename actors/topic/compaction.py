@@ -38,7 +38,7 @@ from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from storage.compacted import KEYS_BYTES, CompactedWriter, LastOfKeys, is_empty, positions_in
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from storage.frame import Frame
-from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, rows_of_runs
+from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, milliseconds, rows_of_runs
 from storage.position import EARLIEST, entry_of, ledger_of, position
 
 EMPTY_MS = 24 * 3600 * 1000
@@ -291,7 +291,7 @@ def _kept(last: LastOfKeys, rows: pa.Table, passed: int, old: int) -> pa.Table:
     """
     positions = positions_in(rows)
     mask = last.mask(positions)
-    times = rows.column("publish_time").cast(pa.int64()).to_numpy()
+    times = milliseconds(rows.column("publish_time")).to_numpy()
     mask &= ~(is_empty(rows) & (times < old) & (positions <= passed))
     return rows.filter(pa.array(mask)) if not mask.all() else rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,6 +34,14 @@ PATIENCE_MS = round(PATIENCE_S * 1000)
 
 SMALL = {"object_store_bytes": 80 << 20}
 PYTHON = sys.executable
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    """The data folder that an earlier version left, packed under this name in `tests/formats`, unpacked in a folder."""
+    with tarfile.open(ROOT / "tests" / "formats" / name) as archive:
+        archive.extractall(folder, filter="data")
+    (folder / "data").chmod(0o700)
+    return folder / "data"
 
 
 def values(folder: Path, **more: Any) -> Any:

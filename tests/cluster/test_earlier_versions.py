@@ -3,29 +3,36 @@
 `tests/formats` has one of each version whose formats were others, packed. One process made it, with a topic `orders` of
 two partitions and 40 messages, "0" to "39", of five keys in turn. A subscription `billing` received all of them and
 acknowledged those below 20.
+
+In `history-in-milliseconds` all but three messages have left for the object store, in objects whose times are
+milliseconds, and the topic was compacted. Each message was published an hour after the one before, from 1970 on; that
+with a 7 at its end was delayed by a millisecond.
 """
 
 from __future__ import annotations
 
-import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import cluster
-from tests.hygiene.source import ROOT
+from cluster.client import Client
+from cluster.history_scan import StoreUrls
+from cluster.iceberg import IcebergTable, open_catalog
+from tests.cluster.helpers import PATIENCE_MS, ROOT, eventually, unpacked
 
-FOLDERS = sorted((ROOT / "tests" / "formats").glob("*.tar.gz"))
+FOLDERS = sorted(path.name for path in (ROOT / "tests" / "formats").glob("*.tar.gz"))
+IN_MILLISECONDS = "history-in-milliseconds.tar.gz"
+HOUR = 3_600_000
 
 
-@pytest.mark.parametrize("packed", FOLDERS, ids=lambda path: str(path.name))
-def test_a_folder_of_an_earlier_version_is_opened(packed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", FOLDERS)
+def test_a_folder_of_an_earlier_version_is_opened(packed: str, tmp_path: Path) -> None:
     """What was acknowledged stays so; the rest comes in order of each key, and new messages after it."""
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path, filter="data")
-    folder = tmp_path / "data"
-    folder.chmod(0o700)
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with cluster.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
         producer = client.create_producer("orders")
         for number in range(40, 45):
             producer.send(str(number).encode(), partition_key=f"key-{number % 5}")
@@ -36,3 +43,98 @@ def test_a_folder_of_an_earlier_version_is_opened(packed: Path, tmp_path: Path) 
             received.setdefault(message.partition_key(), []).append(int(message.data()))
             consumer.acknowledge(message)
     assert received == {f"key-{rest}": list(range(20 + rest, 45, 5)) for rest in range(5)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data folder whose objects have times in milliseconds."""
+    return unpacked(IN_MILLISECONDS, tmp_path)
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[Client]:
+    with cluster.connect(embedded=True, data_dir=folder) as client:
+        yield client
+
+
+def publish(client: Client, first: int, last: int) -> None:
+    """Messages first .. last, as those before them, and let every closed ledger leave."""
+    producer = client.create_producer("orders", "q")
+    numbers = range(first, last + 1)
+    columns = {
+        "key": [b"key-%d" % (number % 5) for number in numbers],
+        "payload": [b"%d" % number for number in numbers],
+        "publish_time": [number * HOUR for number in numbers],
+        "deliver_at": [number * HOUR + 1 if number % 10 == 7 else 0 for number in numbers],
+    }
+    producer.send_batch(pa.table(columns)).result(60)
+    producer.close()
+    client.offload("orders")
+    eventually(lambda: not any(one["asked"] for one in client.offload_status("orders")), "it does not leave")
+
+
+def times(client: Client) -> dict[int, tuple[int, int]]:
+    """When each message of the log was published and due, as brokers read it; 0 for one that was not delayed."""
+    found = {}
+    for part in client.stored("orders"):
+        for batch in client.read("orders", part):
+            published = batch.rows.column("publish_time").to_pylist()
+            for payload, *both in zip(
+                batch.rows.column("payload").to_pylist(), published, batch.deliver_at, strict=True
+            ):
+                found[int(payload or -1)] = (both[0], int(both[1]))
+    return found
+
+
+def expected(numbers: range) -> dict[int, tuple[int, int]]:
+    return {number: (number * HOUR, number * HOUR + 1 if number % 10 == 7 else 0) for number in numbers}
+
+
+def test_objects_in_milliseconds_are_read_as_the_new_ones(client: Client) -> None:
+    assert times(client) == expected(range(40))
+    publish(client, 40, 59)
+    assert times(client) == expected(range(60))
+
+
+def test_a_key_is_erased_in_objects_in_milliseconds(client: Client) -> None:
+    publish(client, 40, 59)
+    client.erase("orders", "key-2")
+    eventually(lambda: not any(one["keys"] for one in client.erase_status("orders")), "it is not erased")
+    found = times(client)
+    found.pop(-1)
+    assert found == {number: time for number, time in expected(range(60)).items() if number % 5 != 2}
+
+
+def test_a_table_of_last_messages_in_milliseconds_goes_on(client: Client) -> None:
+    def last(subscription: str, count: int) -> dict[int, int]:
+        """The last messages of keys, and when they were published."""
+        how = {"type": "exclusive", "initial_position": "earliest", "read_compacted": True}
+        with client.subscribe("orders", subscription, **how) as consumer:  # type: ignore[arg-type]
+            messages = [consumer.receive(timeout_millis=PATIENCE_MS) for _ in range(count)]
+        return {int(message.data()): message.publish_timestamp() for message in messages}
+
+    assert last("before", 5) == {number: number * HOUR for number in range(35, 40)}
+    publish(client, 40, 42)
+    client.compact("orders")
+    eventually(lambda: not any(one["asked"] for one in client.compaction_status("orders")), "it is not compacted")
+    assert last("behind", 5) == {number: number * HOUR for number in range(38, 43)}
+
+
+def test_an_iceberg_table_over_objects_in_milliseconds(client: Client, folder: Path) -> None:
+    """They are copied, and those that come are not; every time is what it was."""
+    urls, catalog = StoreUrls.in_folder(folder), open_catalog(f"sqlite:///{folder}/c.db", f"file://{folder}/tables")
+    table = IcebergTable(catalog, urls, "orders")
+    table.follow()
+    publish(client, 40, 59)
+    table.follow()
+    rows = table.table().scan().to_arrow().to_pylist()
+    found = {int(row["payload"]): (row["publish_time"], row["deliver_at"]) for row in rows}
+    told = {number: tuple(time and round(time.timestamp() * 1000) for time in both) for number, both in found.items()}
+    assert len(told) > 40
+    assert told == {number: (at, due or None) for number, (at, due) in expected(range(60)).items() if number in told}
+    hour = table.table().scan(row_filter="publish_time >= '1970-01-02T13:00:00+00:00'").to_arrow()
+    assert min(int(payload) for payload in hour.column("payload").to_pylist()) == 37
+    files = [Path(file.file.file_path.removeprefix("file://")) for file in table.table().scan().plan_files()]
+    kinds = {parquet.read_schema(file).field(name).type for file in files for name in ("publish_time", "deliver_at")}
+    assert kinds == {pa.timestamp("us", "UTC")}
+    assert {"objects", "tables"} == {file.relative_to(folder).parts[0] for file in files}

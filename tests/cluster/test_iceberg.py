@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from pyiceberg.exceptions import CommitFailedException
 
 import cluster
+from actors.topic import offloading
 from cluster import embedded, iceberg
 from cluster.client import Client
 from cluster.history_scan import StoreUrls
@@ -26,6 +29,8 @@ from tests.cluster.helpers import eventually
 DAY = 86_400_000
 EACH = 40
 """Messages of a ledger."""
+RUN = 10
+"""And of a run."""
 
 
 class Days:
@@ -33,25 +38,33 @@ class Days:
 
     def __init__(self, client: Client, folder: Path) -> None:
         self.client, self.folder, self.ledgers = client, folder, 0
+        self.times: list[list[int]] = []
+        """When the messages of each ledger were published."""
         self.urls = StoreUrls.in_folder(folder)
         self.warehouse = f"file://{folder}/iceberg"
         self.catalog = f"sqlite:///{folder}/iceberg/catalog.db"
         client.create_topic("orders", 1, roll_entries=EACH, offload_deletion_lag_ms=0)
         self.producer = client.create_producer("orders", "p")
 
-    def publish(self, *, over_midnight: bool = False) -> None:
-        """A ledger, which leaves for the object store."""
+    def publish(self, *, over_midnight: bool = False, half_hours: bool = False) -> None:
+        """A ledger in runs of 10 messages, which leaves for the object store.
+
+        half_hours: between two messages; a millisecond otherwise.
+        """
         numbers = np.arange(self.ledgers * EACH, (self.ledgers + 1) * EACH)
-        times = np.full(EACH, self.ledgers * DAY) + np.arange(EACH)
+        times = np.full(EACH, self.ledgers * DAY) + np.arange(EACH) * (DAY // 48 if half_hours else 1)
         if over_midnight:
             times[EACH // 2 :] += DAY
         columns = {
             "key": [b"k%d" % (number % 4) for number in numbers],
             "payload": [b"%d" % number for number in numbers],
             "publish_time": times,
+            "deliver_at": np.where(numbers % 10 == 7, times + 1, 0),
             "properties": pa.array([[("n", str(number))] for number in numbers], pa.map_(pa.string(), pa.string())),
         }
-        self.producer.send_batch(pa.table(columns)).result(60)
+        for start in range(0, EACH, RUN):
+            self.producer.send_batch(pa.table(columns).slice(start, RUN)).result(60)
+        self.times.append(times.tolist())
         self.ledgers += 1
         self.client.offload("orders")
         eventually(self.has_left, lambda: str(self.status()))
@@ -257,13 +270,31 @@ def test_a_catalog_that_somebody_else_makes_meanwhile(tmp_path: Path, monkeypatc
 
 @pytest.mark.spark
 @pytest.mark.skipif(not os.environ.get("ICEBERG_SPARK_JAR"), reason="ICEBERG_SPARK_JAR names no runtime of Iceberg")
-def test_spark_reads_the_table_by_its_own_runtime(days: Days) -> None:
+def test_spark_reads_the_table_by_its_own_runtime(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows with their times, an earlier snapshot, and of an hour no file and no row group that is outside of it."""
+    monkeypatch.setattr(offloading, "GROUP_ROWS", RUN)
+    monkeypatch.setattr(offloading, "READ_AT_ONCE", 1)
     days.publish(over_midnight=True)
     first = days.table().follow()
+    days.publish(half_hours=True)
     days.publish()
     days.table().follow()
+    rows = [
+        [number, time, time + 1 if number % 10 == 7 else None]
+        for number, time in enumerate(itertools.chain.from_iterable(days.times))
+    ]
+    assert in_spark(days, first.snapshot, "true") == {"rows": rows, "skipped": 0, "earlier": EACH}
+    noon, wanted = DAY + DAY // 2, EACH + EACH // 2 + 4
+    assert rows[wanted][1] == noon
+    damage_row_groups(days.folder, but=noon)
+    hour = f"publish_time >= timestamp_millis({noon}) AND publish_time < timestamp_millis({noon + DAY // 24})"
+    assert in_spark(days, first.snapshot, hour) == {"rows": rows[wanted : wanted + 2], "skipped": 3, "earlier": EACH}
+
+
+def in_spark(days: Days, snapshot: int, where: str) -> Any:
+    """What the program says of the table."""
     program = Path(__file__).with_name("iceberg_in_spark.py")
-    asked = [os.environ["ICEBERG_SPARK_JAR"], days.table().table().metadata_location, str(first.snapshot)]
+    asked = [os.environ["ICEBERG_SPARK_JAR"], days.table().table().metadata_location, str(snapshot), where]
     said = subprocess.run(
         [os.environ.get("ICEBERG_SPARK_PYTHON", sys.executable), str(program), *asked],
         capture_output=True,
@@ -272,5 +303,22 @@ def test_spark_reads_the_table_by_its_own_runtime(days: Days) -> None:
         check=False,
     )
     assert said.returncode == 0, said.stderr[-3000:]
-    told = json.loads(said.stdout.splitlines()[-1])
-    assert told == {"rows": list(range(2 * EACH)), "files": 3, "earlier": EACH}
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+def damage_row_groups(folder: Path, but: int) -> None:
+    """Zeros for all row groups of the second ledger, but for that which holds a time (ms)."""
+    (file,) = (path for path in (folder / "objects").rglob("*.parquet") if path.name.startswith("000000000002"))
+    metadata, data = parquet.ParquetFile(file).metadata, bytearray(file.read_bytes())
+    place = metadata.schema.to_arrow_schema().names.index("publish_time")
+    assert metadata.num_row_groups == EACH // RUN
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(each) for each in range(group.num_columns)]
+        times = columns[place].statistics
+        if times.min_raw <= but * 1000 <= times.max_raw:
+            continue
+        start = min(one.dictionary_page_offset or one.data_page_offset for one in columns)
+        length = sum(one.total_compressed_size for one in columns)
+        data[start : start + length] = bytes(length)
+    file.write_bytes(data)

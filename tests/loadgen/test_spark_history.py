@@ -12,6 +12,7 @@ import cluster
 from loadgen import sql
 from loadgen.datasource import SluiceDataSource
 from loadgen.topic_frame import is_gone, topic_frame
+from tests.cluster.helpers import unpacked
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -91,6 +92,24 @@ def test_spark_reads_the_files_itself_and_finds_the_same(topic: OffloadedTopic, 
     finally:
         file.with_suffix(".away").rename(file)
     assert is_gone(failed.value)
+
+
+def test_spark_reads_times_in_milliseconds_as_the_others(spark: Any, tmp_path: Path) -> None:
+    """In objects that an earlier version wrote, message by message an hour later."""
+    folder = unpacked("history-in-milliseconds.tar.gz", tmp_path)
+    spark.dataSource.register(SluiceDataSource)
+    schema = {"payload": "binary", "publish_time": "timestamp", "deliver_at": "timestamp"}
+    options = {"topic": "orders", "dataDir": str(folder), "history": "only"}
+    orders = topic_frame(spark, schema, options)
+    words = ", ".join(f"{name} {kind}" for name, kind in schema.items())
+    by_python = spark.read.format("sluice").schema(words).options(**options).load()
+    numbers = "int(cast(payload AS string)) AS number", "unix_millis(publish_time)", "unix_millis(deliver_at)"
+    found, again = (sorted(map(tuple, one.selectExpr(*numbers).collect())) for one in (orders, by_python))
+    assert len(found) == 37, "three are still on bookies"
+    assert found == [(one, one * HOUR, one * HOUR + 1 if one % 10 == 7 else None) for one, *_ in found]
+    assert again == found
+    hour = orders.where(f"publish_time >= timestamp_millis({8 * HOUR}) AND publish_time < timestamp_millis({9 * HOUR})")
+    assert [bytes(row["payload"]) for row in hour.collect()] == [b"8"]
 
 
 def test_a_stream_of_the_store_goes_on_from_its_checkpoint(topic: OffloadedTopic, spark: Any, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_any_reader_of_parquet_sees_the_messages() -> None:
     assert table.column("entry").to_pylist() == [0, 1, 2]
     assert table.column("sequence").to_pylist() == [100, 101, 100]
     assert [at and at.timestamp() for at in table.column("deliver_at").to_pylist()] == [None, 5.0, None]
-    assert table.column("publish_time").type == pa.timestamp("ms", "UTC")
+    assert table.column("publish_time").type == pa.timestamp("us", "UTC")
 
 
 @settings(max_examples=25, deadline=None)
@@ -194,5 +194,5 @@ def test_an_unknown_format_is_named() -> None:
     writer.add_key_value_metadata({b"sluice": values})
     writer.close()
     tail = sink.getvalue()[4:]
-    with pytest.raises(Corrupt, match="format 9, known is 1"):
+    with pytest.raises(Corrupt, match="format 9, known are 1 and 2"):
         decode_footer(tail, len(tail) + 4, google_crc32c.value(tail))
