@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import cluster
 from loadgen import sql
 from loadgen.datasource import SluiceDataSource
 from loadgen.topic_frame import is_gone, topic_frame
-from tests.cluster.helpers import unpacked
+from storage.errors import Invalid
+from tests.cluster.helpers import eventually, unpacked
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -110,6 +112,56 @@ def test_spark_reads_times_in_milliseconds_as_the_others(spark: Any, tmp_path: P
     assert again == found
     hour = orders.where(f"publish_time >= timestamp_millis({8 * HOUR}) AND publish_time < timestamp_millis({9 * HOUR})")
     assert [bytes(row["payload"]) for row in hour.collect()] == [b"8"]
+
+
+class Erases:
+    """Makes frames as `topic_frame` does. Behind each of the first `times` a key is erased, and planned objects go."""
+
+    def __init__(self, topic: OffloadedTopic, times: int) -> None:
+        self.topic, self.times, self.made = topic, times, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        frame = topic_frame(*arguments)
+        if self.made < self.times:
+            client = self.topic.client
+            client.erase("t", f"k{self.made}")
+            eventually(lambda: not client.erase_status("t")[0]["keys"], lambda: str(client.erase_status("t")))
+        self.made += 1
+        return frame
+
+
+@pytest.fixture
+def answering(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], tuple[Any, int]]]:
+    """Asks how many messages a topic has and how many of them have keys; so often objects go away meanwhile. Says the
+    answer, and how often the query was planned.
+    """
+    monkeypatch.setattr(sql, "spark_session", lambda *_, **__: contextlib.nullcontext(spark))
+    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        topic = OffloadedTopic(client, tmp_path)
+        topic.publish(2)
+        topic.offload()
+
+        def ask(times: int) -> tuple[Any, int]:
+            erases = Erases(topic, times)
+            monkeypatch.setattr(sql, "topic_frame", erases)
+            options = {"dataDir": str(tmp_path), "history": "only"}
+            rows = sql.query("SELECT count(*) AS rows, count(key) AS keyed FROM t", ["t"], options)
+            return rows, erases.made
+
+        yield ask
+
+
+def test_a_query_is_asked_anew_when_objects_went_away(answering: Callable[[int], tuple[Any, int]]) -> None:
+    rows, planned = answering(sql.ATTEMPTS - 1)
+    gone = len([number for number in range(2 * EACH) if number % 7 < sql.ATTEMPTS - 1])
+    assert (rows, planned) == ([{"rows": 2 * EACH, "keyed": 2 * EACH - gone}], sql.ATTEMPTS)
+
+
+def test_a_query_whose_objects_go_away_all_the_time_says_so(answering: Callable[[int], tuple[Any, int]]) -> None:
+    with pytest.raises(Invalid, match=r"the query has no answer: .*FILE_NOT_EXIST"):
+        answering(sql.ATTEMPTS)
 
 
 def test_a_stream_of_the_store_goes_on_from_its_checkpoint(topic: OffloadedTopic, spark: Any, tmp_path: Path) -> None:
