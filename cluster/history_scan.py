@@ -168,12 +168,12 @@ class HistoryScan:
             kept = list(pool.map(may_hold, pieces))
         return [piece for piece, keep in zip(pieces, kept, strict=True) if keep]
 
-    def objects(self) -> list[StoredObject]:
-        """Every object that the records name, in order. Raises as `records` does."""
+    def objects(self, records: dict[int, PartitionRecord] | None = None) -> list[StoredObject]:
+        """Every object that the records name, in order. records: None is the newest. Raises as `records` does."""
         store = read_objects(self._urls.objects, self._urls.endpoint)
         return [
             StoredObject(number, ledger.id, part, object_url(store, part.name))
-            for number, record in self.records().items()
+            for number, record in (self.records() if records is None else records).items()
             for ledger in record.ledgers
             if ledger.offloaded is not None
             for part in ledger.offloaded.parts

@@ -27,8 +27,6 @@ from storage.errors import Invalid
 
 ATTEMPTS = 3
 """So often a query is answered anew because objects went away meanwhile."""
-_FILES = 10_000
-"""So many files Spark looks at itself, before it starts a job for that."""
 _STAR = re.compile(r"(?<!count\()\*", re.IGNORECASE)
 _SPARKS = {pa.binary(): "binary", pa.int64(): "long", pa.int32(): "int"}
 
@@ -45,7 +43,6 @@ def query(text: str, topics: Iterable[str], options: Mapping[str, str], *, cores
         from pyspark.errors import PySparkException
 
         spark.dataSource.register(SluiceDataSource)
-        spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", _FILES)
         for attempt in range(ATTEMPTS):
             try:
                 for topic in (topic for topic in topics if _names(text, topic)):

@@ -27,6 +27,8 @@ _COLUMNS = (
     "publish_time timestamp, event_time long, sequence_id long, batch_index int, deliver_at timestamp"
 )
 """Of a file of the history, in Spark's words: so it need not look into one to know."""
+_LISTS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+"""Of more files Spark starts a job to look whether they are there, which takes longer than to look."""
 _MADE = {
     "position": f"shiftleft(ledger, {ENTRY_BITS}) | entry",
     "partition": "cast(regexp_extract(_metadata.file_path, '/([0-9]+)([+]|%2B)?/[^/]+$', 1) as int)",
@@ -87,17 +89,20 @@ def _paths(present: Present, pieces: Sequence[StoredPiece]) -> list[str] | None:
     """The files of some pieces; None if there are none, or Spark does not reach them as files."""
     if present.scan is None or not pieces:
         return None
-    urls = {one.part.name: urlparse(one.url) for one in present.scan.objects()}
-    found = [urls.get(piece.part.name) for piece in pieces]
-    if any(url is None or url.scheme != "file" for url in found):
-        return None  # one is gone already, or they are elsewhere: the data source finds out
-    return [unquote(url.path) for url in found if url is not None]
+    urls = {one.part.name: urlparse(one.url) for one in present.scan.objects(present.records)}
+    found = [urls[piece.part.name] for piece in pieces]
+    return [unquote(url.path) for url in found] if all(url.scheme == "file" for url in found) else None
 
 
 def _stored(spark: Any, log: LogRead, paths: list[str], columns: Sequence[str]) -> Any:
     """The wanted messages of some files, with these columns."""
     reader = spark.read.schema(_COLUMNS).option("recursiveFileLookup", "true").option("__globPaths__", "false")
-    rows = reader.parquet(*paths)
+    before = spark.conf.get(_LISTS)
+    spark.conf.set(_LISTS, max(int(before), len(paths)))
+    try:
+        rows = reader.parquet(*paths)
+    finally:
+        spark.conf.set(_LISTS, before)
     if log.wanted.since is not None:
         rows = rows.where(f"publish_time >= timestamp_millis({log.wanted.since})")
     if log.wanted.until is not None:
