@@ -55,7 +55,8 @@ def query(text: str, topics: Iterable[str], options: Mapping[str, str], *, cores
                     continue
                 if not gone and not isinstance(error, PySparkException):
                     raise
-                raise Invalid(f"the query has no answer: {cause_of(error)}") from None
+                why = f"objects went away in {ATTEMPTS} tries; ask again" if gone else cause_of(error)
+                raise Invalid(f"the query has no answer: {why}") from None
     raise AssertionError("the last attempt answers or raises")
 
 

@@ -160,7 +160,7 @@ def test_a_query_is_asked_anew_when_objects_went_away(answering: Callable[[int],
 
 
 def test_a_query_whose_objects_go_away_all_the_time_says_so(answering: Callable[[int], tuple[Any, int]]) -> None:
-    with pytest.raises(Invalid, match=r"the query has no answer: .*FILE_NOT_EXIST"):
+    with pytest.raises(Invalid, match="no answer: objects went away in 3 tries"):
         answering(sql.ATTEMPTS)
 
 
