@@ -149,6 +149,10 @@ class SimLoop(asyncio.BaseEventLoop):
         """What runs now keeps the loop busy for so long: everybody else is late."""
         self.now += milliseconds
 
+    def busy(self) -> bool:
+        """Whether anything can run before time moves."""
+        return bool(self._ready)
+
     async def pause(self, milliseconds: int) -> None:
         """Wait on virtual time."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)

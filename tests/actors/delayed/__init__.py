@@ -1,7 +1,7 @@
 """Scenarios of delayed delivery; each test has the ids of its scenarios in its name.
 
-The trackers alone run in a small world of their own (`world.py`, `broker.py`, `scenario.py`), whole brokers with the
-client library in the simulator (`desk.py`).
+All run in the simulator: the trackers alone on its stores, whose calls fail one by one as a test says (`world.py`,
+`broker.py`, `scenario.py`), and whole brokers with the client library (`desk.py`).
 
 Not here, and why:
 

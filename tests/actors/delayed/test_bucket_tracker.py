@@ -8,11 +8,13 @@ from storage.position import position
 from tests.actors.delayed.broker import PREFIX
 from tests.actors.delayed.scenario import Scenario, buckets, message, numbers
 from tests.actors.delayed.world import Fault
+from tests.sim.loop import simulated
 
 ATTEMPTS = len(BACK_OFF_MS) + 1
 LONG = 40_000
 
 
+@simulated
 async def test_bt_1_contains() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
@@ -25,6 +27,7 @@ async def test_bt_1_contains() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_ad_1_messages_come_when_they_are_due_and_in_order() -> None:
     scenario = Scenario(min_count=1000)
     broker = await scenario.begin()
@@ -45,6 +48,7 @@ async def test_ad_1_messages_come_when_they_are_due_and_in_order() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_ad_3_with_a_tick_a_message_may_be_early_by_it() -> None:
     scenario = Scenario(tick=100)
     broker = await scenario.begin()
@@ -54,6 +58,7 @@ async def test_ad_3_with_a_tick_a_message_may_be_early_by_it() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_ad_4_strict_is_never_early() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
@@ -63,6 +68,7 @@ async def test_ad_4_strict_is_never_early() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_4_no_segment_is_loaded_early() -> None:
     scenario = Scenario(cap=2)
     broker = await scenario.begin()
@@ -78,6 +84,7 @@ async def test_bt_4_no_segment_is_loaded_early() -> None:
     await scenario.finish(again)
 
 
+@simulated
 async def test_bt_5_a_segment_is_loaded_once() -> None:
     scenario = Scenario(cap=2, scale=100)
     broker = await scenario.begin()
@@ -93,6 +100,7 @@ async def test_bt_5_a_segment_is_loaded_once() -> None:
 
 
 @pytest.mark.parametrize("run", range(10))
+@simulated
 async def test_bt_7_recovery(run: int) -> None:
     scenario = Scenario(look_ahead_ms=run * 37)
     broker = await scenario.begin()
@@ -114,6 +122,7 @@ async def test_bt_7_recovery(run: int) -> None:
     await scenario.finish(again)
 
 
+@simulated
 async def test_bt_9_merge() -> None:
     scenario = Scenario(max_buckets=10)
     broker = await scenario.begin()
@@ -135,6 +144,7 @@ async def test_bt_9_merge() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
+@simulated
 async def test_any_limit_of_buckets_works(limit: int) -> None:
     scenario = Scenario(max_buckets=limit)
     broker = await scenario.begin()
@@ -145,6 +155,7 @@ async def test_any_limit_of_buckets_works(limit: int) -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_11_create_fails_for_good() -> None:
     def script(n: int, what: str, name: str) -> Fault:
         return "lost_before" if what == "put" else "ok"
@@ -165,6 +176,7 @@ async def test_bt_11_create_fails_for_good() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_a_parked_bucket_is_written_when_the_store_is_back() -> None:
     away = [True]
 
@@ -184,6 +196,7 @@ async def test_a_parked_bucket_is_written_when_the_store_is_back() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_13_the_number_of_entries_cuts_segments() -> None:
     scenario = Scenario(min_count=20, cap=5, step_s=3600)
     broker = await scenario.begin()
@@ -192,6 +205,7 @@ async def test_bt_13_the_number_of_entries_cuts_segments() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_14_clear() -> None:
     scenario = Scenario(min_count=50)
     broker = await scenario.begin()
@@ -208,6 +222,7 @@ async def test_bt_14_clear() -> None:
     await scenario.finish(again)
 
 
+@simulated
 async def test_clear_while_a_bucket_is_being_written_leaves_nothing() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
@@ -222,6 +237,7 @@ async def test_clear_while_a_bucket_is_being_written_leaves_nothing() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_16_trim() -> None:
     scenario = Scenario(max_buckets=5)
     broker = await scenario.begin()
@@ -238,6 +254,7 @@ async def test_bt_16_trim() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bd_24_trim_needs_no_limit_and_no_message() -> None:
     scenario = Scenario(max_buckets=-1, scale=100_000)
     broker = await scenario.begin()
@@ -249,6 +266,7 @@ async def test_bd_24_trim_needs_no_limit_and_no_message() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_21_deletes_that_fail_are_repeated() -> None:
     failures = [4 * ATTEMPTS]
 
@@ -271,6 +289,7 @@ async def test_bt_21_deletes_that_fail_are_repeated() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_23_nothing_to_trim() -> None:
     scenario = Scenario(max_buckets=5)
     broker = await scenario.begin()
@@ -280,6 +299,7 @@ async def test_bt_23_nothing_to_trim() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_24_within_the_limit_nothing_is_merged() -> None:
     scenario = Scenario(max_buckets=50)
     broker = await scenario.begin()
@@ -292,6 +312,7 @@ async def test_bt_24_within_the_limit_nothing_is_merged() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bt_26_a_restart_does_not_make_more_buckets() -> None:
     scenario = Scenario(min_count=3)
     broker = await scenario.begin()

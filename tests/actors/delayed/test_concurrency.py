@@ -16,6 +16,7 @@ import pytest
 from actors.delayed.buckets import BucketTracker
 from storage.position import position
 from tests.actors.delayed.scenario import Scenario
+from tests.sim.loop import simulated
 
 TASKS, ROUNDS, SPREAD_MS = 24, 40, 4_000
 
@@ -39,7 +40,7 @@ class Crowd:
     async def repeat(self, work: Callable[[int], None], number: int) -> None:
         for turn in range(ROUNDS):
             work(turn * TASKS + number)
-            await self.world.sleep(self.rng.choice((0, 1, 7, 40)))
+            await self.world.loop.pause(self.rng.choice((0, 1, 7, 40)))
 
     def add(self, ledger: int) -> None:
         """A read of one ledger, and at times the same read again."""
@@ -66,6 +67,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@simulated
 async def test_ts_1_a_crowd_on_one_tracker(seed: int) -> None:
     scenario = Scenario(min_count=20, cap=4, max_buckets=4, look_ahead_ms=200)
     broker = await scenario.begin()
@@ -84,6 +86,7 @@ async def test_ts_1_a_crowd_on_one_tracker(seed: int) -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bd_8_adding_and_clearing_at_once() -> None:
     scenario = Scenario(min_count=20, cap=4, max_buckets=4)
     broker = await scenario.begin()
@@ -92,7 +95,7 @@ async def test_bd_8_adding_and_clearing_at_once() -> None:
     async def clear() -> None:
         for _ in range(ROUNDS):
             await broker.tracker.clear()
-            await scenario.world.sleep(crowd.rng.choice((0, 3, 20)))
+            await scenario.world.loop.pause(crowd.rng.choice((0, 3, 20)))
 
     tasks = [asyncio.ensure_future(crowd.repeat(crowd.add, number)) for number in range(8)]
     tasks += [asyncio.ensure_future(clear()) for _ in range(8)]

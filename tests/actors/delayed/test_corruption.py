@@ -11,6 +11,7 @@ from storage.delayed.queue import SortedRun
 from storage.errors import Corrupt
 from tests.actors.delayed.broker import KEY, PREFIX, Broker, Log, bucket_settings
 from tests.actors.delayed.world import World
+from tests.sim.loop import simulated
 
 SETTINGS = bucket_settings(min_count=5, cap=3)
 END = 60_000
@@ -85,6 +86,7 @@ async def everything_comes(broker: Broker, log: Log) -> None:
 
 
 @pytest.mark.parametrize("damage", HEADER_DAMAGES)
+@simulated
 async def test_a_damaged_header_is_found_at_recovery(damage: Damage) -> None:
     world, log = World(), Log()
     await written(world, log)
@@ -101,6 +103,7 @@ async def test_a_damaged_header_is_found_at_recovery(damage: Damage) -> None:
 
 
 @pytest.mark.parametrize("damage", SEGMENT_DAMAGES)
+@simulated
 async def test_a_damaged_segment_is_found_when_it_is_loaded(damage: Damage) -> None:
     world, log = World(), Log()
     await written(world, log)
@@ -113,6 +116,7 @@ async def test_a_damaged_segment_is_found_when_it_is_loaded(damage: Damage) -> N
     await broker.end()
 
 
+@simulated
 async def test_a_damaged_object_is_kept_until_its_range_is_done() -> None:
     world, log = World(), Log()
     await written(world, log)
@@ -138,6 +142,7 @@ async def test_a_damaged_object_is_kept_until_its_range_is_done() -> None:
     await again.end()
 
 
+@simulated
 async def test_what_was_in_memory_of_a_lost_bucket_stays_tracked() -> None:
     world, log = World(), Log()
     await written(world, log)
@@ -153,6 +158,7 @@ async def test_what_was_in_memory_of_a_lost_bucket_stays_tracked() -> None:
     await broker.end()
 
 
+@simulated
 async def test_a_damaged_source_stops_a_merge_and_nothing_else() -> None:
     world, log = World(), Log()
     await written(world, log)
@@ -165,6 +171,7 @@ async def test_a_damaged_source_stops_a_merge_and_nothing_else() -> None:
     await broker.end()
 
 
+@simulated
 async def test_buckets_out_of_reach_at_recovery_are_rescanned() -> None:
     world, log = World(), Log()
     await written(world, log)
@@ -187,6 +194,7 @@ async def test_buckets_out_of_reach_at_recovery_are_rescanned() -> None:
     await again.end()
 
 
+@simulated
 async def test_what_was_given_out_is_not_tracked_again() -> None:
     """A column may still name it when the bucket that held it as well is lost."""
     world, log = World(), Log()

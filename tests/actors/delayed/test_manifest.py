@@ -7,6 +7,7 @@ from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest
 from storage.errors import Corrupt, Fenced, Unavailable
 from tests.actors.delayed.broker import KEY
 from tests.actors.delayed.world import LATE_MS, Fault, Life, World
+from tests.sim.loop import simulated
 
 
 def record(number: int) -> BucketRecord:
@@ -21,6 +22,7 @@ def newest(world: World) -> Manifest:
     return decode_manifest(world.records[KEY][-1], KEY)
 
 
+@simulated
 async def test_opening_takes_possession() -> None:
     world = World()
     first = ManifestStore(Life(world).ports, KEY, 1)
@@ -38,6 +40,7 @@ async def test_opening_takes_possession() -> None:
     assert newest(world).buckets == (record(1),)
 
 
+@simulated
 async def test_an_own_outdated_version_that_lands_late_is_overruled() -> None:
     world = World()
     faults: list[Fault] = []
@@ -79,6 +82,7 @@ async def test_an_own_outdated_version_that_lands_late_is_overruled() -> None:
     assert settled(store) is True
 
 
+@simulated
 async def test_a_damaged_record_is_named_and_a_readable_one_follows() -> None:
     world = World()
     world.records[KEY] = [b"rubbish"]
@@ -98,6 +102,7 @@ async def test_a_damaged_record_is_named_and_a_readable_one_follows() -> None:
     assert await last_epoch(life.ports, KEY) == 0
 
 
+@simulated
 async def test_an_older_owner_that_overwrote_a_record_is_overruled() -> None:
     world = World()
     newer, older = (ManifestStore(Life(world).ports, KEY, epoch) for epoch in (5, 4))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.actors.delayed.broker import Broker, Log, bucket_settings
 from tests.actors.delayed.world import World
+from tests.sim.loop import simulated
 
 STEPS = st.lists(
     st.one_of(
@@ -79,6 +80,7 @@ class History:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([1, 3, 8]), st.sampled_from([-1, 1, 3]), st.sampled_from([-1, 1, 4]), st.integers(0, 90))
+@simulated
 async def test_the_tracker_is_a_dict_of_due_times(
     steps: list[tuple[str, object]], min_count: int, cap: int, max_buckets: int, look_ahead: int
 ) -> None:

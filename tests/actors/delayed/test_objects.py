@@ -18,6 +18,7 @@ from storage.position import position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.scenario import Scenario, numbers
 from tests.actors.delayed.world import Life, World
+from tests.sim.loop import simulated
 
 KEY: Key = (7, 3)
 
@@ -40,6 +41,7 @@ def opened(life: Life) -> BucketObjects:
     return BucketObjects(life.ports, TOPIC, PARTITION, SUBSCRIPTION)
 
 
+@simulated
 async def test_bs_1_an_object_is_created_once_under_its_own_name() -> None:
     world = World()
     objects = opened(Life(world))
@@ -52,6 +54,7 @@ async def test_bs_1_an_object_is_created_once_under_its_own_name() -> None:
     assert world.objects == before
 
 
+@simulated
 async def test_bs_2_no_more_is_read_than_there_are_segments() -> None:
     objects = opened(Life(World()))
     sealed = two_segments(objects)
@@ -65,6 +68,7 @@ async def test_bs_2_no_more_is_read_than_there_are_segments() -> None:
     assert bucket.horizon() > (1 << 40, 0), "nothing is left to be asked for"
 
 
+@simulated
 async def test_bs_4_a_deleted_object_is_not_there() -> None:
     world = World()
     objects = opened(Life(world))
@@ -72,13 +76,14 @@ async def test_bs_4_a_deleted_object_is_not_there() -> None:
     await objects.put(KEY, sealed)
     await objects.delete(objects.name(KEY))
     assert await objects.names() == []
-    with pytest.raises(NotFound, match="there is no object"):
+    with pytest.raises(NotFound, match="no object"):
         await objects.header(KEY, sealed.header.data_start)
-    with pytest.raises(NotFound, match="there is no object"):
+    with pytest.raises(NotFound, match="no object"):
         await objects.segments(KEY, sealed.header.data_start, sealed.header.table, 0, 1)
     await objects.delete(objects.name(KEY))
 
 
+@simulated
 async def test_bs_5_the_manifest_knows_the_length_of_each_object() -> None:
     scenario = Scenario()
     broker = await scenario.begin()
@@ -93,6 +98,7 @@ async def test_bs_5_the_manifest_knows_the_length_of_each_object() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_bs_6_readers_at_the_same_time_get_the_same() -> None:
     objects = opened(Life(World()))
     sealed = two_segments(objects)
@@ -105,6 +111,7 @@ async def test_bs_6_readers_at_the_same_time_get_the_same() -> None:
         assert read.positions.tolist() == some_entries().positions[ends[first] : ends[stop]].tolist()
 
 
+@simulated
 async def test_bs_6_a_segment_on_its_way_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = Scenario(cap=5)
     broker = await scenario.begin()

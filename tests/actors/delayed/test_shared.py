@@ -17,6 +17,7 @@ from actors.messages import SubscriptionSettings
 from storage.position import position
 from tests.actors.delayed.broker import Log, bucket_settings
 from tests.actors.delayed.world import Life, World
+from tests.sim.loop import simulated
 
 
 class Subscription:
@@ -122,7 +123,8 @@ def attached(index: SharedIndex, world: World, log: Log, *names: str) -> list[Su
     return subscriptions
 
 
-def test_every_subscription_gets_every_message_from_one_index() -> None:
+@simulated
+async def test_every_subscription_gets_every_message_from_one_index() -> None:
     world, log, index = World(), Log(), memory_index()
     log.publish(1, [10, 20, 30])
     one, two = attached(index, world, log, "one", "two")
@@ -140,7 +142,8 @@ def test_every_subscription_gets_every_message_from_one_index() -> None:
     assert two.delivered == one.delivered
 
 
-def test_a_late_subscription_at_earliest_gets_everything() -> None:
+@simulated
+async def test_a_late_subscription_at_earliest_gets_everything() -> None:
     world, log, index = World(), Log(), memory_index()
     log.publish(1, [10, 20, 30])
     (one,) = attached(index, world, log, "one")
@@ -157,6 +160,7 @@ def test_a_late_subscription_at_earliest_gets_everything() -> None:
     assert len(late.delivered) == 3
 
 
+@simulated
 async def test_clear_concerns_one_subscription_alone() -> None:
     world, log, index = World(), Log(), memory_index()
     log.publish(1, [10, 20])
@@ -173,6 +177,7 @@ async def test_clear_concerns_one_subscription_alone() -> None:
     assert (one.delivered, len(two.delivered)) == ([], 2)
 
 
+@simulated
 async def test_an_inbox_that_nobody_empties_is_left_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.shared.INBOX_MOST", 5)
     world, log, index = World(), Log(), memory_index()
@@ -191,6 +196,7 @@ async def test_an_inbox_that_nobody_empties_is_left_to_the_log(monkeypatch: pyte
     assert list(index.views) == ["busy"]
 
 
+@simulated
 async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
     world, log = World(), Log()
     for ledger in range(1, 8):
@@ -239,6 +245,7 @@ async def test_the_index_survives_a_restart_in_bucket_objects() -> None:
     life.check()
 
 
+@simulated
 async def test_a_new_owner_goes_on_with_what_only_memory_held() -> None:
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
@@ -273,6 +280,7 @@ async def test_a_new_owner_goes_on_with_what_only_memory_held() -> None:
     second.check()
 
 
+@simulated
 async def test_what_falls_due_between_owners_is_given_to_the_reader() -> None:
     """The one who reads the log is past it and counts on the index, so the new owner must not skip it as due."""
     world, log, index = World(), Log(), SharedIndex()
@@ -298,6 +306,7 @@ async def test_what_falls_due_between_owners_is_given_to_the_reader() -> None:
     second.check()
 
 
+@simulated
 async def test_what_a_damaged_manifest_named_is_read_from_the_log() -> None:
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
@@ -326,6 +335,7 @@ async def test_what_a_damaged_manifest_named_is_read_from_the_log() -> None:
         await life.end()
 
 
+@simulated
 async def test_who_reads_the_log_is_told_what_an_index_lost() -> None:
     """Nothing else may ever fall due: whoever waits for that alone, is never told (delays, seed 7340075)."""
     world, log, index = World(), Log(), SharedIndex()
@@ -348,6 +358,7 @@ async def test_who_reads_the_log_is_told_what_an_index_lost() -> None:
     await second.end()
 
 
+@simulated
 async def test_a_topic_with_a_damaged_unopened_index_can_be_deleted() -> None:
     world = World()
     world.records[manifest_key("orders", 0, NAME)] = [b"rubbish"]
@@ -358,6 +369,7 @@ async def test_a_topic_with_a_damaged_unopened_index_can_be_deleted() -> None:
     await life.end()
 
 
+@simulated
 async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
     world, log, index, life, elsewhere = World(), Log(), SharedIndex(), Life(World()), Life(World())
     life.world = elsewhere.world = world
@@ -391,6 +403,7 @@ async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
     await elsewhere.end()
 
 
+@simulated
 async def test_an_owner_trims_what_every_subscription_has_passed() -> None:
     world, log, index, life = World(), Log(), SharedIndex(), Life(World())
     life.world = world
@@ -444,7 +457,8 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from([2, 1000]))
-def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], most: int) -> None:
+@simulated
+async def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("actors.delayed.shared.INBOX_MOST", most)
         world, log, index = World(), Log(), memory_index()

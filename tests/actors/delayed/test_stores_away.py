@@ -18,6 +18,7 @@ from storage.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, PREFIX, SUBSCRIPTION, TOPIC, Broker
 from tests.actors.delayed.scenario import Scenario, message, numbers
 from tests.actors.delayed.world import Fault, Life
+from tests.sim.loop import simulated
 
 LONG = 60_000
 
@@ -65,6 +66,7 @@ async def in_time(broker: Broker, work: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("unreadable", [8, 20])
+@simulated
 async def test_unreadable_objects_take_no_place_from_readable_ones(unreadable: int) -> None:
     bad: dict[str, None] = {}
 
@@ -87,6 +89,7 @@ async def test_unreadable_objects_take_no_place_from_readable_ones(unreadable: i
 
 
 @pytest.mark.parametrize("what", ["read", "create"])
+@simulated
 async def test_bd_33_a_fall_back_to_memory_returns_to_buckets(what: str) -> None:
     scenario, store = Scenario(scale=10_000), Store()
     first = await scenario.begin()
@@ -110,6 +113,7 @@ async def test_bd_33_a_fall_back_to_memory_returns_to_buckets(what: str) -> None
 
 
 @pytest.mark.parametrize("recovered", [False, True])
+@simulated
 async def test_deleting_after_a_fall_back_leaves_nothing(recovered: bool) -> None:
     scenario, store = Scenario(scale=10_000), Store()
     first = await scenario.begin()
@@ -134,6 +138,7 @@ async def test_deleting_after_a_fall_back_leaves_nothing(recovered: bool) -> Non
 
 
 @pytest.mark.parametrize("changed", [{"delayed_tracker": "memory"}, {"type": "failover"}])
+@simulated
 async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict[str, str]) -> None:
     scenario, store = Scenario(), Store()
     first = await scenario.begin()
@@ -161,6 +166,7 @@ async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict
     await life.end()
 
 
+@simulated
 async def test_a_damaged_manifest_stops_neither_delivery_nor_deleting() -> None:
     scenario = Scenario(scale=1_000)
     first = await scenario.begin()
@@ -183,6 +189,7 @@ async def test_a_damaged_manifest_stops_neither_delivery_nor_deleting() -> None:
     await broker.end()
 
 
+@simulated
 async def test_what_waits_for_a_failing_store_is_bounded_and_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 15)
     scenario, store = Scenario(scale=100_000), Store()
@@ -211,6 +218,7 @@ async def test_what_waits_for_a_failing_store_is_bounded_and_tells_so(monkeypatc
     await scenario.finish(broker)
 
 
+@simulated
 async def test_reading_without_a_manifest_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 10)
     scenario, store = Scenario(scale=100_000), Store()
@@ -225,6 +233,7 @@ async def test_reading_without_a_manifest_is_bounded(monkeypatch: pytest.MonkeyP
     await broker.end()
 
 
+@simulated
 async def test_a_bucket_out_of_reach_is_collected_after_its_range() -> None:
     scenario, store = Scenario(scale=1_000), Store()
     first = await scenario.begin()
@@ -243,6 +252,7 @@ async def test_a_bucket_out_of_reach_is_collected_after_its_range() -> None:
     await broker.end()
 
 
+@simulated
 async def test_a_clear_that_the_store_refuses_is_made_good_later() -> None:
     scenario, store = Scenario(scale=100_000), Store()
     broker = await scenario.begin(store)
@@ -259,6 +269,7 @@ async def test_a_clear_that_the_store_refuses_is_made_good_later() -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, 9])
+@simulated
 async def test_a_late_put_of_a_dead_owner_is_found_while_it_is_quiet(epoch: int) -> None:
     scenario = Scenario()
     scenario.epoch = 2
@@ -270,6 +281,7 @@ async def test_a_late_put_of_a_dead_owner_is_found_while_it_is_quiet(epoch: int)
     await scenario.finish(broker)
 
 
+@simulated
 async def test_an_object_of_an_earlier_life_is_never_taken_for_ours() -> None:
     taken: list[str] = []
 
@@ -291,6 +303,7 @@ async def test_an_object_of_an_earlier_life_is_never_taken_for_ours() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_what_expired_leaves_the_mutable_bucket() -> None:
     scenario = Scenario(min_count=100, scale=100_000)
     broker = await scenario.begin()
@@ -303,6 +316,7 @@ async def test_what_expired_leaves_the_mutable_bucket() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_a_slow_recovery_stores_nothing_twice() -> None:
     scenario, store = Scenario(scale=100_000), Store()
     first = await scenario.begin()
@@ -328,6 +342,7 @@ async def test_a_slow_recovery_stores_nothing_twice() -> None:
     await scenario.finish(broker)
 
 
+@simulated
 async def test_the_limit_of_buckets_is_kept_for_large_buckets_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.merger.MAX_MERGED", 12)
     scenario = Scenario(max_buckets=3, scale=100_000)

@@ -12,6 +12,7 @@ from storage.errors import Fenced, Invalid
 from storage.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.world import Fault, Life, World
+from tests.sim.loop import simulated
 
 
 async def make(life: Life, epoch: int = 1, **settings: object) -> DelayedTracker:
@@ -32,6 +33,7 @@ def add(tracker: DelayedTracker, dues: list[int], now: int = 0, first: int = 0) 
     return mask
 
 
+@simulated
 async def test_the_settings_choose() -> None:
     life = Life(World())
     assert isinstance(await make(life), BucketTracker)
@@ -41,12 +43,14 @@ async def test_the_settings_choose() -> None:
     await life.end()
 
 
+@simulated
 async def test_bd_1_switched_off_means_at_once() -> None:
     tracker = await make(Life(World()), delayed_delivery_enabled=False)
     assert add(tracker, [10, 20]) == [False, False]
     assert tracker.count() == 0
 
 
+@simulated
 async def test_fb_1_an_unreadable_manifest_means_memory() -> None:
     world = World()
 
@@ -70,6 +74,7 @@ async def test_fb_1_an_unreadable_manifest_means_memory() -> None:
     await life.end()
 
 
+@simulated
 async def test_a_damaged_manifest_is_replaced_and_its_buckets_deleted() -> None:
     world = World()
     world.records[KEY] = [b"rubbish"]
@@ -83,6 +88,7 @@ async def test_a_damaged_manifest_is_replaced_and_its_buckets_deleted() -> None:
     await life.end()
 
 
+@simulated
 async def test_a_newer_owner_is_not_worked_around() -> None:
     world = World()
     newer, older = Life(world), Life(world)
@@ -121,6 +127,7 @@ def test_im_3_an_immediate_message_ends_the_pause() -> None:
     assert not tracker.pause_reads(0)
 
 
+@simulated
 async def test_im_4_close_with_messages_inside() -> None:
     tracker = InMemoryTracker()
     add(tracker, [10])
@@ -137,6 +144,7 @@ def test_im_5_twice_counts_once() -> None:
     assert tracker.take(5, 10)[0].size == 1
 
 
+@simulated
 async def test_memory_tracker_trims_clears_and_browses() -> None:
     tracker = InMemoryTracker()
     add(tracker, [10, 20, 30, 40])

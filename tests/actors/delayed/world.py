@@ -1,77 +1,69 @@
-"""A small world for the trackers: virtual time, scripted object store and metadata, lives that crash at any effect.
-
-An effect is a call that changes a store (put, delete, create of a version, remove). A script says what happens at the
-n-th effect or read of a life; a crash ends the life at once, and the stores stay as they are for the next one.
-"""
+"""Lives of an owner in the simulator: its stores, whose n-th call fails as a test says, on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
-from actors.ports import Net, Ports, Rng, Version
-from storage.errors import Invalid, NotFound, Unavailable
-from storage.frame import Buffer
-from tests.timers import call_later
+from actors.ports import Meta, Net, Objects, Ports, Rng
+from storage.errors import Invalid, Unavailable
+from tests.sim.clock import EPOCH_MS, SimClock
+from tests.sim.loop import current_loop
+from tests.sim.meta import MetaStore, SimMeta, StoreFaults
+from tests.sim.objects import ObjectStore, SimObjects
 
 Fault = str
 """ok, crash_before, crash_after, lost_before, lost_after (Unavailable without and with the effect), late (Unavailable,
 and the effect comes LATE_MS later, whoever owns the subscription then), refused (Invalid: set up wrongly)."""
 LATE_MS = 500
+AT_ONCE = StoreFaults(delay_ms=(0, 0))
+HERE = "here"
 
 
 class World:
-    """Stores and time, shared by all lives."""
+    """Stores that answer at once, and time; shared by all lives. A test that uses it is `simulated`."""
 
     def __init__(self) -> None:
-        self.now = 0
-        self.objects: dict[str, bytes] = {}
-        self.records: dict[str, list[bytes]] = {}
+        self.loop = current_loop()
+        self.object_store, self.meta_store = ObjectStore(self.loop, 1), MetaStore(self.loop, 1)
+        self.object_store.trouble.faults = self.meta_store.trouble.faults = AT_ONCE
+        self.objects = self.object_store.objects
+        self.records = self.meta_store.records
         self.gets: list[tuple[str, int, int | None]] = []
-        self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._count = 0
         self._late: list[asyncio.Task[None]] = []
+
+    @property
+    def now(self) -> int:
+        """Milliseconds since the beginning."""
+        return self.loop.now
+
+    @now.setter
+    def now(self, milliseconds: int) -> None:
+        """Nothing runs meanwhile, as if the process had been frozen."""
+        self.loop.now = milliseconds
 
     async def settle(self) -> None:
         """Let everything run that can run without time passing."""
-        ready = cast(Any, asyncio.get_running_loop())._ready
         while True:
             await asyncio.sleep(0)
-            if not ready:
+            if not self.loop.busy():
                 return
 
     async def advance(self, milliseconds: int) -> None:
-        """Let time pass, waking sleepers in order."""
-        end = self.now + milliseconds
+        """Let time pass."""
         await self.settle()
-        while self._sleepers and self._sleepers[0][0] <= end:
-            at, _, future = heapq.heappop(self._sleepers)
-            if not future.done():
-                self.now = max(self.now, at)
-                future.set_result(None)
-                await self.settle()
-        self.now = end
+        await self.loop.pause(milliseconds)
+        await self.settle()
 
-    def later(self, effect: Callable[[], Any]) -> None:
+    def later(self, effect: Callable[[], Awaitable[Any]]) -> None:
         """Let an effect happen on its own, later."""
 
         async def happen() -> None:
-            await self.sleep(LATE_MS)
-            effect()
+            await self.loop.pause(LATE_MS)
+            await effect()
 
-        self._late.append(asyncio.get_running_loop().create_task(happen()))
-
-    async def sleep(self, milliseconds: int) -> None:
-        """Wait in virtual time."""
-        if milliseconds <= 0:
-            await asyncio.sleep(0)
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._count += 1
-        heapq.heappush(self._sleepers, (self.now + milliseconds, self._count, future))
-        await future
+        self._late.append(self.loop.create_task(happen()))
 
 
 class Life:
@@ -89,13 +81,13 @@ class Life:
     @property
     def ports(self) -> Ports:
         """The ports of this life."""
-        clock = _Clock(self.world)
+        world = self.world
         return Ports(
             me="test/dispatcher",
-            clock=clock,
+            clock=SimClock(world.loop, 1, HERE, {HERE: -EPOCH_MS}),
             net=cast(Net, None),
-            objects=_Objects(self),
-            meta=_Meta(self),
+            objects=cast(Objects, _Scripted(self, SimObjects(world.object_store, HERE))),
+            meta=cast(Meta, _Scripted(self, SimMeta(world.meta_store, HERE))),
             rng=cast(Rng, None),
             spawn=self.spawn,
             log=self.log,
@@ -128,7 +120,7 @@ class Life:
         if not task.cancelled() and task.exception() is not None:
             self.errors.append(cast(BaseException, task.exception()))
 
-    async def call(self, what: str, name: str, effect: Callable[[], Any]) -> Any:
+    async def call(self, what: str, name: str, effect: Callable[[], Awaitable[Any]]) -> Any:
         """Do one call of a port under the script."""
         await asyncio.sleep(0)
         if self.dead:
@@ -145,7 +137,7 @@ class Life:
             raise Unavailable(f"scripted: {what} {name}")
         if self.dead:
             await asyncio.get_running_loop().create_future()
-        result = effect()
+        result = await effect()
         if fault == "crash_after":
             self.dead = True
             await asyncio.get_running_loop().create_future()
@@ -155,90 +147,22 @@ class Life:
         return result
 
 
-class _Clock:
-    def __init__(self, world: World) -> None:
-        self._world = world
+class _Scripted:
+    """A simulated store, each call of which is under the script of a life."""
 
-    def now(self) -> int:
-        return self._world.now
+    def __init__(self, life: Life, store: SimObjects | SimMeta) -> None:
+        self._life, self._store = life, store
 
-    def monotonic(self) -> int:
-        return self._world.now
+    def __getattr__(self, what: str) -> Callable[..., Awaitable[Any]]:
+        act = getattr(self._store, what)
 
-    async def sleep(self, milliseconds: int) -> None:
-        await self._world.sleep(milliseconds)
+        async def call(name: str, *arguments: Any) -> Any:
+            async def effect() -> Any:
+                result = await act(name, *arguments)
+                if what == "get":
+                    self._life.world.gets.append((name, *arguments))
+                return result
 
-    def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(call_later(self, milliseconds, call))
+            return await self._life.call(what, name, effect)
 
-
-class _Objects:
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self._objects = life.world.objects
-
-    async def put(self, name: str, data: Buffer) -> bool:
-        def effect() -> bool:
-            if name in self._objects:
-                return False
-            self._objects[name] = bytes(data)
-            return True
-
-        return bool(await self._life.call("put", name, effect))
-
-    async def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        def effect() -> bytes:
-            if name not in self._objects:
-                raise NotFound(f"there is no object {name}")
-            self._life.world.gets.append((name, start, length))
-            stop = None if length is None else start + length
-            return self._objects[name][start:stop]
-
-        return cast(bytes, await self._life.call("get", name, effect))
-
-    async def names(self, prefix: str) -> list[str]:
-        return cast(
-            list[str],
-            await self._life.call("names", prefix, lambda: sorted(n for n in self._objects if n.startswith(prefix))),
-        )
-
-    async def delete(self, name: str) -> None:
-        await self._life.call("delete", name, lambda: self._objects.pop(name, None))
-
-
-class _Meta:
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self._records = life.world.records
-
-    async def read(self, key: str) -> Version | None:
-        def effect() -> Version | None:
-            versions = self._records.get(key)
-            return Version(len(versions), versions[-1]) if versions else None
-
-        return cast(Version | None, await self._life.call("read", key, effect))
-
-    async def create(self, key: str, number: int, value: bytes) -> bool:
-        def effect() -> bool:
-            versions = self._records.setdefault(key, [])
-            if number != len(versions) + 1:
-                return False
-            versions.append(bytes(value))
-            return True
-
-        return bool(await self._life.call("create", key, effect))
-
-    async def keys(self, prefix: str) -> list[str]:
-        return cast(
-            list[str],
-            await self._life.call("keys", prefix, lambda: sorted(k for k in self._records if k.startswith(prefix))),
-        )
-
-    async def remove(self, key: str, number: int | None = None) -> bool:
-        def effect() -> bool:
-            if number not in (None, len(self._records.get(key, [])) or number):
-                return False
-            self._records.pop(key, None)
-            return True
-
-        return bool(await self._life.call("remove", key, effect))
+        return call

@@ -15,6 +15,7 @@ from actors.messages import SubscriptionSettings
 from storage.position import Positions, position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.world import Life, World
+from tests.sim.loop import simulated
 
 both = pytest.mark.parametrize("tracker", ["memory", "bucket"])
 
@@ -78,6 +79,7 @@ class Owner:
 
 
 @both
+@simulated
 async def test_ad_2_the_timer_stands_at_the_next_due_time(tracker: str) -> None:
     owner = Owner()
     await owner.open(tracker)
@@ -104,6 +106,7 @@ async def test_ad_2_the_timer_stands_at_the_next_due_time(tracker: str) -> None:
 
 @both
 @pytest.mark.parametrize("gap", [1, DUE_GROUP_MS - 1, DUE_GROUP_MS, 15 * DUE_GROUP_MS])
+@simulated
 async def test_ad_5_a_group_costs_one_look_and_beyond_it_time_is_exact(tracker: str, gap: int) -> None:
     owner = Owner()
     await owner.open(tracker)
@@ -115,6 +118,7 @@ async def test_ad_5_a_group_costs_one_look_and_beyond_it_time_is_exact(tracker: 
 
 
 @both
+@simulated
 async def test_the_timer_follows_a_look_that_finds_only_skipped(tracker: str) -> None:
     owner = Owner()
     await owner.open(tracker)
