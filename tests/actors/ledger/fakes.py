@@ -1,9 +1,13 @@
-"""In-memory bookies behind a wire that does what a test tells it to, on a clock that never waits."""
+"""Bookies in memory behind a wire that does what a test tells it to, on the simulator's time.
+
+They are no bookies of the simulator, because tests of the protocol begin with what no request of it can make at will:
+one copy that was altered, a confirmation that outlives its run, an epoch that nobody asked for. Bookies with disks of
+their own play in `tests/actors/topic` and in the worlds `ledger` and `bookie`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
@@ -32,9 +36,11 @@ from actors.wire import Blob, Reply, Request
 from storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
 from storage.frame import Buffer, Header, Run, decode_head, encode_head
 from tests.actors.topic.cluster import make_test_run
-from tests.kit.clocks import QuickClock
 from tests.kit.meta import MemoryMeta
-from tests.kit.objects import PlainObjects
+from tests.sim.clock import EPOCH_MS, SimClock, SimRng
+from tests.sim.loop import current_loop
+from tests.sim.meta import StoreFaults
+from tests.sim.objects import ObjectStore, SimObjects
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
@@ -166,13 +172,14 @@ class Wire:
 
 
 class Lab:
-    """One owner's ports over a Wire, and what tests of the ledger protocol need around them."""
+    """One owner's ports over a Wire, and what its tests need around them. A test that uses it is `simulated`."""
 
     def __init__(self, names: str = "abcde", me: str = "owner") -> None:
         self.wire = Wire(list(names))
-        self.clock = QuickClock()
+        self.loop = current_loop()
         self.meta = MemoryMeta()
-        self.objects = PlainObjects()
+        self.store = ObjectStore(self.loop, 1)
+        self.store.trouble.faults = StoreFaults(delay_ms=(0, 0))
         self.tasks: list[asyncio.Task[None]] = []
         self.events: list[tuple[str, dict[str, object]]] = []
         self.ports = self.make_ports(me)
@@ -182,11 +189,11 @@ class Lab:
         """Ports of one more actor in this lab."""
         return Ports(
             me=me,
-            clock=self.clock,
+            clock=SimClock(self.loop, 1, "here", {"here": -EPOCH_MS}),
             net=self.wire,
-            objects=self.objects,
+            objects=SimObjects(self.store, "here"),
             meta=self.meta,
-            rng=random.Random(1),
+            rng=SimRng("lab"),
             spawn=self._spawn,
             log=lambda event, **fields: self.events.append((event, fields)),
         )
@@ -201,10 +208,9 @@ class Lab:
         names = sorted(self.wire.bookies)
         return BookieList(ids=names, addresses=names)
 
-    async def settle(self, turns: int = 200) -> None:
+    async def settle(self, milliseconds: int = 60_000) -> None:
         """Let everything run that can; fails with what a task raised."""
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await self.loop.pause(milliseconds)
         for task in self.tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 raise cast(BaseException, task.exception())

@@ -8,8 +8,10 @@ from actors.ledger.bookies import AVOID_MS, REFRESH_MS, Bookies, NoAnswer
 from actors.messages import BookieList, ListLedgers
 from storage.errors import Unavailable
 from tests.actors.ledger.fakes import Lab
+from tests.sim.loop import simulated
 
 
+@simulated
 async def test_ensembles_are_chosen_among_writable_bookies() -> None:
     lab = Lab("abcd")
     asked = []
@@ -24,13 +26,14 @@ async def test_ensembles_are_chosen_among_writable_bookies() -> None:
     for _ in range(10):
         assert "b" not in await bookies.choose(2)
     assert len(asked) == 1
-    lab.clock.at += AVOID_MS
+    lab.loop.now += AVOID_MS
     assert {name for _ in range(30) for name in await bookies.choose(2)} == {"a", "b", "c"}
     assert len(asked) == 2
     with pytest.raises(Unavailable, match="4 bookies are needed, 3"):
         await bookies.choose(4)
 
 
+@simulated
 async def test_silence_makes_a_bookie_suspect_until_it_answers() -> None:
     lab = Lab("ab")
     silent = ["a"]
@@ -45,6 +48,7 @@ async def test_silence_makes_a_bookie_suspect_until_it_answers() -> None:
         await lab.bookies.ask("z", ListLedgers(), 100)
 
 
+@simulated
 async def test_a_source_that_is_away_leaves_the_old_list() -> None:
     lab = Lab("ab")
     answers: list[BookieList | None] = [BookieList(ids=["a"], addresses=["a"]), None]
@@ -57,12 +61,13 @@ async def test_a_source_that_is_away_leaves_the_old_list() -> None:
 
     bookies = Bookies(lab.ports, listed)
     await bookies.refresh()
-    lab.clock.at += REFRESH_MS
+    lab.loop.now += REFRESH_MS
     await bookies.refresh()
     assert bookies.writable() == ["a"]
     assert answers == []
 
 
+@simulated
 async def test_a_bookie_is_looked_up_until_it_answers() -> None:
     """However long ago it failed: it may be elsewhere since then."""
     lab = Lab("ab")
@@ -76,5 +81,5 @@ async def test_a_bookie_is_looked_up_until_it_answers() -> None:
     with pytest.raises(NoAnswer):
         await bookies.ask("one", ListLedgers(), 100)
     where[:] = ["b"]
-    lab.clock.at += AVOID_MS
+    lab.loop.now += AVOID_MS
     await bookies.ask("one", ListLedgers(), 100)

@@ -10,11 +10,11 @@ import pytest
 from actors.ledger.fan_out import FanOut, together
 from storage.errors import NotFound, Unavailable
 from tests.actors.ledger.fakes import Lab
+from tests.sim.loop import current_loop, simulated
 
 
-async def later(turns: int, result: int) -> int:
-    for _ in range(turns):
-        await asyncio.sleep(0)
+async def later(milliseconds: int, result: int) -> int:
+    await current_loop().pause(milliseconds)
     return result
 
 
@@ -26,6 +26,7 @@ async def break_down() -> int:
     raise ZeroDivisionError
 
 
+@simulated
 async def test_outcomes_come_as_they_arrive() -> None:
     fan: FanOut[str, int] = FanOut(Lab().ports, "test")
     fan.start("slow", later(20, 1))
@@ -39,6 +40,7 @@ async def test_outcomes_come_as_they_arrive() -> None:
     assert [result for _, result in outcomes[1:]] == [2, 1]
 
 
+@simulated
 async def test_a_defect_is_raised() -> None:
     fan: FanOut[str, int] = FanOut(Lab().ports, "test")
     fan.start("broken", break_down())
@@ -46,6 +48,7 @@ async def test_a_defect_is_raised() -> None:
         await fan.next()
 
 
+@simulated
 async def test_together_keeps_the_order_and_raises_the_first_refusal() -> None:
     ports = Lab().ports
     assert await together(ports, "test", [later(5, 1), later(1, 2), later(3, 3)]) == [1, 2, 3]
@@ -54,6 +57,7 @@ async def test_together_keeps_the_order_and_raises_the_first_refusal() -> None:
         await together(ports, "test", [later(500, 1), refuse()])
 
 
+@simulated
 async def test_cancelled_work_is_not_waited_for() -> None:
     lab = Lab()
     fan: FanOut[str, int] = FanOut(lab.ports, "test")
@@ -65,6 +69,7 @@ async def test_cancelled_work_is_not_waited_for() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@simulated
 async def test_work_that_never_began_is_let_go_without_a_complaint() -> None:
     lab = Lab()
     fan: FanOut[str, int] = FanOut(lab.ports, "test")
@@ -75,6 +80,7 @@ async def test_work_that_never_began_is_let_go_without_a_complaint() -> None:
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
+@simulated
 async def test_unavailable_is_an_outcome_too() -> None:
     async def away() -> int:
         raise Unavailable("away")

@@ -13,6 +13,7 @@ from actors.wire import Request
 from storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab
 from tests.actors.ledger.test_replication import stocked
+from tests.sim.loop import simulated
 
 
 async def released(lab: Lab, *ledgers: int) -> None:
@@ -21,6 +22,7 @@ async def released(lab: Lab, *ledgers: int) -> None:
     await keeper.update(lambda record: record.with_released(ledgers))
 
 
+@simulated
 async def test_it_deletes_what_was_released_and_nothing_else() -> None:
     lab = Lab("abcdef")
     await released(lab, 99)
@@ -34,6 +36,7 @@ async def test_it_deletes_what_was_released_and_nothing_else() -> None:
     assert list(await noted_released(lab.ports)) == [99]
 
 
+@simulated
 async def test_an_empty_metadata_store_collects_nothing() -> None:
     lab = Lab("abcd")
     await stocked(lab)
@@ -43,6 +46,7 @@ async def test_an_empty_metadata_store_collects_nothing() -> None:
     assert lab.wire.holders(7, 0) != []
 
 
+@simulated
 async def test_what_no_record_knows_is_told_and_stays() -> None:
     """A bookie that holds more than the metadata knows is the only sign of an older metadata store."""
     lab = Lab("abcdef")
@@ -58,6 +62,7 @@ async def test_what_no_record_knows_is_told_and_stays() -> None:
     assert (await collect_garbage(lab.ports, await lab.list_bookies())).unknown == {}
 
 
+@simulated
 async def test_what_was_released_is_known_after_the_record_forgot_it() -> None:
     lab = Lab("abcd")
     keeper, _ = await stocked(lab)
@@ -68,6 +73,7 @@ async def test_what_was_released_is_known_after_the_record_forgot_it() -> None:
     assert (await collect_garbage(lab.ports, await lab.list_bookies())).deleted == {"a": [99]}
 
 
+@simulated
 async def test_a_record_that_cannot_be_read_ends_the_collection() -> None:
     lab = Lab("abc")
     lab.put("a", 99, 0, 0)
@@ -77,6 +83,7 @@ async def test_a_record_that_cannot_be_read_ends_the_collection() -> None:
     assert lab.wire.holders(99, 0) == ["a"]
 
 
+@simulated
 async def test_bookies_are_asked_before_the_records_are_read() -> None:
     lab = Lab("abcd")
     await stocked(lab)
@@ -92,6 +99,7 @@ async def test_bookies_are_asked_before_the_records_are_read() -> None:
     assert lab.wire.holders(50, 0) == ["a"]
 
 
+@simulated
 async def test_a_bookie_that_refuses_or_is_silent_stops_no_other() -> None:
     lab = Lab("abcd")
     await released(lab, 99)

@@ -20,6 +20,7 @@ from actors.ledger.record import (
 from actors.messages import TopicSettings
 from storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger
+from tests.sim.loop import simulated
 
 SETTINGS = TopicSettings()
 
@@ -33,6 +34,7 @@ def trimmed(record: PartitionRecord) -> PartitionRecord:
     return msgspec.structs.replace(record, trimmed_before=record.trimmed_before + 1)
 
 
+@simulated
 async def test_each_owner_has_the_next_epoch_and_recovers_open_ledgers() -> None:
     lab = Lab()
     first, _ = metadata(lab, "one")
@@ -43,6 +45,7 @@ async def test_each_owner_has_the_next_epoch_and_recovers_open_ledgers() -> None
     assert (taken.epoch, taken.owner, taken.ledgers[0].state) == (2, "two", LedgerState.IN_RECOVERY)
 
 
+@simulated
 async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
     lab = Lab()
     old, lost = metadata(lab, "one")
@@ -56,6 +59,7 @@ async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
     assert old.record.trimmed_before == new.record.trimmed_before == 0
 
 
+@simulated
 async def test_an_idle_old_owner_notices_when_it_looks() -> None:
     lab = Lab()
     old, lost = metadata(lab, "one")
@@ -69,6 +73,7 @@ async def test_an_idle_old_owner_notices_when_it_looks() -> None:
 
 
 @pytest.mark.parametrize("call", ["create", "read"])
+@simulated
 async def test_an_owner_whose_record_is_damaged_is_one_no_more(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot know what is in there. The next owner begins with what it finds when the record is mended."""
     lab = Lab()
@@ -87,6 +92,7 @@ async def test_an_owner_whose_record_is_damaged_is_one_no_more(call: str, monkey
     assert (await next_owner.acquire(SETTINGS)).epoch == 2
 
 
+@simulated
 async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None:
     lab = Lab()
     owner, lost = metadata(lab, "one")
@@ -102,6 +108,7 @@ async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None
     assert version.number == 3
 
 
+@simulated
 async def test_of_two_new_owners_one_is_fenced() -> None:
     lab = Lab()
     first, _ = metadata(lab, "one")
@@ -122,6 +129,7 @@ async def test_of_two_new_owners_one_is_fenced() -> None:
     assert sorted(outcomes) == ["fenced", "owner"]
 
 
+@simulated
 async def test_a_deleted_topic_comes_back_empty_at_a_higher_epoch() -> None:
     lab = Lab()
     owner, _ = metadata(lab, "one")
@@ -132,6 +140,7 @@ async def test_a_deleted_topic_comes_back_empty_at_a_higher_epoch() -> None:
     assert (record.epoch, record.deleted, record.ever_subscribed) == (2, False, False)
 
 
+@simulated
 async def test_ledger_ids_are_never_given_twice() -> None:
     lab = Lab()
     lab.meta.fail = ["", "after", "before"]
@@ -150,6 +159,7 @@ async def test_ledger_ids_are_never_given_twice() -> None:
     assert taken[::2] == sorted(taken[::2])
 
 
+@simulated
 async def test_ledger_ids_stay_above_what_a_disk_knows() -> None:
     lab = Lab()
     assert await LedgerIds().take(lab.ports, 0) == 1
@@ -159,6 +169,7 @@ async def test_ledger_ids_stay_above_what_a_disk_knows() -> None:
     assert 1000 < await LedgerIds().take(lab.make_ports("y"), 0) < 1000 + 3 * BLOCK
 
 
+@simulated
 async def test_a_thousand_owners_share_a_few_blocks() -> None:
     lab = Lab()
     giver = LedgerIds()
@@ -170,6 +181,7 @@ async def test_a_thousand_owners_share_a_few_blocks() -> None:
     assert not await stay_above(lab.meta, "b", 1_000)
 
 
+@simulated
 async def test_an_id_is_above_what_the_partition_had() -> None:
     lab = Lab()
     here, there = LedgerIds(), LedgerIds()
@@ -182,6 +194,7 @@ async def test_an_id_is_above_what_the_partition_had() -> None:
     assert await here.take(lab.ports, 0) == moved + 1, "who needs none that is higher takes the next one"
 
 
+@simulated
 async def test_an_id_is_new_where_the_highest_is_not_known() -> None:
     lab = Lab()
     here, there = LedgerIds(), LedgerIds()
@@ -191,6 +204,7 @@ async def test_an_id_is_new_where_the_highest_is_not_known() -> None:
     assert await here.take(lab.ports, None) > max(given) + 1, "another block: the last one was asked for before"
 
 
+@simulated
 async def test_an_asker_that_ended_stops_nobody() -> None:
     lab = Lab()
     giver = LedgerIds()

@@ -11,6 +11,7 @@ from actors.messages import DescribeLedger, ReadHeads, RunRead
 from actors.wire import Blob
 from storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
+from tests.sim.loop import simulated
 
 
 def make_lab() -> tuple[Lab, LedgerReader, LedgerRecord]:
@@ -23,6 +24,7 @@ def make_lab() -> tuple[Lab, LedgerReader, LedgerRecord]:
     return lab, LedgerReader(lab.ports, lab.bookies), ledger
 
 
+@simulated
 async def test_any_bookie_of_the_write_set_will_do() -> None:
     lab, reader, ledger = make_lab()
     for dead in ("ab", "bc", "ac"):
@@ -32,6 +34,7 @@ async def test_any_bookie_of_the_write_set_will_do() -> None:
         assert (frame.header.run, frame.header.first_entry, len(data)) == (2, 4, frame.full_size)
 
 
+@simulated
 async def test_a_run_that_nobody_gives_is_unavailable_and_not_missing() -> None:
     lab, reader, ledger = make_lab()
     lab.wire.rules.append(lambda bookie, request: "damaged" if bookie == "a" else "lose")
@@ -39,6 +42,7 @@ async def test_a_run_that_nobody_gives_is_unavailable_and_not_missing() -> None:
         await reader.run(ledger, 1)
 
 
+@simulated
 async def test_damaged_bytes_are_passed_over() -> None:
     lab, reader, ledger = make_lab()
     for bookie in "ab":
@@ -59,6 +63,7 @@ def test_another_run_than_the_one_asked_for_is_corrupt() -> None:
     assert check_answer(RunRead(), 7, 3, "a") is None
 
 
+@simulated
 async def test_the_table_needs_only_as_many_bookies_as_tell_it_whole() -> None:
     lab, reader, ledger = make_lab()
     lab.wire.rules.append(lambda b, r: "lose" if isinstance(r, DescribeLedger) and b != "b" else None)
@@ -69,6 +74,7 @@ async def test_the_table_needs_only_as_many_bookies_as_tell_it_whole() -> None:
         await reader.table(ledger)
 
 
+@simulated
 async def test_a_head_tells_who_wrote_a_run_and_how_long_it_is() -> None:
     _, reader, ledger = make_lab()
     frame = await reader.run(ledger, 3, part="head")
@@ -76,6 +82,7 @@ async def test_a_head_tells_who_wrote_a_run_and_how_long_it_is() -> None:
     assert frame.full_size == (await reader.run(ledger, 3)).payload.size > 0
 
 
+@simulated
 async def test_the_heads_of_many_runs_are_asked_for_at_once() -> None:
     lab, reader, ledger = make_lab()
     frames = await reader.heads(ledger, range(1, 4))
@@ -87,6 +94,7 @@ async def test_the_heads_of_many_runs_are_asked_for_at_once() -> None:
 
 
 @pytest.mark.parametrize("fault", ["lose", "damaged", "absent", "mixed up"])
+@simulated
 async def test_heads_that_one_bookie_does_not_give_come_from_another(fault: str) -> None:
     lab, reader, ledger = make_lab()
     spoilt = lab.wire.bookies["a"].runs

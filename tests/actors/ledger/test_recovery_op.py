@@ -12,12 +12,14 @@ from actors.messages import AddRun, FenceLedger, ReadRun
 from actors.wire import Blob, Request
 from storage.errors import Corrupt, Fenced, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
+from tests.sim.loop import simulated
 
 
 async def recover(lab: Lab, ledger: LedgerRecord, epoch: int = 2) -> LedgerRecord:
     return await recover_ledger(lab.ports, lab.bookies, ledger, epoch)
 
 
+@simulated
 async def test_a_run_that_one_bookie_has_is_written_back_and_kept() -> None:
     lab = Lab()
     for bookie in "abc":
@@ -30,6 +32,7 @@ async def test_a_run_that_one_bookie_has_is_written_back_and_kept() -> None:
     assert (again.last_run, again.last_entry) == (1, 3)
 
 
+@simulated
 async def test_bk1_a_negative_answer_can_never_turn_positive() -> None:
     # The old writer's run is at a; its add to c is under way. The new owner's fence request to c is lost, a is slow.
     lab = Lab()
@@ -48,6 +51,7 @@ async def test_bk1_a_negative_answer_can_never_turn_positive() -> None:
         lab.wire.bookies["c"].answer(AddRun(ledger=7, epoch=1, head=head, payload=Blob(made.payload)))
 
 
+@simulated
 async def test_a_bookie_that_recovery_brought_in_does_not_vote() -> None:
     # Qw = Qa = 2: one explicit "no such run" ends the ledger. b is dead; c takes its slot while run 0 is written back.
     # c never had run 1, a has it, and it was confirmed by a and b.
@@ -77,6 +81,7 @@ async def test_a_bookie_that_recovery_brought_in_does_not_vote() -> None:
     assert lab.wire.holders(7, 1) == ["a", "c"]
 
 
+@simulated
 async def test_too_few_fences_prove_nothing() -> None:
     lab = Lab()
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie in "bc" else None)
@@ -84,6 +89,7 @@ async def test_too_few_fences_prove_nothing() -> None:
         await recover(lab, make_ledger())
 
 
+@simulated
 async def test_bk3_damage_never_ends_a_ledger() -> None:
     lab = Lab()
     lab.put("a", 7, 0, 0)
@@ -97,6 +103,7 @@ async def test_bk3_damage_never_ends_a_ledger() -> None:
         await recover(lab, make_ledger())
 
 
+@simulated
 async def test_a_copy_with_flipped_bits_is_no_copy() -> None:
     lab = Lab()
     for bookie in "ab":
@@ -109,6 +116,7 @@ async def test_a_copy_with_flipped_bits_is_no_copy() -> None:
     assert all(lab.wire.bookies[name].runs[7, 0][1] == payload for name in "bc")
 
 
+@simulated
 async def test_lost_confirmed_runs_are_reported_not_cut_off() -> None:
     lab = Lab()
     for bookie in "abc":
@@ -118,6 +126,7 @@ async def test_lost_confirmed_runs_are_reported_not_cut_off() -> None:
         await recover(lab, make_ledger())
 
 
+@simulated
 async def test_a_newer_owner_ends_the_recovery_of_an_older_one() -> None:
     lab = Lab()
     lab.put("a", 7, 0, 0)
@@ -126,6 +135,7 @@ async def test_a_newer_owner_ends_the_recovery_of_an_older_one() -> None:
         await recover(lab, make_ledger(), epoch=2)
 
 
+@simulated
 async def test_lost_replies_change_nothing() -> None:
     lab = Lab()
     for bookie in "ab":

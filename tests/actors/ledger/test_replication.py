@@ -16,6 +16,7 @@ from actors.ledger.replication import (
 )
 from actors.messages import TopicSettings
 from tests.actors.ledger.fakes import Lab, make_ledger
+from tests.sim.loop import simulated
 
 RUNS = 12
 
@@ -68,6 +69,7 @@ def test_a_slot_that_moved_on_meanwhile_is_left_alone() -> None:
     assert with_repair(mended, repair, "d") == mended
 
 
+@simulated
 async def test_everything_a_lost_bookie_had_is_copied() -> None:
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)
@@ -78,8 +80,10 @@ async def test_everything_a_lost_bookie_had_is_copied() -> None:
     ledger = metadata.record.ledgers[0]
     for run in range(RUNS):
         assert all((7, run) in lab.wire.bookies[name].runs for name in ledger.write_set(run))
+    await lab.settle()
 
 
+@simulated
 async def test_runs_without_any_other_copy_stay_counted() -> None:
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)
@@ -89,6 +93,7 @@ async def test_runs_without_any_other_copy_stay_counted() -> None:
     assert any(event == "repair_failed" for event, _ in lab.events)
 
 
+@simulated
 async def test_copies_that_are_missing_on_live_bookies_are_filled_in() -> None:
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)
@@ -100,6 +105,7 @@ async def test_copies_that_are_missing_on_live_bookies_are_filled_in() -> None:
     assert (7, 6) in lab.wire.bookies["d"].runs
 
 
+@simulated
 async def test_a_damaged_copy_is_never_copied_on() -> None:
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)

@@ -14,6 +14,7 @@ from storage.errors import Fenced, InvariantViolation
 from storage.frame import Run, decode_head
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.actors.topic.cluster import make_test_run
+from tests.sim.loop import simulated
 
 
 class Writing:
@@ -62,6 +63,7 @@ async def start(lab: Lab, bookies: str = "abc", write: int = 3, ack: int = 2) ->
     return Writing(lab, make_ledger(bookies, write, ack, state=LedgerState.OPEN))
 
 
+@simulated
 async def test_runs_are_pipelined_and_confirmed_in_order() -> None:
     lab = Lab("abc")
     writing = await start(lab)
@@ -75,6 +77,7 @@ async def test_runs_are_pipelined_and_confirmed_in_order() -> None:
     assert (head.first_entry, head.count, head.epoch) == (18, 2, 1)
 
 
+@simulated
 async def test_a_silent_bookie_is_replaced_and_its_rest_written_again() -> None:
     lab = Lab("abcd")
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "b" else None)
@@ -89,6 +92,7 @@ async def test_a_silent_bookie_is_replaced_and_its_rest_written_again() -> None:
     assert lab.wire.holders(7, 2) == ["a", replacement]
 
 
+@simulated
 async def test_nothing_counts_before_the_new_fragment_is_durable() -> None:
     lab = Lab("abc")
     lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "b" else None)
@@ -101,6 +105,7 @@ async def test_nothing_counts_before_the_new_fragment_is_durable() -> None:
     assert lab.wire.holders(7, 0) == ["a"]
 
 
+@simulated
 async def test_a_refused_epoch_stops_the_writer_at_once() -> None:
     lab = Lab("abc")
     lab.wire.bookies["b"].epochs[7] = 5
@@ -113,6 +118,7 @@ async def test_a_refused_epoch_stops_the_writer_at_once() -> None:
     assert len(lab.wire.calls) == calls
 
 
+@simulated
 async def test_a_handle_that_is_gone_is_followed_by_the_bytes() -> None:
     lab = Lab("abc")
     writing = await start(lab)
@@ -123,6 +129,7 @@ async def test_a_handle_that_is_gone_is_followed_by_the_bytes() -> None:
     assert writing.fragments == []
 
 
+@simulated
 async def test_without_a_replacement_the_writer_waits_for_the_bookie() -> None:
     lab = Lab("ab")
     trouble = iter(range(4))
@@ -134,6 +141,7 @@ async def test_without_a_replacement_the_writer_waits_for_the_bookie() -> None:
     assert writing.fragments == []
 
 
+@simulated
 async def test_lost_replies_and_repetitions_store_a_run_once() -> None:
     lab = Lab("ab")
     answers = iter(["lose reply", "lose reply", None])
@@ -150,6 +158,7 @@ async def test_lost_replies_and_repetitions_store_a_run_once() -> None:
     assert lab.wire.holders(7, 0) == lab.wire.holders(7, 1) == ["a", "b"]
 
 
+@simulated
 async def test_a_bookie_lost_for_good_is_replaced_without_traffic() -> None:
     lab = Lab("abc")
     writing = await start(lab, "ab", 2, 2)
@@ -160,6 +169,7 @@ async def test_a_bookie_lost_for_good_is_replaced_without_traffic() -> None:
     assert writing.fragments == [Fragment(1, 2, ("c", "b"))]
 
 
+@simulated
 async def test_damage_on_the_way_to_a_bookie_is_sent_again() -> None:
     lab = Lab("ab")
     damage = iter(["damaged", "damaged"])
@@ -170,6 +180,7 @@ async def test_damage_on_the_way_to_a_bookie_is_sent_again() -> None:
     assert lab.wire.holders(7, 0) == ["a", "b"]
 
 
+@simulated
 async def test_a_run_damaged_in_our_own_hands_stops_the_owner() -> None:
     lab = Lab("ab")
     lab.wire.rules.append(lambda bookie, request: "damaged")
@@ -182,6 +193,7 @@ async def test_a_run_damaged_in_our_own_hands_stops_the_owner() -> None:
     assert writing.confirmed == []
 
 
+@simulated
 async def test_a_copy_of_a_ledger_trimmed_meanwhile_is_given_up() -> None:
     """The third copy is late; the ledger is closed, read by everybody and deleted before it comes."""
     lab = Lab("abc")
@@ -200,6 +212,7 @@ async def test_a_copy_of_a_ledger_trimmed_meanwhile_is_given_up() -> None:
     assert lab.wire.holders(7, 0) == ["a", "b"]
 
 
+@simulated
 async def test_a_writer_whose_open_ledger_was_deleted_was_replaced() -> None:
     """A newer owner found it empty, or trimmed it; the late one stops, and that is no broken promise."""
     lab = Lab("abc")
