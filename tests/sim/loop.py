@@ -275,6 +275,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._frozen.clear()
         self._dropped.clear()
         left = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        _close_unbegun(task.get_coro() for task in left)
         for task in left:
             task.cancel()
         for _ in range(100_000):
@@ -324,13 +325,12 @@ def _where(task: asyncio.Task[Any]) -> str:
     return "".join(line for frame in task.get_stack() for line in traceback.format_stack(frame, 1))
 
 
-def close_unbegun(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """End coroutines whose tasks were cancelled before their first step: else Python complains of each.
+def _close_unbegun(works: Iterable[object]) -> None:
+    """End coroutines whose tasks have not begun: else Python complains of each that it was never awaited.
 
     One may have been given another one to await, which has not begun either.
     """
     for work in works:
-        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-            given = list(inspect.getcoroutinelocals(work).values())
-            close_unbegun(each for each in given if inspect.iscoroutine(each))
+        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            _close_unbegun(list(inspect.getcoroutinelocals(work).values()))
             work.close()

@@ -25,7 +25,7 @@ from actors.wire import Packed, Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
-from tests.sim.loop import OWNER, SimFailure, SimLoop, close_unbegun
+from tests.sim.loop import OWNER, SimFailure, SimLoop
 from tests.sim.meta import MetaStore, SimMeta
 from tests.sim.net import Network, SimNet
 from tests.sim.objects import ObjectStore, SimObjects
@@ -60,7 +60,7 @@ class Process:
         self.alive = True
         self.paused = False
         self._world = world
-        self._tasks: dict[int, tuple[asyncio.Task[None], Coroutine[Any, Any, None]]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._started = 0
         self._context = Context()
         self._context.run(OWNER.set, self)
@@ -86,13 +86,8 @@ class Process:
         number = self._started
         task = self._world.loop.create_task(self._guard(number, work, name), context=self._context)
         # Kept until it is done: a task that nobody holds is collected, and the loop would complain of it.
-        self._tasks[number] = task, work
+        self._tasks[number] = task
         return task
-
-    def discard(self) -> None:
-        """The run is over: work that never began is let go without a complaint."""
-        close_unbegun(work for _, work in self._tasks.values())
-        self._tasks.clear()
 
     def log(self, event: str, **fields: object) -> None:
         """What the actor logs."""
@@ -179,7 +174,7 @@ class World:
         self._processes: dict[str, Process] = {}
         self._addresses: dict[Address, Process] = {}
         self._graveyard: list[Process] = []
-        self._workers: list[tuple[asyncio.Task[None], Coroutine[Any, Any, None]]] = []
+        self._workers: list[asyncio.Task[None]] = []
         self._disks: dict[str, SimDisk] = {}
         self._in_use: dict[str, str] = {}
         self._hash = hashlib.blake2b(digest_size=16)
@@ -197,10 +192,6 @@ class World:
             return result
         except Exception as error:
             raise SimFailure(self.tell(error)) from error
-        finally:
-            for process in [*self._addresses.values(), *self._graveyard]:
-                process.discard()
-            close_unbegun(work for _, work in self._workers)
 
     def _check_cuts(self) -> None:
         for pairs, before in self._cuts:
@@ -268,7 +259,7 @@ class World:
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work of the world itself, not of a process."""
-        self._workers.append((self.loop.create_task(self._watch(work), name=name), work))
+        self._workers.append(self.loop.create_task(self._watch(work), name=name))
 
     async def _watch(self, work: Coroutine[Any, Any, None]) -> None:
         try:
