@@ -29,7 +29,7 @@ class Subscription:
         self.log = log
         self.acknowledged: dict[int, int] = {}
         self.delivered: list[int] = []
-        self.view: SharedView | None = None
+        self.view: SharedView
         self.read_to = -1
 
     def attach(self, index: SharedIndex) -> None:
@@ -40,7 +40,6 @@ class Subscription:
         self.trim()
 
     def trim(self) -> None:
-        assert self.view is not None
         self.view.trim(self.mark_delete())
 
     def mark_delete(self) -> int:
@@ -52,7 +51,6 @@ class Subscription:
         return last
 
     def feed(self, places: list[int]) -> None:
-        assert self.view is not None
         wanted = [p for p in places if p not in self.acknowledged and p not in self.delivered]
         if wanted:
             column = np.array(wanted, np.int64)
@@ -62,7 +60,6 @@ class Subscription:
 
     def step(self) -> None:
         """Read what is new, read lost ranges again, take what is due."""
-        assert self.view is not None
         new = [place for place in sorted(self.log.due) if place > self.read_to]
         self.read_to = max([self.read_to, *new])
         self.feed(new)
@@ -88,7 +85,6 @@ class Subscription:
         return [place for place in sorted(self.log.due) if place not in gone]
 
     def check(self) -> None:
-        assert self.view is not None
         waiting = self.waiting()
         assert self.view.count() == len(waiting)
         places = np.array(sorted(self.log.due), np.int64)
@@ -100,10 +96,6 @@ class Subscription:
             expected = free[0] if free else None
             if expected is not None:
                 assert self.view.next_untracked(start, end) == expected
-
-
-def memory_index() -> SharedIndex:
-    return SharedIndex()
 
 
 async def own(life: Life, index: SharedIndex, epoch: int, rule: SubscriptionSettings) -> IndexOwner:
@@ -125,7 +117,7 @@ def attached(index: SharedIndex, world: World, log: Log, *names: str) -> list[Su
 
 @simulated
 async def test_every_subscription_gets_every_message_from_one_index() -> None:
-    world, log, index = World(), Log(), memory_index()
+    world, log, index = World(), Log(), SharedIndex()
     log.publish(1, [10, 20, 30])
     one, two = attached(index, world, log, "one", "two")
     one.step()
@@ -135,7 +127,6 @@ async def test_every_subscription_gets_every_message_from_one_index() -> None:
     one.step()
     assert one.delivered == [position(1, 0), position(1, 1)]
     assert two.delivered == []
-    assert two.view is not None
     assert two.view.count() == 3
     assert two.view.next_due() is not None
     two.step()
@@ -144,7 +135,7 @@ async def test_every_subscription_gets_every_message_from_one_index() -> None:
 
 @simulated
 async def test_a_late_subscription_at_earliest_gets_everything() -> None:
-    world, log, index = World(), Log(), memory_index()
+    world, log, index = World(), Log(), SharedIndex()
     log.publish(1, [10, 20, 30])
     (one,) = attached(index, world, log, "one")
     one.step()
@@ -162,12 +153,11 @@ async def test_a_late_subscription_at_earliest_gets_everything() -> None:
 
 @simulated
 async def test_clear_concerns_one_subscription_alone() -> None:
-    world, log, index = World(), Log(), memory_index()
+    world, log, index = World(), Log(), SharedIndex()
     log.publish(1, [10, 20])
     one, two = attached(index, world, log, "one", "two")
     one.step()
     two.step()
-    assert one.view is not None
     await one.view.clear()
     assert one.view.count() == 0
     two.check()
@@ -180,7 +170,7 @@ async def test_clear_concerns_one_subscription_alone() -> None:
 @simulated
 async def test_an_inbox_that_nobody_empties_is_left_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.delayed.shared.INBOX_MOST", 5)
-    world, log, index = World(), Log(), memory_index()
+    world, log, index = World(), Log(), SharedIndex()
     log.publish(1, [10 + i for i in range(12)])
     busy, lazy = attached(index, world, log, "busy", "lazy")
     busy.step()
@@ -188,7 +178,6 @@ async def test_an_inbox_that_nobody_empties_is_left_to_the_log(monkeypatch: pyte
     for now in (12, 14, 17, 30):
         world.now = now
         busy.step()
-    assert lazy.view is not None
     assert lazy.view.memory_bytes() < 1000
     lazy.step()
     assert sorted(lazy.delivered) == sorted(log.due)
@@ -257,7 +246,6 @@ async def test_a_new_owner_goes_on_with_what_only_memory_held() -> None:
     first = Life(world)
     await own(first, index, 1, rule)
     assert isinstance(index.tracker, BucketTracker)
-    assert one.view is not None
     assert one.view.count() == 16
     two.step()
     log.publish(9, [1005, 9000])
@@ -348,7 +336,6 @@ async def test_who_reads_the_log_is_told_what_an_index_lost() -> None:
     one.step()
     await world.settle()
     await first.end()
-    assert one.view is not None
     stored = index.tracker.stored()
     assert stored
     second = Life(world, lambda n, what, name: "lost_before" if what == "get" else "ok")
@@ -388,7 +375,6 @@ async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
     one.step()
     await world.advance(100)
     assert index.tracker.failed is not None
-    assert one.view is not None
     assert one.view.failed is None
     one.step()
     assert one.view.next_due() == world.now + PATIENCE_MS
@@ -427,7 +413,6 @@ async def test_an_owner_trims_what_every_subscription_has_passed() -> None:
     await world.advance(2_000)
     assert len(index.tracker.index) == 6
     marks["away"] = one.mark_delete()
-    assert two.view is not None
     two.view.trim(position(9, 0))  # it skipped one
     await world.advance(2_000)
     assert len(index.tracker.index) == 6, "one has not passed it"
@@ -461,7 +446,7 @@ STEPS = st.lists(
 async def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("actors.delayed.shared.INBOX_MOST", most)
-        world, log, index = World(), Log(), memory_index()
+        world, log, index = World(), Log(), SharedIndex()
         subscriptions = attached(index, world, log, "a", "b", "c")
         for what, argument in steps:
             if what == "publish":
@@ -485,7 +470,7 @@ async def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], mos
 
 
 def test_a_view_is_a_tracker() -> None:
-    view: DelayedTracker = memory_index().view("one", lambda: None)
+    view: DelayedTracker = SharedIndex().view("one", lambda: None)
     assert view.stats()["tracker"] == "shared"
     assert (view.failed, view.behind(), view.pause_reads(0), view.loaded()) == (None, 0, False, 0)
     assert (view.histogram(), view.next_messages(3)) == ([], [])
@@ -494,7 +479,7 @@ def test_a_view_is_a_tracker() -> None:
 @pytest.mark.parametrize("first", ["early", "strict"])
 def test_the_tick_of_one_makes_nothing_early_for_another(first: str) -> None:
     """Whoever asked first, and whoever takes first."""
-    index, place = memory_index(), np.array([position(1, 1)], np.int64)
+    index, place = SharedIndex(), np.array([position(1, 1)], np.int64)
     ticks = {"early": 1_000, "strict": 0}
     views = {}
     for name in sorted(ticks, key=lambda name: name != first):

@@ -4,7 +4,7 @@ out, and no gateway runs.
 
 from __future__ import annotations
 
-from actors.messages import MeasureBacklog
+from actors.messages import FindExcess, MeasureBacklog, ReadEnds
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
 from actors.policies.expiry import LEFT
 from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
@@ -68,6 +68,22 @@ def test_who_was_moved_just_now_keeps_what_is_left() -> None:
         await broker.publish("one more")
         await broker.quiet(2 * LOOK_MS)
         assert await backlog(broker) == left + 1, "that is less than the quota"
+
+    play(scenario)
+
+
+def test_excess_is_measured_from_the_mark_of_who_asks() -> None:
+    """The topic was told of none that is so far."""
+
+    async def scenario(broker: Broker) -> None:
+        limit = await filled(broker) // 2
+        owner = TopicClient(broker.ports, broker.directory, TOPIC, 0)
+        found = [
+            (await owner.ask(FindExcess(mark_delete=mark, limit=limit, keep=limit))).position
+            for mark in (-1, (await owner.ask(ReadEnds())).last)
+        ]
+        assert [position is None for position in found] == [False, True]
+        assert await waiting(broker) > limit
 
     play(scenario)
 

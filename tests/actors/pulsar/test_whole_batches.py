@@ -184,6 +184,28 @@ def test_the_cut_batch_in_the_midst_of_a_part_is_noted() -> None:
     with_gateways(scenario)
 
 
+@pytest.mark.parametrize("done", [False, True])
+async def test_the_log_says_whether_a_batch_was_cut(done: bool) -> None:
+    """The second half of the first batch is not in the part; it is somewhere else, or done."""
+
+    async def still_open(positions: np.ndarray) -> np.ndarray:
+        assert positions.tolist() == [*range(5, 10)]
+        return positions[:0] if done else positions
+
+    async def run(ledger: int, entry: int) -> SimpleNamespace:
+        assert (ledger, entry) == (0, 4)
+        return SimpleNamespace(first_entry=0, follows=lambda row: 9 - row)
+
+    works: list[asyncio.Task[None]] = []
+    ports: Any = SimpleNamespace(spawn=lambda work, name: works.append(asyncio.ensure_future(work)))
+    part: Any = SimpleNamespace(batches=SimpleNamespace(apart=False, still_open=still_open))
+    payloads: Any = SimpleNamespace(run=run)
+    whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: True)
+    whole.take(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)]))
+    await asyncio.gather(*works)
+    assert [(one.first, one.end, one.rest) for one in whole.ready] == [(0, 8, not done)]
+
+
 @pytest.mark.parametrize(
     ("positions", "index", "sent"),
     [

@@ -157,7 +157,7 @@ SERVING: list[Mutant] = [
         old="rest=await self._is_cut(part, first, end)",
         new="rest=False",
         world="relay",
-        test=f"{WHOLE}::test_the_cut_batch_in_the_midst_of_a_part_is_noted",
+        test=f"{WHOLE}::test_the_log_says_whether_a_batch_was_cut",
     ),
     Mutant(
         name="what is done at the head of a batch takes no room",
@@ -397,6 +397,6 @@ SERVING: list[Mutant] = [
         old="waits = bytes_behind(self._log, request.mark_delete)",
         new="waits = backlog_bytes(self._log, self._upkeep.marks)",
         world=GATEWAY,
-        test="tests/actors/policies/test_eviction.py::test_who_was_moved_just_now_keeps_what_is_left",
+        test="tests/actors/policies/test_eviction.py::test_excess_is_measured_from_the_mark_of_who_asks",
     ),
 ]
