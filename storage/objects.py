@@ -62,13 +62,18 @@ class ObjectStore(Protocol):
 
 def check_name(name: str) -> str:
     """The name itself, or Invalid when it cannot be one everywhere."""
-    parts = name.split("/")
-    if not _NAME.match(name) or len(name) > MAX_NAME or any(p in (".", "..") or len(p) > MAX_PART for p in parts):
+    if not _NAME.match(name) or len(name) > MAX_NAME or not _has_usable_parts(name):
         raise Invalid(
             f"{name!r} is not an object name: use parts of A-Z a-z 0-9 . _ - joined by /, "
             f"at most {MAX_PART} characters a part and {MAX_NAME} in all"
         )
     return name
+
+
+def _has_usable_parts(name: str) -> bool:
+    if len(name) <= MAX_PART and "./" not in name and not name.endswith("."):
+        return True  # as almost all are, and each is checked in several places
+    return all(part not in (".", "..") and len(part) <= MAX_PART for part in name.split("/"))
 
 
 def check_prefix(prefix: str) -> str:

@@ -91,7 +91,7 @@ class History:
         self.number += 1
         slots = {slot for _, _, old, new in moved for slot in (old, new)}
         names = {slot: _name(members, slot, gone) for slot in sorted(slots)}
-        consumers = sum(member is not None for member in members.by_slot)
+        consumers = members.slots - members.by_slot.count(None)
         named = tuple((low, high, names[old], names[new]) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named, consumers))
         count = sum(high - low + 1 for low, high, old, new in named if old and new)

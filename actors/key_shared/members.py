@@ -35,7 +35,7 @@ def _none() -> Positions:
     return np.empty(0, np.int64)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AttachedConsumer:
     """One consumer.
 
@@ -250,7 +250,9 @@ class Members:
             self.by_slot.append(None)
             for column in (*_COLUMNS, "blocked", "starved"):
                 old = getattr(self, column)
-                setattr(self, column, np.append(old, old.dtype.type(0)))
+                grown = np.zeros(len(old) + 1, old.dtype)
+                grown[:-1] = old
+                setattr(self, column, grown)
         member = AttachedConsumer(self.next_number, slot, name, priority, now, heard=self._heard)
         self.next_number += 1
         self.by_slot[slot] = member

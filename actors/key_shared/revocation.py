@@ -34,6 +34,7 @@ from actors.key_shared.window import (
     REVOKED,
     WAITING,
 )
+from actors.messages import NO_POSITIONS
 from storage.hashing import HASH_RANGE
 from storage.position import Positions
 
@@ -108,6 +109,8 @@ def keep_order(core: Core) -> None:
 
 def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
     """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
+    if not len(member.revoked):
+        return NO_POSITIONS
     rows = core.window.find(member.taken_revoked())
     still: Positions = core.window.position[rows[(core.window.flags[rows] & REVOKED) != 0]]
     return still

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from copy import copy
 from typing import Any, TypeVar
 
 import msgspec
@@ -254,6 +255,13 @@ def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
 
 def stored_settings(value: bytes, kind: type[S]) -> tuple[S, list[str]]:
     """`repaired`, from JSON as metadata keeps it. Bytes that are no JSON count as empty settings."""
+    settings, notes = _read(value, kind)
+    return copy(settings), list(notes)
+
+
+@functools.lru_cache(256)
+def _read(value: bytes, kind: type[S]) -> tuple[S, list[str]]:
+    """Settings that nobody may change: a thousand partitions have the same."""
     try:
         return repaired(json.loads(value), kind)
     except ValueError as error:
