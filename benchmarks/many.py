@@ -1,9 +1,9 @@
 """What many of something cost: topics, partitions of a topic, consumers of a subscription; with Pulsar beside it.
 
-    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,unused,existing]
+    .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,unused,existing,silence]
                                         [--sides embedded,ray,pulsar]
                                         [--topics N,N] [--partitions N,N] [--consumers N,N] [--unused N,N]
-                                        [--existing N,N] [--pulsar FOLDER]
+                                        [--existing N,N] [--silence N,N] [--pulsar FOLDER]
 
 All use the same Python client of Pulsar, and each number has a broker of its own, started for it. `embedded` is Sluice
 in one process, `ray` is Sluice in many; Pulsar is its binary distribution, unpacked in the folder that --pulsar or
@@ -14,6 +14,8 @@ SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Ne
     consumers   one topic of one partition, one subscription
     unused      topics of a broker to which nobody is connected, and its restart until a message to one is confirmed
     existing    topics that nobody uses: records in a metadata file, without a broker
+    silence     so many producers and as many Key_Shared consumers, a process each, as fast as they can: how long a
+                consumer gets nothing
 
 Processor time and memory are those of all processes of the broker, `idle` is in cores while everybody is connected and
 nothing happens. Processor time says more than the clock where others use the machine. The last line is JSON.
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -30,10 +33,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
@@ -49,6 +55,7 @@ PAYLOAD = b"x" * 100
 KEYS = 10_000
 TOGETHER = 1_000
 """Records that are written or read in one go."""
+FLOOD_KEYS = 1_000
 ALONE = 200
 """Messages that are sent one at a time."""
 WAIT_MS = 120_000
@@ -191,11 +198,69 @@ def existing(number: int, folder: Path) -> Figures:
     return figures
 
 
+def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
+    """As many producers and consumers of one topic at full speed; each consumer's waits for the next message."""
+    name = side.make_topic(f"full-{number}", 4)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2 * number, mp_context=spawn) as pool:
+        receiving = [pool.submit(_receive, side.url, name, options.flood) for _ in range(number)]
+        meter = Meter(side, 1)
+        list(pool.map(_flood, [side.url] * number, [name] * number, [options.flood] * number))
+        waits = [each.result() for each in receiving]
+        cpu = meter.cpu_ms()
+    whole = np.concatenate(waits)
+    yield {
+        "messages_s": len(whole) / options.flood,
+        "cpu_us": cpu * 1e3 / len(whole),
+        "longest_ms": float(whole.max()),
+        "longest_of_each_ms": float(np.median([each.max() for each in waits])),
+        "over_100_ms": float((whole > 100).sum()) / number,
+    }
+
+
+def _flood(url: str, topic: str, seconds: float) -> None:
+    """A process that sends as fast as it can, with the client's own batching for each key."""
+    import pulsar
+
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(
+        topic,
+        batching_enabled=True,
+        batching_type=pulsar.BatchingType.KeyBased,
+        block_if_queue_full=True,
+        max_pending_messages=10_000,
+        send_timeout_millis=0,
+    )
+    end, sent = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        for _ in range(TOGETHER):
+            producer.send_async(PAYLOAD, _nothing, partition_key=f"key-{sent % FLOOD_KEYS}")
+            sent += 1
+    client.close()
+
+
+def _receive(url: str, topic: str, seconds: float) -> npt.NDArray[np.float64]:
+    """A process that receives and acknowledges; milliseconds from each message to the next, from the first one on."""
+    import pulsar
+
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    consumer = _subscribe(client, topic, 1_000)
+    consumer.acknowledge(consumer.receive(WAIT_MS))
+    begun = time.perf_counter()
+    times = [begun]
+    while times[-1] < begun + seconds * 0.9:  # the producers go on until then
+        consumer.acknowledge(consumer.receive(WAIT_MS))
+        times.append(time.perf_counter())
+    client.close()
+    return np.diff(np.array(times)) * 1e3
+
+
 WORKS: dict[str, Callable[..., Iterator[Figures]]] = {
     "topics": topics,
     "partitions": partitions,
     "consumers": consumers,
     "unused": unused,
+    "silence": silence,
 }
 
 
@@ -307,6 +372,8 @@ def main() -> None:
     parser.add_argument("--consumers", type=_counts, default=[16, 300], metavar="N,N")
     parser.add_argument("--unused", type=_counts, default=[100, 10_000], metavar="N,N")
     parser.add_argument("--existing", type=_counts, default=[10_000, 100_000], metavar="N,N")
+    parser.add_argument("--silence", type=_counts, default=[2], metavar="N,N", help="how many producers and consumers")
+    parser.add_argument("--flood", type=amount, default=20.0, help="seconds of full speed")
     parser.add_argument("--messages", type=count, default=100_000, help="to the topic of many partitions")
     parser.add_argument("--idle", type=amount, default=15.0, help="seconds in which nothing happens")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
@@ -315,6 +382,7 @@ def main() -> None:
     if options.small:
         options.sides, options.topics, options.partitions, options.consumers = ["embedded"], [3], [4], [3]
         options.messages, options.idle, options.unused, options.existing = 200, 0.5, [3], [100]
+        options.silence, options.flood = [1], 1.0
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
     try:
         print(json.dumps(compare(options)))
