@@ -1,15 +1,21 @@
-"""How a consumer leaves its dispatcher, even if it is attaching to one at that moment.
+"""How a consumer leaves its dispatcher, also while it attaches to one, and how it hands its hashes over (`grace_ms`).
 
 The answer to an attach may come after the consumer has left. Nobody uses the session that it names, and its lease would
 keep its keys from the others, so that session is left as well.
+
+An offer to hand over is said until an owner has it durably, and comes along with every later attaching, so it holds
+whatever becomes of the owner. Who took over is told by an event, and told again by each new owner.
 """
 
 from __future__ import annotations
 
-from actors.consumer.hand_backs import CALL_TIMEOUT
-from actors.messages import Detach
-from actors.ports import Address, Ports
-from storage.errors import SluiceError
+from collections.abc import Callable
+
+from actors.backoff import Backoff
+from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from actors.messages import Detach, Event, HandOver
+from actors.ports import Address, Ports, Unknown
+from storage.errors import Fenced, SluiceError, Unavailable
 
 
 class Leaving:
@@ -35,3 +41,36 @@ class Leaving:
             await self._ports.net.call(address, Detach(session=session, keep_place=keep_place), CALL_TIMEOUT)
         except SluiceError as error:
             self._ports.log("leave_failed", address=address, error=str(error))
+
+
+class HandingOver:
+    """to: whom one partition's hashes are offered, empty: to none. done: that consumer has taken them."""
+
+    def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None]) -> None:
+        """where: the owner and the session by now; None once the consumer closes."""
+        self._ports, self._where = ports, where
+        self.to = ""
+        self.done = False
+
+    async def offer(self, to: str) -> None:
+        """Let a consumer that attaches under this name take over; durable when it returns. See messages.HandOver.
+
+        Raises Invalid, Conflict.
+        """
+        before, self.to = self.to, to
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while (owner := self._where()) is not None:
+            try:
+                reply = await self._ports.net.call(owner[0], HandOver(session=owner[1], to=to), CALL_TIMEOUT)
+                if not isinstance(reply, Unknown):
+                    return
+            except (Unavailable, Fenced):
+                pass
+            except Exception:
+                self.to = before
+                raise
+            await wait.pause()
+
+    def on_event(self, event: Event) -> None:
+        """The owner has news."""
+        self.done = self.done or event.kind == "handed_over"

@@ -19,12 +19,11 @@ from actors.consumer.acknowledgements import Acknowledgements, Losses, report_lo
 from actors.consumer.client_batches import BatchAcks
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
-from actors.consumer.handing_over import HandingOver
 from actors.consumer.heartbeats import SessionHeartbeat
 from actors.consumer.held import Holding, Received
 from actors.consumer.inbox import Inbox
 from actors.consumer.lease import Lease
-from actors.consumer.leaving import Leaving
+from actors.consumer.leaving import HandingOver, Leaving
 from actors.consumer.long_poll import LongPoll
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations
