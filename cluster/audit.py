@@ -82,7 +82,7 @@ class AuditLog:
 
 
 def _failed(record: logging.LogRecord) -> None:
-    """As of a disk that is full: who is served goes on being served."""
+    """A line could not be written, for example to a full disk. Clients are served all the same."""
     logger.exception("the audit cannot be written")
 
 
@@ -102,7 +102,7 @@ def audited_lines(data_dir: Path, *, since: str = "", role: str | None = None) -
 
 
 def _lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Of one file and those that it was before, the oldest first."""
+    """The lines of a file and of the files that it was renamed to before, the oldest first."""
     for path in [*(folder / f"{name}.jsonl.{number}" for number in range(KEPT, 0, -1)), folder / f"{name}.jsonl"]:
         try:
             with path.open(encoding="utf-8") as file:

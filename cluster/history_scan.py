@@ -238,7 +238,7 @@ def _columns(store: ObjectStore, part: HistoryPart) -> PartColumns:
 
 
 def _ahead(read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
-    """What is read of each, in order; the next ones are asked for while one is used."""
+    """What is read of each, in order. While one is used, the next ones are on their way."""
     with ThreadPoolExecutor(AHEAD, thread_name_prefix="columns") as pool:
         coming: deque[Future[T]] = deque()
         try:

@@ -304,7 +304,7 @@ def _name_of(one: StoredObject) -> str:
 
 
 def _origin_of(table: Table, path: str) -> str:
-    """The URL of the object that a file is, or the name of that which it is a copy of."""
+    """The URL of the object that a file is, or the name of the object of which it is a copy."""
     return path.removeprefix(_copies(table)).partition("~")[0] if _is_copy(table, path) else path
 
 

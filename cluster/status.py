@@ -47,7 +47,7 @@ def describe(values: Configuration) -> dict[str, Any]:
 
 
 def _address(nodes: list[dict[str, Any]], node: str | None) -> str | None:
-    """Of one of these, by its id; None if it is none of them."""
+    """The address of one of these, by its id; None if it is none of them."""
     return next((each["address"] for each in nodes if node and node.startswith(each["node"])), None)
 
 

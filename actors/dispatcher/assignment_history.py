@@ -32,7 +32,7 @@ RETRY_MS = 1_000
 
 
 class AssignmentHistory:
-    """Keeps the history of one subscription on one partition. `history` is the core's, over a change of core too."""
+    """Keeps the history of one subscription on one partition. `history` is the core's, and outlives it."""
 
     def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int) -> None:
         self._new = Signal()

@@ -34,7 +34,7 @@ class Backlog:
         self._advance()
 
     def done_elsewhere(self, positions: Positions) -> None:
-        """Messages that nobody acknowledges, but that are done: the dead letter topic has them."""
+        """These are done although nobody acknowledged them: the dead letter topic has them."""
         self._core.acknowledge(positions)
         self._finish(positions)
         self._advance()
@@ -47,8 +47,8 @@ class Backlog:
         self._advance()
 
     def pass_over(self, stretches: list[tuple[int, int, int]], kept: Positions) -> None:
-        """What a compacted log does not have any more counts as done: all of these stretches (ledger, first entry, last
-        entry) but for the positions that are kept, int64, ascending.
+        """What a compacted log has dropped counts as done: everything in these stretches (ledger, first entry, last
+        entry) except the positions in `kept`, int64, ascending.
         """
         for ledger, first, last in stretches:
             low, high = kept.searchsorted([position(ledger, first), position(ledger, last) + 1])
@@ -63,7 +63,7 @@ class Backlog:
         self._advance()
 
     def start_over(self, target: int) -> None:
-        """Nothing from `target` on is done, and everything before it; nobody holds anything."""
+        """Everything before `target` is done, nothing from it on is, and nobody holds anything."""
         self._core.reset()
         self._runs.clear()
         self._cursor.chain([(ledger_of(target), None)])

@@ -128,12 +128,12 @@ class ChangedDelays:
                 return key  # an earlier attempt, whose answer was lost
 
     def take_stale(self) -> list[str]:
-        """Tables that no version of the record names which begins to be written from now on."""
+        """Tables that no version of the record will name if its writing begins from now on."""
         stale, self._stale = self._stale, []
         return stale
 
     async def remove_leftovers(self) -> None:
-        """Remove what earlier owners wrote and no record names. What a newer one has named is not among it."""
+        """Remove what earlier owners wrote and no record names. What a newer owner has named stays."""
         own = f"{self._prefix}{self._epoch:012d}"
         named = self._table
         try:

@@ -27,7 +27,7 @@ class SubscriptionConfiguration:
         self._wakeups.all()
 
     async def change(self, settings: SubscriptionSettings) -> bool:
-        """Other settings, while no consumer is connected or awaited (Conflict); returns whether that changed any.
+        """Set other settings; returns whether any changed. Raises Conflict while a consumer is connected or awaited.
 
         A durable subscription stays durable (Conflict): its backlog must not go with a consumer.
 

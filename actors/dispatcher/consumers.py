@@ -111,7 +111,7 @@ class Consumers:
         return session
 
     async def _enter_core(self, request: Attach, now: int) -> int:
-        """Returns its number. If its place is taken, those that have it are asked first, as in Pulsar (KS-15)."""
+        """Give a consumer its number in the core. Those that have its place are asked first, as in Pulsar (KS-15)."""
         holding = ascending(request.holding)
 
         async def join() -> int:
@@ -137,7 +137,7 @@ class Consumers:
         return await join()
 
     def _check_standing(self, request: Attach) -> None:
-        """After an await. Raises Fenced, and Unavailable if it must begin another life first."""
+        """Check after an await. Raises Fenced, or Unavailable if the consumer must begin another life first."""
         self._ownership.check_owner()
         if self._is_void(request):
             raise Unavailable("every session was ended meanwhile; attach again")

@@ -61,7 +61,7 @@ class Wakeups:
     places: Signal = field(default_factory=Signal)
 
     def came_or_went(self) -> None:
-        """Consumers are others, or fewer, and messages may go elsewhere."""
+        """Consumers came or left, and messages may go elsewhere."""
         self.places.set()
         self.route.set()
 

@@ -59,7 +59,7 @@ class Damping:
             del self._flaps[next(iter(self._flaps))]
 
     def delay(self, name: str, now: int) -> int:
-        """For how long it waits for a place, ms."""
+        """How long a name waits for a place, in ms."""
         flaps = self._flaps.get(name)
         if flaps is None or flaps.count < 2:
             return 0

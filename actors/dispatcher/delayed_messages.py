@@ -204,7 +204,7 @@ class _Tally:
                 self._rows.append({"messageId": f"{show(at)}:{self._partition}", "answer": words[code], **called})
 
     def missing(self, request: SelectDelayed) -> None:
-        """Of the ids that were asked about, those that nothing was found for."""
+        """The ids that were asked about and not found."""
         known = {row.get("delayId") or row["messageId"] for row in self._rows}
         wanted = request.delay_ids or [f"{show(at)}:{self._partition}" for at in named_positions(request).tolist()]
         kind = "delayId" if request.delay_ids else "messageId"

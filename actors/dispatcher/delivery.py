@@ -23,7 +23,7 @@ from storage.position import Positions
 
 
 class Deliverer:
-    """Sends messages that the core assigns, and takes acknowledgements. stalls: how often nothing moved but could."""
+    """Sends messages that the core assigns, and takes acknowledgements. stalls: how often nothing moved that could."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class Deliverer:
         self._done(session, positions)
 
     async def _acknowledge_ahead(self, session: Session, turn: int, positions: Positions) -> None:
-        """An earlier owner has sent these, perhaps to another session. The turn does not count before it is known where
-        the topic ends: beyond that nothing can be done.
+        """Acknowledge what an earlier owner has sent, perhaps to another session. The turn counts once it is known
+        where the topic ends, because nothing behind that can be done.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while positions[-1] > self._reader.end and not await self._reader.look():

@@ -52,7 +52,7 @@ class RecordedPlaces:
         return {"kind": self._kind, "rows": ring.layout(), "flaps": self.damping.rows()}
 
     async def load(self, stored: Any) -> None:
-        """The ring stays as it is if hashes are divided otherwise now."""
+        """Bring recorded places back, unless hashes are now assigned in another way."""
         ring, clock = self._core.ring, self._ports.clock
         if not ring.keeps_places or not stored:
             return
@@ -163,7 +163,7 @@ class Grace:
         return self._into(free[0], request) if free else None
 
     def _into(self, place: AttachedConsumer, request: Attach) -> JoinAs | None:
-        """Its hashes, unless it wants others now."""
+        """The hashes of its place, unless the consumer now wants others."""
         ring = self._core.ring
         if place.slot not in ring.kept:
             return None

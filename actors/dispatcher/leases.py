@@ -66,7 +66,7 @@ class Leases:
                     look()
 
     def _rest(self) -> int:
-        """How long (ms) nothing need be looked at; who comes meanwhile has a whole lease."""
+        """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
         membership, short = self._membership, max(self._membership.trust_ms // 2, 1)
         if not self._core.idle() or membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED):
             return short
@@ -81,7 +81,7 @@ class Leases:
         self._membership.renew(session.incarnation, self._ports.clock.monotonic())
 
     def heartbeat(self, number: int) -> bool:
-        """The process of this session's consumer lives; False if the session is over, or this owner is not certain.
+        """The process of this session's consumer lives. False: the session is over, or this owner is not certain.
 
         No await lies between knowing that this is the owner and renewing. That a consumer's process lives does not mean
         that the consumer asks for messages: a place that others want is not kept by this (`silent`).

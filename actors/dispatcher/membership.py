@@ -99,7 +99,7 @@ class LeaseHolder:
         return self._row
 
     def dismiss(self) -> None:
-        """It must begin a new life."""
+        """The consumer must begin a new life."""
         self.dismissed, self._row = True, None
 
 
@@ -140,7 +140,7 @@ class Membership:
         return member
 
     def begin(self, now: int) -> None:
-        """The record is this owner's, so no session that an earlier owner extends outlasts the waiting from now on."""
+        """The record is this owner's. From now on no session that an earlier owner extends can outlast the waiting."""
         for member in self.all(LeaseState.AWAITED):
             member.until = now + member.lease
 

@@ -1,4 +1,4 @@
-"""The sessions at all dispatchers of one process, for heartbeats, each of which renews those of many.
+"""The sessions at all dispatchers of one process, many of which one heartbeat renews.
 
 A heartbeat comes from a process with consumers and goes to one dispatcher of a process, for all. To renew a session by
 it is what an answer to a poll does: the argument, and its conditions, are those of `membership` and `store`. The owner
@@ -23,7 +23,7 @@ class SessionOwner(Protocol):
     """A dispatcher, as heartbeats see it."""
 
     def heartbeat(self, session: int) -> bool:
-        """Renew a session; False if it is over, or this owner is not certain that it is one."""
+        """Renew a session; False if it is over, or if this dispatcher is not certain that it still is the owner."""
 
 
 class ProcessSessions:

@@ -248,8 +248,8 @@ class Reader:
         self._wakeups.route.set()
 
     async def _sweep(self) -> bool:
-        """Consumers have come that want a compacted log: of what was read before they came, and nobody holds, what it
-        does not have is done. Nothing is sent before that.
+        """The first consumers that want a compacted log have come. What was read before, is not in that log and is held
+        by nobody counts as done. Nothing is sent before that.
         """
         generation, at = self.generation, max(self._cursor.mark_delete + 1, 0)
         while at < self.position:
@@ -343,13 +343,13 @@ class Reader:
 
 
 def _kept_in(reply: IndexRead) -> Positions:
-    """Of the messages in an answer."""
+    """The positions of all messages in an answer."""
     kept = [_positions_in(run) for run in reply.runs]
     return np.concatenate(kept) if kept else np.empty(0, np.int64)
 
 
 def _positions_in(run: RunIndex) -> Positions:
-    """Of the messages that there are of a run."""
+    """The positions of a run's messages; of a run that was compacted, those that are left."""
     if not len(run.cut):
         return run_positions(run.ledger, run.first_entry, run.count)
     return positions_of(run.ledger, run.first_entry + run.cut.astype(np.int64))

@@ -64,7 +64,7 @@ class CursorStore:
         self._writing = asyncio.Lock()
 
     def dirty(self, *, gather: bool = False) -> None:
-        """Something changed that must become durable soon. gather: others may be waited for, LINGER_MS at the most."""
+        """Something changed that must become durable soon. gather: the writer may wait LINGER_MS for more changes."""
         self._asked += 1
         self._dirty.set()
         if not gather:

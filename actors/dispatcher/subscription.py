@@ -72,12 +72,12 @@ class SubscriptionState:
 
     @classmethod
     def begun(cls, settings: SubscriptionSettings, cursor: Cursor) -> SubscriptionState:
-        """Of a subscription that is new."""
+        """The state of a subscription that is new."""
         return cls(settings, cursor, Membership(lease_ms=settings.lease_ms))
 
     @classmethod
     def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
-        """As the last owner left it in the record. Raises Corrupt if its cursor cannot be read."""
+        """The state that the last owner left in the record. Raises Corrupt if its cursor cannot be read."""
         settings, notes = stored_settings(value["settings"], SubscriptionSettings)
         for line in notes:
             log("settings_repaired", change=line)

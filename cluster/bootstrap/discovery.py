@@ -19,7 +19,7 @@ BIRTH_S = 5.0
 
 
 def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
-    """Address and token file of a running cluster: of the enclosing `local`, or of the state file. None without."""
+    """Address and token file of a running cluster: of the enclosing `local`, or of the state file. None without one."""
     inherited = os.environ.get("SLUICE_INTERNAL_ADDRESS")
     if inherited:
         token = os.environ.get(TOKEN_PATH)

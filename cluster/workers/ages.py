@@ -41,7 +41,7 @@ def waiting_ages(consumer: Consumer, taken: Iterable[Rows], now_ms: int) -> dict
 
 
 def _since(part: Received, rows: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Of those rows that came for the first time: keys (binary), and since when each waits (ms)."""
+    """The keys (binary) of the rows that came for the first time, and since when each waits (ms)."""
     rows = rows[part.redeliveries[rows] == 0]
     since = np.maximum(part.column("publish_time").to_numpy()[rows], part.deliver_at[rows])
     return ordering_of(part, rows), since.astype(np.int64)

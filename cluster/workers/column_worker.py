@@ -142,7 +142,7 @@ def _some_keys(batch: Batch, rows: Numbers) -> list[bytes]:
 
 
 def groups(pieces: list[Piece], size: int, max_redeliver_count: int) -> Iterator[list[Piece]]:
-    """Batches, in order: of rows that come for the first time as large as may be, of others smaller ones."""
+    """Batches, in order: as large as may be of rows that come for the first time, smaller ones of others."""
     group: list[Piece] = []
     for batch, rows in pieces:
         counts = batch.redeliveries[rows]

@@ -88,7 +88,7 @@ def shown_key(key: bytes) -> str:
 
 
 def made(handler: Handler) -> Handler:
-    """What is called: of a class, an object that is made now."""
+    """What is called for each message: the handler, or an object of it if it is a class."""
     kind: Any = handler
     called: Any = kind() if inspect.isclass(kind) else kind
     return called  # type: ignore[no-any-return]
@@ -238,5 +238,5 @@ class HandlerWorker(ABC):
 
 
 async def awaited(returned: Any) -> Any:
-    """Of anything that can be awaited, a coroutine, which event loops run."""
+    """A coroutine of anything that can be awaited, because an event loop runs only coroutines."""
     return await returned

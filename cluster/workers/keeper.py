@@ -86,7 +86,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Totals:
-    """Of workers that have ended."""
+    """The counts of workers that have ended."""
 
     handled: int = 0
     failed: int = 0

@@ -179,7 +179,7 @@ def status_of(row: dict[str, Any]) -> PoolStatus:
 
 
 def version_of(handler: Handler, options: WorkersOptions) -> str:
-    """The one that was given, else what the handler is: two programs with the same code have the same."""
+    """The version that was given, else one made of the handler and these options."""
     if options.version:
         return options.version
     if options.ray_actor_options is None:
