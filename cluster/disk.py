@@ -5,7 +5,8 @@ from the event loop. Reading has threads of its own, so that a long sync does no
 
 A small append that finds the thread idle is done where it is asked for, as long as the disk is quick: two changes of
 threads take more processor time than such a write, and what comes meanwhile would wait for it anyway. As soon as one
-takes longer than QUICK_S, the thread has them all again for SLOW_FOR_S.
+takes longer than QUICK_S, the thread has them all again for SLOW_FOR_S, or for SLOW_TIMES what it took: while a sync
+takes a fifth of a second, whoever else runs on the event loop hardly notices.
 
 A failed write or sync is final (after a failed fsync Linux takes the pages for clean and reports success the next
 time, so nothing that follows could be believed): from then on every call raises DiskFailed. The next process reads
@@ -39,6 +40,7 @@ from typing import TypeVar
 
 from actors.ports import DiskFailed, DiskFull
 from cluster.bootstrap.forks import keep_from_children
+from cluster.impairments import IMPAIRMENTS
 from cluster.worker import Worker
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
@@ -55,8 +57,8 @@ _MAX_PARTS = 1024
 """Linux refuses longer vectors."""
 SMALL = 2048
 """An append of up to so many bytes may be done where it is asked for."""
-QUICK_S, SLOW_FOR_S = 0.002, 0.2
-"""Seconds: what such an append may take, and how long none is done so after one took longer."""
+QUICK_S, SLOW_FOR_S, SLOW_TIMES = 0.002, 0.2, 100
+"""Seconds: what such an append may take, and how long none is done so after one took longer; or how many times that."""
 
 
 @dataclass(slots=True)
@@ -165,7 +167,7 @@ class FileDisk:
             os.ftruncate(file.fd, start)
             raise DiskFull(f"no space for {sum(map(len, parts))} bytes in {name}") from error
         if sync:
-            os.fdatasync(file.fd)
+            _sync(file.fd, os.fdatasync)
             file.synced = file.size
             _drop_cached(file.fd, start, file.size)
         if witness is not None:
@@ -182,7 +184,7 @@ class FileDisk:
             size = os.fstat(fd).st_size
             file = self._open[name] = _File(fd, size, size)
             if is_new:
-                os.fsync(self._folder_fd)
+                _sync(self._folder_fd)
         return file
 
     def _truncate(self, name: str, size: int) -> None:
@@ -190,7 +192,7 @@ class FileDisk:
             raise NotFound(f"there is no file {name}")
         file = self._file(name)
         os.ftruncate(file.fd, size)
-        os.fsync(file.fd)
+        _sync(file.fd)
         file.size = file.synced = size
 
     def _rewrite(self, name: str, offset: int, data: Buffer) -> None:
@@ -201,7 +203,7 @@ class FileDisk:
         try:
             os.lseek(fd, offset, os.SEEK_SET)
             _write_all(fd, [data])
-            os.fsync(fd)
+            _sync(fd)
         finally:
             os.close(fd)
 
@@ -210,7 +212,7 @@ class FileDisk:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, [data])
-            os.fsync(fd)
+            _sync(fd)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -219,7 +221,7 @@ class FileDisk:
         finally:
             os.close(fd)
         os.rename(temporary, self.folder / name)
-        os.fsync(self._folder_fd)
+        _sync(self._folder_fd)
         self._forget(name)
 
     def _delete(self, name: str) -> None:
@@ -264,7 +266,7 @@ class FileDisk:
             start = self._guarded(self._append, name, parts, sync, witness)
         ended = time.monotonic()
         if ended - began > self._quick_s:
-            self._slow_until = ended + SLOW_FOR_S
+            self._slow_until = ended + max(SLOW_FOR_S, (ended - began) * SLOW_TIMES)
         return start
 
     async def _write(self, work: Callable[..., T], name: str, *args: object) -> T:
@@ -298,6 +300,11 @@ class FileDisk:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise Invalid(f"a file name is 1 to 100 of a-z, 0-9 and -, not {name!r}")
+
+
+def _sync(fd: int, how: Callable[[int], None] = os.fsync) -> None:
+    IMPAIRMENTS.before_sync()
+    how(fd)
 
 
 def _take_lock(path: Path) -> int:

@@ -25,14 +25,17 @@ import psutil
 
 from loadgen.broker import BrokerClient
 from loadgen.faults import Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
+from loadgen.impairments import SYNC_MS, Impairable, Impairment, of_a_machine
 from loadgen.kinds import (
     CONSUMER_KINDS,
     FLOOD_KINDS,
     HANG,
+    IMPAIRMENT_KINDS,
     JOIN,
     KILL_NODE,
     MACHINE_KINDS,
     S3_DOWN,
+    SLOW_DISK,
     standard_kinds,
 )
 from loadgen.lasting_faults import Episode
@@ -58,7 +61,7 @@ _STORE_SIZE = re.compile(r"--object_store_memory=(\d+)")
 """How the command line of a raylet tells the size of its object store."""
 
 
-class ProcessFinder(Protocol):
+class ProcessFinder(Impairable, Protocol):
     """Finds the processes of a cluster. Each call may raise SluiceError or LookupError."""
 
     def actors(self) -> list[dict[str, Any]]:
@@ -176,6 +179,8 @@ class Chaos:
     def _strike(self, fault: Fault) -> None:
         if fault.kind in MACHINE_KINDS:
             self._hit_machine(fault)
+        elif fault.kind in IMPAIRMENT_KINDS:
+            self._impair(fault)
         elif fault.kind == KILL_NODE:
             self._kill_node(fault)
         elif fault.kind == S3_DOWN:
@@ -233,7 +238,23 @@ class Chaos:
         if self._machines is None:
             raise LookupError("this cluster has no machines that can be cut from each other")
         machines = self._processes.machines()
-        self._episodes.append(self._machines.begin(fault, machines, lambda who: self._note(fault, who, {})))
+
+        def note(who: str) -> None:
+            self._note(fault, who, {})
+
+        self._episodes.append(self._machines.begin(fault, machines, note))
+
+    def _impair(self, fault: Fault) -> None:
+        rows = self._processes.actors()
+        bookies = sorted({_host_of(row) for row in self._of_role(rows, "bookie")} - {""})
+        named = self._choose(rows, "bookie", 0.0, fault.target) if fault.target else ""
+        hosts = of_a_machine(self._processes, bookies, fault.lot, named)
+        busy = [each for each in self._episodes if isinstance(each, Impairment) and not each.over]
+        if any(each.kind == fault.kind and {*each.hosts} & {*hosts} for each in busy):
+            raise LookupError(f"{hosts[0]} has it already")
+        row = self._note(fault, " and ".join(hosts), {})
+        what = (SLOW_DISK, SYNC_MS, fault.lasts_s)
+        self._episodes.append(Impairment(self._processes, hosts, what, lambda effect: row.update(effect=effect)))
 
     def _choose(self, rows: list[dict[str, Any]], role: str, lot: float, target: str = "") -> str:
         """The host of an actor of a role, or of the one that is named; an owner is one of this run's."""
@@ -260,7 +281,8 @@ class Chaos:
         for role, label in (("dispatcher", "dispatcher of partition"), ("topic", "owner of partition"), ("bookie", "")):
             for row in sorted(self._of_role(rows, role), key=lambda row: str(row["name"])):
                 short = f"{label} {row['name'].split('/')[2]}" if label else row["name"].replace("/", " ")
-                found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}")))
+                more = (SLOW_DISK,) if role == "bookie" else ()
+                found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}", *more)))
         return [*found, Victim(CONTROLLER, CONTROLLER, ("kill-controller", "freeze-controller"))]
 
     def _of_everybody(self) -> list[str]:
@@ -313,8 +335,8 @@ class Chaos:
             # Ray's and the system's errors are many; whatever it was, the run goes on with a node less, and says so.
             self.troubles.append(f"the killed node could not be replaced: {error}")
 
-    def _note(self, fault: Fault, target: str, lost: dict[str, list[int]]) -> None:
-        self.fleet.note({**fault.row, "target": target, **lost})
+    def _note(self, fault: Fault, target: str, lost: dict[str, list[int]]) -> dict[str, Any]:
+        return self.fleet.note({**fault.row, "target": target, **lost})
 
 
 def machine_faults(options: FloodOptions) -> MachineFaults | None:
@@ -340,21 +362,37 @@ class ClusterProcesses:
         return [*told["actors"], {"kind": CONTROLLER, "name": CONTROLLER, "address": told["controller"]}]
 
     def pid(self, host: str) -> int:
-        """See ProcessFinder. Raises Unavailable if the host does not say, LookupError if it is on another machine."""
+        """See ProcessFinder. Raises Unavailable without an answer, LookupError if it is on another machine."""
+        from cluster.bootstrap.process_watch import this_process
+
+        machine, pid, _ = str(self._ask(host, "process")).split("/")
+        if machine != this_process().partition("/")[0]:
+            raise LookupError(f"{host} is on another machine")
+        return int(pid)
+
+    def machine(self, host: str) -> str:
+        """See Impairable."""
+        return str(self._ask(host, "process")).partition("/")[0]
+
+    def impair(self, host: str, kind: str, amount: int, seconds: float) -> None:
+        """See Impairable."""
+        self._ask(host, "impair", kind, amount, seconds)
+
+    def relieve(self, host: str, kind: str) -> int:
+        """See Impairable."""
+        return int(self._ask(host, "relieve", kind))
+
+    def _ask(self, host: str, method: str, *arguments: object) -> Any:
+        """What a host answers, by Ray. Raises Unavailable."""
         import ray
         from ray.exceptions import RayError
 
         from cluster.bootstrap.environment import NAMESPACE
-        from cluster.bootstrap.process_watch import this_process
 
         try:
-            place = str(ray.get(ray.get_actor(host, NAMESPACE).process.remote(), timeout=_ASK_S))
-        except (RayError, ValueError) as error:
-            raise Unavailable(f"{host} does not say its process id: {type(error).__name__}") from error
-        machine, pid, _ = place.split("/")
-        if machine != this_process().partition("/")[0]:
-            raise LookupError(f"{host} is on another machine")
-        return int(pid)
+            return ray.get(getattr(ray.get_actor(host, NAMESPACE), method).remote(*arguments), timeout=_ASK_S)
+        except (RayError, ValueError, AttributeError) as error:  # the last from a host of an older version
+            raise Unavailable(f"{host} does not answer: {type(error).__name__}") from error
 
     def kinds(self) -> list[str]:
         """See ProcessFinder."""

@@ -480,9 +480,10 @@ class Fleet:
     def _note(self, fault: Fault, target: str, **more: Any) -> None:
         self.note({**fault.row, "target": target, **more})
 
-    def note(self, what: dict[str, Any]) -> None:
-        """Record what was done, with the time."""
-        self.history.append({"at_us": self._job.clock.now(), **what})
+    def note(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Record what was done, with the time; returns its row of the history."""
+        self.history.append(row := {"at_us": self._job.clock.now(), **what})
+        return row
 
 
 def _event(incarnation: str, event: str, at: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,6 +235,25 @@ async def test_a_slow_disk_is_left_to_the_thread(tmp_path: Path, monkeypatch: py
     for _ in range(4):
         await disk.append("log", [b"x"], sync=True)
     assert threads.seen == ["thread", "here", "thread", "thread"]
+    disk.close()
+
+
+async def test_a_very_slow_disk_is_left_to_the_thread_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What held the event loop up for a fifth of a second is not tried again a moment later."""
+    disk, threads = FileDisk(tmp_path), Threads(monkeypatch)
+    at = 1_000.0
+    monkeypatch.setattr("cluster.disk.time", SimpleNamespace(monotonic=lambda: at))
+
+    def sync(fd: int) -> None:
+        nonlocal at
+        threads._watched(fd)
+        at += 0.2
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    for pause in (0.0, 1.0, 1.0, 10.0, 10.0):
+        at += pause
+        await disk.append("log", [b"x"], sync=True)
+    assert threads.seen == ["thread", "here", "thread", "thread", "here"]
     disk.close()
 
 

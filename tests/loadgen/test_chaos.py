@@ -18,7 +18,7 @@ from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
 from loadgen.faults import FREEZE, Fault, Fleet
 from loadgen.history import HistoryClock
-from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, standard_kinds
+from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, SLOW_DISK, standard_kinds
 from loadgen.options import FloodOptions
 from loadgen.rolling import HASHES, Moves, plan_rolling
 from loadgen.slowdowns import Slowdown
@@ -47,6 +47,7 @@ class Processes:
         self.started = 0
         self.pids = dict(PIDS)
         self.elsewhere: list[str] = []
+        self.impaired: list[tuple[str, str, int, float]] = []
 
     def actors(self) -> list[dict[str, Any]]:
         return self.rows
@@ -75,6 +76,15 @@ class Processes:
 
     def machines(self) -> list[str]:
         return ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+    def machine(self, host: str) -> str:
+        return "elsewhere" if host in self.elsewhere else "here"
+
+    def impair(self, host: str, kind: str, amount: int, seconds: float) -> None:
+        self.impaired.append((host, kind, amount, seconds))
+
+    def relieve(self, host: str, kind: str) -> int:
+        return 7
 
 
 @pytest.fixture
@@ -142,6 +152,26 @@ def test_a_process_of_another_machine_is_left_alone(
     chaos.inject(Fault("kill-bookie", lot=0.0))
     assert signals == [(21, signal.SIGKILL)]
     assert chaos.passed_over == ["kill-bookie: every bookie is on another machine"]
+
+
+def test_the_disk_of_a_machine_is_slow_for_all_its_bookies(chaos: Chaos, processes: Processes) -> None:
+    """Once at a time, and wherever they are. The row of the fault tells the effect when it is over."""
+    processes.rows = [*ROWS, {"kind": "bookie", "name": "bookie/b-2", "address": "bookie-2-a/x"}]
+    processes.rows += [{"kind": "bookie", "name": "bookie/b-3", "address": "bookie-3-a/x"}]
+    processes.elsewhere = ["bookie-0-a", "bookie-2-a"]
+    chaos.inject(Fault(SLOW_DISK, lot=0.0, lasts_s=3_600))
+    hit = [("bookie-0-a", SLOW_DISK, 200, 3_600), ("bookie-2-a", SLOW_DISK, 200, 3_600)]
+    assert processes.impaired == hit
+    chaos.inject(Fault(SLOW_DISK, target="bookie/b-2", lasts_s=3_600))
+    assert chaos.passed_over == ["slow-disk: bookie-0-a has it already"]
+    chaos.inject(Fault(SLOW_DISK, target="bookie/b-3", lasts_s=3_600))
+    assert processes.impaired == [*hit, ("bookie-3-a", SLOW_DISK, 200, 3_600)]
+    chaos.finish()
+    told = [(row["kind"], row["target"], row["effect"]) for row in chaos.fleet.history]
+    assert told == [
+        (SLOW_DISK, "bookie-0-a and bookie-2-a", "14 syncs took 200 ms longer"),
+        (SLOW_DISK, "bookie-3-a", "7 syncs took 200 ms longer"),
+    ]
 
 
 def test_the_controller_is_hit_where_it_is(chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]) -> None:

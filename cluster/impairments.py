@@ -1,0 +1,51 @@
+"""What a chaos run does to this process from within, for a while: each sync of its disk takes longer.
+
+No signal from outside does that, and the rest of the machine must not suffer. The only way to it is Ray's
+(`cluster.host.Host.impair`), and whoever can call an actor by Ray can run any program there anyway. A timer takes it
+back, whoever has gone meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from storage.errors import Invalid
+
+SLOW_DISK = "slow-disk"
+"""The amount is how many milliseconds each sync takes longer."""
+
+
+class Impairments:
+    """Of one process. felt: how often each was felt since it last began."""
+
+    def __init__(self) -> None:
+        self.felt: dict[str, int] = {}
+        self._amounts = {SLOW_DISK: 0}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def begin(self, kind: str, amount: int, seconds: float) -> None:
+        """Have it for so long, in place of an earlier one of the kind; the event loop takes it back. Raises Invalid."""
+        if kind not in self._amounts:
+            raise Invalid(f"no process can do {kind!r} to itself")
+        self.end(kind)
+        self.felt[kind] = 0
+        self._amounts[kind] = amount
+        self._timers[kind] = asyncio.get_running_loop().call_later(seconds, self.end, kind)
+
+    def end(self, kind: str) -> None:
+        """Take it back. Idempotent."""
+        self._amounts[kind] = 0
+        timer = self._timers.pop(kind, None)
+        if timer is not None:
+            timer.cancel()
+
+    def before_sync(self) -> None:
+        """Wait as a slow disk does, in the thread that syncs."""
+        if amount := self._amounts[SLOW_DISK]:
+            self.felt[SLOW_DISK] += 1
+            time.sleep(amount / 1000)
+
+
+IMPAIRMENTS = Impairments()
+"""This process's."""

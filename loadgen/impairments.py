@@ -1,0 +1,73 @@
+"""Makes processes of the broker worse from within for a while, on whatever machine; each says how often it felt that.
+
+A signal reaches only the processes of this machine and can only stop them. These are asked by Ray, and take back by
+themselves what was done, so that nothing stays if they cannot be reached when it is over. What they say of it then is
+the effect in the row of the fault; those that ended meanwhile say nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from loadgen.kinds import SLOW_DISK
+from loadgen.lasting_faults import Episode
+from storage.errors import SluiceError, Unavailable
+
+SYNC_MS = 200
+"""How much longer a sync takes on a slow disk."""
+_WORDS = {SLOW_DISK: "{felt:,} syncs took {amount} ms longer"}
+"""The effect of each kind."""
+
+
+class Impairable(Protocol):
+    """Reaches the hosts of a cluster, wherever they are. Each call may raise SluiceError."""
+
+    def machine(self, host: str) -> str:
+        """Which machine a host is on."""
+
+    def impair(self, host: str, kind: str, amount: int, seconds: float) -> None:
+        """Begin it; kind and amount as in cluster.impairments."""
+
+    def relieve(self, host: str, kind: str) -> int:
+        """Take it back; returns how often it was felt."""
+
+
+class Impairment(Episode):
+    """Some hosts have it, those that can be reached. told: gets the effect in words, or nothing if nobody felt it."""
+
+    def __init__(
+        self, processes: Impairable, hosts: Sequence[str], what: tuple[str, int, float], told: Callable[[str], None]
+    ) -> None:
+        """Begin at once. what: kind, amount, seconds."""
+        self.pids = []
+        self.hosts, (self.kind, self._amount, seconds) = hosts, what
+        self._processes, self._told = processes, told
+        for host in hosts:
+            with contextlib.suppress(SluiceError):
+                processes.impair(host, self.kind, self._amount, seconds)
+        super().__init__(seconds)
+
+    def _run(self, seconds: float) -> None:
+        self._quiet.wait(seconds)
+        felt = 0
+        for host in self.hosts:
+            with contextlib.suppress(SluiceError):  # it has ended or is away, and takes it back by itself
+                felt += self._processes.relieve(host, self.kind)
+        self._told(_WORDS[self.kind].format(felt=felt, amount=self._amount) if felt else "")
+
+
+def of_a_machine(processes: Impairable, hosts: Sequence[str], lot: float, named: str) -> list[str]:
+    """Those hosts that share a machine: with the named one, or if that is empty with the one that the lot falls on.
+
+    Raises Unavailable if none of them can be reached.
+    """
+    machines: dict[str, list[str]] = {}
+    for host in sorted(hosts):
+        with contextlib.suppress(SluiceError):
+            machines.setdefault(processes.machine(host), []).append(host)
+    groups = [group for _, group in sorted(machines.items()) if named in ("", *group)]
+    if not groups:
+        raise Unavailable(f"{named or 'no bookie'} cannot be reached")
+    return groups[int(lot * len(groups))]
