@@ -9,7 +9,8 @@ too many workers, and one that does not reach the controller goes on.
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,13 +48,22 @@ class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
     claimed_at: int = 0
 
 
+class PoolReport(NamedTuple):
+    """What a keeper has said. heard: when, monotonic ms. at: the same, ms since 1970. record: what was wanted then."""
+
+    heard: int
+    at: int
+    status: str
+    record: PoolRecord
+
+
 class WorkerPools(Actor):
     """The part of the controller that answers keepers and operators of pools."""
 
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
-        self._reported: dict[str, tuple[int, str, PoolRecord]] = {}
-        """By name of a pool: when (ms since 1970), what, and what was wanted of it."""
+        self._reported: dict[str, PoolReport] = {}
+        """The last one, by name of a pool."""
         self._tails: dict[str, str] = {}
         self._tails_wanted: dict[str, Signal] = {}
 
@@ -91,7 +101,8 @@ class WorkerPools(Actor):
             await self.ports.meta.remove(PREFIX + request.name, number)
             self._forget_pool(request.name)
         else:
-            self._reported[request.name] = self.ports.clock.now(), request.status, record
+            clock = self.ports.clock
+            self._reported[request.name] = PoolReport(clock.monotonic(), clock.now(), request.status, record)
             if request.tails and (waiting := self._tails_wanted.pop(request.name, None)) is not None:
                 self._tails[request.name] = request.tails
                 waiting.set()
@@ -110,8 +121,7 @@ class WorkerPools(Actor):
             number, record = await self._read(request.name)
             if record is None:
                 raise NotFound(f"there is no pool of workers {request.name!r}")
-            at = self._reported[request.name][0] if request.name in self._reported else 0
-            if self.ports.clock.now() - at < SILENT_MS:
+            if self._silent_ms(request.name) < SILENT_MS:
                 raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
             await self.ports.meta.remove(PREFIX + request.name, number)
             self._forget_pool(request.name)
@@ -136,12 +146,11 @@ class WorkerPools(Actor):
 
     def pools_in_short(self) -> list[dict[str, Any]]:
         """Those that report, for whoever shows the cluster: the last line of each failure by key."""
-        since = self.ports.clock.now() - SILENT_MS
         rows = []
-        for name, (at, status, record) in sorted(self._reported.items()):
+        for name, (_, _, status, record) in sorted(self._reported.items()):
             told = json.loads(status)
             failures = {key: text.strip().splitlines()[-1:] for key, text in told.get("failures", {}).items()}
-            if at >= since:
+            if self._silent_ms(name) <= SILENT_MS:
                 rows.append(
                     {
                         "name": name,
@@ -161,11 +170,16 @@ class WorkerPools(Actor):
         _, record = await self._read(name)
         if record is None:
             return None
-        at, status, _ = self._reported.get(name, (0, "{}", record))
-        if record.kind == PROGRAM and self.ports.clock.now() - at > FORGOTTEN_MS:
+        _, at, status, _ = self._reported.get(name, PoolReport(0, 0, "{}", record))
+        if record.kind == PROGRAM and self._silent_ms(name) > FORGOTTEN_MS:
             return None  # its program has died without a word
         wanted: dict[str, Any] = msgspec.to_builtins(record)
         return {"name": name, **wanted, "reported_at": at, "status": json.loads(status)}
+
+    def _silent_ms(self, name: str) -> float:
+        """How long its keeper has said nothing here; without end if it never did."""
+        report = self._reported.get(name)
+        return math.inf if report is None else self.ports.clock.monotonic() - report.heard
 
     async def _read(self, name: str) -> tuple[int, PoolRecord | None]:
         """The number of the newest version, 0 if there is none, and the record."""

@@ -18,6 +18,7 @@ from actors.delayed.recovery import IndexRecovery
 from actors.delayed.sealer import Sealer
 from actors.ports import Task
 from actors.store_attempts import REFUSALS
+from actors.wall_clock import pause_until
 from storage.delayed.entries import NEVER
 from storage.errors import Fenced, SluiceError, Unavailable
 from storage.position import Positions
@@ -150,7 +151,7 @@ class BucketMaintenance:
         if load < NEVER - (1 << 40):
             now = clock.now()
             if load > now:
-                delays.append(load - now)
+                delays.append(pause_until(load, now))
         return min(delays, default=None)
 
     def _retries(self) -> tuple[int | None, ...]:

@@ -18,6 +18,7 @@ from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Session
 from actors.messages import Acknowledge, Acknowledged, Delivery, Done, FindOpen, Poll, SentApart, StillOpen
 from actors.topic_client import RETRY_FIRST, RETRY_MOST
+from actors.wall_clock import pause_until
 from storage.errors import Conflict, Fenced
 from storage.position import Positions
 
@@ -170,7 +171,7 @@ class Deliverer:
         while True:
             now = self._ports.clock.now()
             wakeup = self._core.wakeup(now)
-            await signal.wait(self._ports, None if wakeup is None else max(wakeup - now, 1))
+            await signal.wait(self._ports, None if wakeup is None else pause_until(wakeup, now))
             signal.clear()
             if self._ownership.ended():
                 return

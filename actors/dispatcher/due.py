@@ -6,6 +6,7 @@ import numpy as np
 
 from actors.dispatcher.context import SubscriptionContext
 from actors.messages import NO_POSITIONS, NO_ROWS
+from actors.wall_clock import pause_until
 
 DUE_AT_ONCE = 10_000
 DUE_GROUP_MS = 20
@@ -34,7 +35,7 @@ class DueMessages:
             if not len(positions):
                 if ready:  # what was due had been skipped or expired: the time that was asked before is over
                     due = tracker.next_due()
-                wait = max(due - now, 1) if due is not None and due > now else None
+                wait = pause_until(due, now) if due is not None and due > now else None
                 await wakeups.due.wait(self._ports, wait)
                 wakeups.due.clear()
                 wakeups.read.set()

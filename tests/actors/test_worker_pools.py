@@ -19,6 +19,7 @@ class Stage:
     """Two controllers over one metadata store."""
 
     def __init__(self, world: World) -> None:
+        self.world = world
         self.pools, self.others = (WorkerPools(world.client(name)) for name in ("one", "two"))
 
     async def claim(self, pools: WorkerPools | None = None, **changes: Any) -> PoolWanted:
@@ -120,6 +121,20 @@ async def test_a_pool_whose_program_died_is_not_shown(stage: Stage) -> None:
     await stage.pools.ports.clock.sleep(FORGOTTEN_MS + 1)
     assert await stage.rows() == []
     assert (await stage.claim(kind="program")).epoch == epoch + 1
+
+
+@played
+async def test_whether_a_pool_is_kept_does_not_hang_on_what_time_it_is(stage: Stage) -> None:
+    """A clock that leaps makes no keeper silent, and none that is silent heard."""
+    await stage.report((await stage.claim(kind="program")).epoch)
+    skews = stage.world.skews
+    for leap in (3_600_000, -3_600_000):
+        skews.update(dict.fromkeys(stage.world.machines(), leap))
+        assert len(await stage.rows()) == len(stage.pools.pools_in_short()) == 1
+        with pytest.raises(Conflict):
+            await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+    await stage.pools.ports.clock.sleep(FORGOTTEN_MS + 1)
+    assert (await stage.rows(), stage.pools.pools_in_short()) == ([], [])
 
 
 @played

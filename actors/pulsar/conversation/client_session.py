@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from actors.pulsar.conversation.unacked_bytes import UnackedShare
 from actors.pulsar.conversation.wire_consumer import ConsumingClient, WireConsumer
 from actors.pulsar.conversation.wire_producer import WireProducer
 from actors.signal import Signal
+from actors.wall_clock import pause_until
 from storage.errors import SluiceError
 
 MOST_HANDLES = 20_000
@@ -44,8 +46,6 @@ LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
 """Commands whose answers may be large, or for which much is read: one of them at a time."""
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
-WALL_CLOCK_MS = 30_000
-"""The wall clock may be set: whether a client's credentials have ended is looked at no less often."""
 NO_REQUEST = (1 << 64) - 1
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
@@ -120,11 +120,11 @@ class ClientSession:
         """End the connection when its client's credentials end, by the wall clock, which may be set meanwhile."""
         clock = self.gateway.ports.clock
         while not self.closed and identity.ends is not None:
-            left = identity.ends * 1000 - clock.now()
-            if left <= 0:
+            ends, now = math.ceil(identity.ends * 1000), clock.now()
+            if ends <= now:
                 self.end()
             else:
-                await clock.sleep(min(int(left) + 1, WALL_CLOCK_MS))
+                await clock.sleep(pause_until(ends, now))
 
     # -- rights ---------------------------------------------------------------------------------------------------
 

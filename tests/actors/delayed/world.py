@@ -26,6 +26,7 @@ class World:
 
     def __init__(self) -> None:
         self.loop = current_loop()
+        self.skews = {HERE: -EPOCH_MS}
         self.object_store, self.meta_store = ObjectStore(self.loop, 1), MetaStore(self.loop, 1)
         self.object_store.trouble.faults = self.meta_store.trouble.faults = AT_ONCE
         self.objects = self.object_store.objects
@@ -42,6 +43,10 @@ class World:
     def now(self, milliseconds: int) -> None:
         """Nothing runs meanwhile, as if the process had been frozen."""
         self.loop.now = milliseconds
+
+    def leap(self, milliseconds: int) -> None:
+        """The wall clock is wrong from now on by so much."""
+        self.skews[HERE] = milliseconds - EPOCH_MS
 
     async def settle(self) -> None:
         """Let everything run that can run without time passing."""
@@ -84,7 +89,7 @@ class Life:
         world = self.world
         return Ports(
             me="test/dispatcher",
-            clock=SimClock(world.loop, 1, HERE, {HERE: -EPOCH_MS}),
+            clock=SimClock(world.loop, 1, HERE, world.skews),
             net=cast(Net, None),
             objects=cast(Objects, _Scripted(self, SimObjects(world.object_store, HERE))),
             meta=cast(Meta, _Scripted(self, SimMeta(world.meta_store, HERE))),

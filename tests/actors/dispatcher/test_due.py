@@ -12,6 +12,7 @@ from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.dispatcher.context import Wakeups
 from actors.dispatcher.due import DUE_GROUP_MS, DueMessages
 from actors.messages import SubscriptionSettings
+from actors.wall_clock import LOOK_MS
 from storage.position import Positions, position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.world import Life, World
@@ -127,4 +128,40 @@ async def test_the_timer_follows_a_look_that_finds_only_skipped(tracker: str) ->
     owner.tracker.untrack(np.array([position(1, 1)], np.int64))
     await owner.world.advance(2000)
     assert owner.given == [(1500, [2])]
+    await owner.life.end()
+
+
+@both
+@pytest.mark.parametrize("leap", [-60_000, -3_600_000])
+@simulated
+async def test_a_clock_that_was_behind_for_a_while_keeps_nothing(tracker: str, leap: int) -> None:
+    """What is due is reckoned from the clock, which may be wrong; once it is right nothing waits for what it said."""
+    owner = Owner()
+    await owner.open(tracker)
+    owner.world.leap(leap)
+    await owner.add(1, 1000)
+    await owner.world.advance(3000)
+    assert owner.given == [], "by the clock it is not due yet"
+    owner.world.leap(0)
+    await owner.world.advance(LOOK_MS)
+    assert [entries for _, entries in owner.given] == [[1]]
+    await owner.life.end()
+
+
+@both
+@simulated
+async def test_a_clock_that_leaps_forward_lets_out_what_is_due_by_it(tracker: str) -> None:
+    """Early by what it leapt at most, and not before somebody looks at it."""
+    owner = Owner()
+    await owner.open(tracker)
+    await owner.add(1, 30_000)
+    await owner.add(2, 90_000)
+    owner.world.leap(60_000)
+    await owner.world.advance(LOOK_MS)
+    assert [entries for _, entries in owner.given] == [[1]]
+    owner.world.leap(0)
+    await owner.world.advance(79_999)
+    assert len(owner.given) == 1
+    await owner.world.advance(1)
+    assert owner.given[1:] == [(90_000, [2])]
     await owner.life.end()

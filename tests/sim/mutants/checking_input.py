@@ -75,7 +75,7 @@ CHECKING_INPUT: list[Mutant] = [
     Mutant(
         name="a connection outlives its token",
         module="actors.pulsar.conversation.client_session",
-        old="            if left <= 0:",
+        old="            if ends <= now:",
         new="            if False:",
         world=GATEWAY,
         test=KEEP_ALIVE,

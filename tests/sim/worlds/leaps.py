@@ -17,6 +17,7 @@ from tests.sim.worlds.broker import BrokerWorld, Course, Size
 LEAPS_MS = (60_000, -60_000, 3_600_000, -3_600_000)
 ON_ITS_WAY_MS = 30_000
 """What was sent by a wrong clock may arrive so long after that is right again: its consumer may have been frozen."""
+FOREVER = 1 << 62
 
 
 class LeapsWorld(BrokerWorld):
@@ -40,7 +41,7 @@ class LeapsCourse(Course):
 
     def __init__(self, world: World, faults: list[Fault], options: dict[str, str], size: Size) -> None:
         super().__init__(world, faults, options, size)
-        self._wrong: list[tuple[int, int, int]] = []
+        self._wrong: list[list[int]] = []
         """From when until when (µs, as in the history) a clock was wrong, and by how many milliseconds."""
         self.nemesis.special["clock_leap"] = self._leap
         if any(fault.kind == "clock_leap" for fault in faults):
@@ -54,12 +55,13 @@ class LeapsCourse(Course):
         if rng.random() < 0.7:  # those that say what is due
             machines = [each for each in machines if each.startswith("broker")] or machines
         machine, leap = machines[rng.randrange(len(machines))], rng.choice(LEAPS_MS)
-        begun = self.past.base()
+        wrong = [self.past.base(), FOREVER, leap]
+        self._wrong.append(wrong)  # the run may be over before the clock is right again
         world.record("nemesis", "clock leaps", machine=machine, by=leap)
         world.skews[machine] = leap
         await world.loop.pause(int(rng.random() * fault["length"]))
         world.skews[machine] = 0
-        self._wrong.append((begun, self.past.base(), leap))
+        wrong[1] = self.past.base()
 
     def _judge(self) -> None:
         super()._judge()
@@ -71,6 +73,8 @@ class LeapsCourse(Course):
             if when and early > 0:
                 self._add("early by a wrong clock", 1)
                 leaps = [by for begun, ended, by in self._wrong if begun <= at <= ended + ON_ITS_WAY_MS * 1000]
-                assert leaps, f"{row['key']!r} {row['seq']} came {early} ms early, and all clocks were right"
-                most = max(leaps) - min(0, *leaps)
-                assert early <= most, f"{row['key']!r} {row['seq']} came {early} ms early, by clocks {most} ms apart"
+                assert leaps, f"{row['key']!r} {row['key_seq']} came {early} ms early, and all clocks were right"
+                most = max(0, *leaps) - min(0, *leaps)
+                assert early <= most, (
+                    f"{row['key']!r} {row['key_seq']} came {early} ms early, by clocks {most} ms apart"
+                )
