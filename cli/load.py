@@ -214,6 +214,7 @@ def chaos(
     size: SizeOption = 100,
     keys: KeysOption = 10_000,
     consumers: ConsumersOption = str(CONSUMERS),
+    delayed: DelayedOption = 0.0,
     rate: RateOption = 20_000.0,
     seed: SeedOption = None,
     policy: PolicyOption = "draining_hashes",
@@ -247,7 +248,7 @@ def chaos(
         minutes = max(5.0, many * rounds * max(period / 1000, RESTART_S) / 60) if scenario else 5.0
     return _flood(
         minutes=minutes, faults=names, fault_every_ms=period, partitions=partitions, size=size,
-        keys=keys, consumers=many, pool=pool, rate=rate, seed=seed, policy=policy, bookies=bookies,
+        keys=keys, consumers=many, pool=pool, delayed=delayed, rate=rate, seed=seed, policy=policy, bookies=bookies,
         data_dir=_beside_a_cluster(data_dir), keep=keep, json=json, report=report, topic_settings=_given(settings),
         **_cluster(address), scenario=scenario or "", rounds=rounds, watch=watch, client=client, stall_s=CHAOS_STALL_S,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What a chaos run does to this process from within, for a while: each sync of its disk takes longer.
+"""What a chaos run does to this process from within, for a while: its disk is slow, or its clock is wrong.
 
-No signal from outside does that, and the rest of the machine must not suffer. The only way to it is Ray's
+No signal from outside does either, and the rest of the machine must not suffer. The only way to it is Ray's
 (`cluster.host.Host.impair`), and whoever can call an actor by Ray can run any program there anyway. A timer takes it
 back, whoever has gone meanwhile.
 """
@@ -14,6 +14,10 @@ from storage.errors import Invalid
 
 SLOW_DISK = "slow-disk"
 """The amount is how many milliseconds each sync takes longer."""
+CLOCK_JUMP = "clock-jump"
+"""The amount is by how many milliseconds the wall clock leaps forward, or back if it is less than zero. It is the one
+that actors see (`cluster.real.RealClock`); libraries, as those of TLS and of S3, see the machine's.
+"""
 
 
 class Impairments:
@@ -21,7 +25,7 @@ class Impairments:
 
     def __init__(self) -> None:
         self.felt: dict[str, int] = {}
-        self._amounts = {SLOW_DISK: 0}
+        self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def begin(self, kind: str, amount: int, seconds: float) -> None:
@@ -39,6 +43,12 @@ class Impairments:
         timer = self._timers.pop(kind, None)
         if timer is not None:
             timer.cancel()
+
+    def wall_clock(self, now: int) -> int:
+        """What the clock says when it is `now`, milliseconds."""
+        if amount := self._amounts[CLOCK_JUMP]:
+            self.felt[CLOCK_JUMP] += 1
+        return now + amount
 
     def before_sync(self) -> None:
         """Wait as a slow disk does, in the thread that syncs."""

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from actors.ports import Address, InCommon, Meta, Net, Objects, Places, Ports, Watch
+from cluster.impairments import IMPAIRMENTS
 
 logger = logging.getLogger("sluice")
 MOST_TROUBLES = 4
@@ -30,7 +31,7 @@ class RealClock:
 
     def now(self) -> int:
         """Wall clock in milliseconds since 1970."""
-        return time.time_ns() // 1_000_000
+        return IMPAIRMENTS.wall_clock(time.time_ns() // 1_000_000)
 
     def monotonic(self) -> int:
         """Milliseconds since some moment before this process."""

@@ -17,7 +17,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlparse
 
@@ -25,8 +25,9 @@ import psutil
 
 from loadgen.broker import BrokerClient
 from loadgen.faults import Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
-from loadgen.impairments import SYNC_MS, Impairable, Impairment, of_a_machine
+from loadgen.impairments import SYNC_MS, Impairable, Impairment, leap_of, of_a_machine
 from loadgen.kinds import (
+    CLOCK_JUMP,
     CONSUMER_KINDS,
     FLOOD_KINDS,
     HANG,
@@ -246,14 +247,20 @@ class Chaos:
 
     def _impair(self, fault: Fault) -> None:
         rows = self._processes.actors()
-        bookies = sorted({_host_of(row) for row in self._of_role(rows, "bookie")} - {""})
-        named = self._choose(rows, "bookie", 0.0, fault.target) if fault.target else ""
-        hosts = of_a_machine(self._processes, bookies, fault.lot, named)
+        more: dict[str, Any] = {}
+        if fault.kind == SLOW_DISK:
+            bookies = sorted({_host_of(row) for row in self._of_role(rows, "bookie")} - {""})
+            named = self._choose(rows, "bookie", 0.0, fault.target) if fault.target else ""
+            hosts, amount = of_a_machine(self._processes, bookies, fault.lot, named), SYNC_MS
+        else:
+            role, amount, lot = leap_of(fault.lot)
+            role = fault.target.partition("/")[0] or role
+            hosts, more = [self._choose(rows, role, lot, fault.target)], {"ahead_ms": amount}
         busy = [each for each in self._episodes if isinstance(each, Impairment) and not each.over]
         if any(each.kind == fault.kind and {*each.hosts} & {*hosts} for each in busy):
             raise LookupError(f"{hosts[0]} has it already")
-        row = self._note(fault, " and ".join(hosts), {})
-        what = (SLOW_DISK, SYNC_MS, fault.lasts_s)
+        row = self._note(fault, " and ".join(hosts), more)
+        what = (fault.kind, amount, fault.lasts_s)
         self._episodes.append(Impairment(self._processes, hosts, what, lambda effect: row.update(effect=effect)))
 
     def _choose(self, rows: list[dict[str, Any]], role: str, lot: float, target: str = "") -> str:
@@ -281,7 +288,7 @@ class Chaos:
         for role, label in (("dispatcher", "dispatcher of partition"), ("topic", "owner of partition"), ("bookie", "")):
             for row in sorted(self._of_role(rows, role), key=lambda row: str(row["name"])):
                 short = f"{label} {row['name'].split('/')[2]}" if label else row["name"].replace("/", " ")
-                more = (SLOW_DISK,) if role == "bookie" else ()
+                more = (SLOW_DISK, CLOCK_JUMP) if role == "bookie" else (CLOCK_JUMP,)
                 found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}", *more)))
         return [*found, Victim(CONTROLLER, CONTROLLER, ("kill-controller", "freeze-controller"))]
 
@@ -335,8 +342,8 @@ class Chaos:
             # Ray's and the system's errors are many; whatever it was, the run goes on with a node less, and says so.
             self.troubles.append(f"the killed node could not be replaced: {error}")
 
-    def _note(self, fault: Fault, target: str, lost: dict[str, list[int]]) -> dict[str, Any]:
-        return self.fleet.note({**fault.row, "target": target, **lost})
+    def _note(self, fault: Fault, target: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        return self.fleet.note({**fault.row, "target": target, **more})
 
 
 def machine_faults(options: FloodOptions) -> MachineFaults | None:

@@ -18,7 +18,8 @@ have happened or not. Nothing is called broken that could be explained by an out
                            session, and the owner did not change (S5)
     acked_redelivered      a delivery after a confirmed acknowledgement (S6); such a row is not counted as
                            unexplained as well
-    early                  a delayed message before its time (S10)
+    early                  a delayed message before its time (S10), by more than a clock that leapt explains
+                           (`loadgen.wrong_clocks`); what one explains is told as information
     redelivery_order       with `nack_order=key`: a repeated delivery that a later message of its key has overtaken, or
                            that comes while one is held (`loadgen.repeats`). Without: told as information
 
@@ -28,7 +29,7 @@ a running maximum shows what came behind. Python loops run only over keys that a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +39,7 @@ import pyarrow.compute as pc
 from loadgen.column_operations import Mask, distinct, last_before, one_to_one, running_end, sorted_pairs
 from loadgen.history import ACKS, DEATH, DETACH, EVENTS, EXPIRED, FAIL, OK, OWNER_CHANGE, RECEIVES, SENDS, Int64s
 from loadgen.repeats import Deliveries, out_of_order
+from loadgen.wrong_clocks import WrongClock, permitted
 from storage.hashing import hash_column, reduce_hash
 from storage.position import ENTRY_BITS, show
 
@@ -52,6 +54,11 @@ VIOLATIONS = (
     "early",
     "redelivery_order",
 )
+INFORMATION = {
+    "redelivery_order": "{:,} redeliveries overtaken by later messages of their key",
+    "early": "{:,} delayed messages early by a clock that leapt",
+}
+"""What is told without being a broken promise, in words."""
 CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed")
 MAX_EXAMPLES = 5
 _FOREVER = np.iinfo(np.int64).max
@@ -118,12 +125,13 @@ def judge(
     *,
     acked_rows: Int64s | None = None,
     nack_order: str = "none",
+    clocks: Sequence[WrongClock] = (),
 ) -> Findings:
     """Judge one history, or one part of it that holds whole keys. Tables as in loadgen.history, rows in any order.
 
     acked_rows: the row of receives that each acknowledgement is of, shape (acks.num_rows,), where that is known;
-    without it it is found. nack_order: as the subscription is set. Raises ValueError if a table lacks a
-    column of its schema.
+    without it it is found. nack_order: as the subscription is set. clocks: those that leapt. Raises ValueError if a
+    table lacks a column of its schema.
     """
     for table, schema in ((sends, SENDS), (receives, RECEIVES), (acks, ACKS), (events, EVENTS)):
         missing = [name for name in schema.names if name not in table.schema.names]
@@ -135,7 +143,7 @@ def judge(
     case.check_order(findings)
     case.check_overlap(findings)
     case.check_redeliveries(findings)
-    case.check_early(findings)
+    case.check_early(findings, clocks)
     case.check_repeats(findings, promised=nack_order == "key")
     return findings
 
@@ -433,10 +441,13 @@ class _Case:
             np.minimum(before[row + 1 : stop], confirmed[row], out=before[row + 1 : stop])
         return before
 
-    def check_early(self, findings: Findings) -> None:
+    def check_early(self, findings: Findings, clocks: Sequence[WrongClock]) -> None:
         """A delayed message is not delivered before its time; whole milliseconds, as the producer asked."""
         due = self.deliver_at[self.got]
         early = np.flatnonzero((due > 0) & (self.received_at // 1000 < due))
+        excused = permitted(clocks, self.received_at[early], due[early] - self.received_at[early] // 1000)
+        findings.information["early"] = int(excused.sum())
+        early = early[~excused]
         findings.found(
             "early",
             len(early),

@@ -17,8 +17,26 @@ from storage.errors import SluiceError, Unavailable
 
 SYNC_MS = 200
 """How much longer a sync takes on a slow disk."""
-_WORDS = {SLOW_DISK: "{felt:,} syncs took {amount} ms longer"}
-"""The effect of each kind."""
+LEAPS_MS = (60_000, 3_600_000, -60_000, -3_600_000)
+"""By how much a clock leaps."""
+CLOCK_ROLES = ("dispatcher", "dispatcher", "topic", "bookie", "controller")
+"""Whose clock leaps: most often that of those who say what is due."""
+
+
+def leap_of(lot: float) -> tuple[str, int, float]:
+    """Whose clock leaps, by how much, and the lot that chooses among those of the role."""
+    number, rest = divmod(lot * 1_000, 1)
+    many = len(CLOCK_ROLES)
+    return CLOCK_ROLES[int(number) % many], LEAPS_MS[int(number) // many % len(LEAPS_MS)], rest
+
+
+def effect_of(kind: str, amount: int, felt: int) -> str:
+    """The effect in words; empty if nobody felt it."""
+    if not felt:
+        return ""
+    if kind == SLOW_DISK:
+        return f"{felt:,} syncs took {amount} ms longer"
+    return f"{felt:,} looks at a clock that was {abs(amount) // 1000:,} s {'ahead' if amount > 0 else 'behind'}"
 
 
 class Impairable(Protocol):
@@ -55,7 +73,7 @@ class Impairment(Episode):
         for host in self.hosts:
             with contextlib.suppress(SluiceError):  # it has ended or is away, and takes it back by itself
                 felt += self._processes.relieve(host, self.kind)
-        self._told(_WORDS[self.kind].format(felt=felt, amount=self._amount) if felt else "")
+        self._told(effect_of(self.kind, self._amount, felt))
 
 
 def of_a_machine(processes: Impairable, hosts: Sequence[str], lot: float, named: str) -> list[str]:

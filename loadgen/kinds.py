@@ -36,7 +36,7 @@ KILL_NODE, S3_DOWN = "kill-node", "s3-down"
 NODES, S3 = "a second node", "an S3 server on this machine"
 CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE = "cut", "cut-one-way", "isolate", "isolate-store"
 SLOW_LINK, LOSSY_LINK, FULL_DISK = "slow-link", "lossy-link", "full-disk"
-SLOW_DISK = "slow-disk"
+SLOW_DISK, CLOCK_JUMP = "slow-disk", "clock-jump"
 MACHINES = "machines that can be cut from each other (loadgen.machines)"
 _AWAY_S = (1.0, 25.0)
 """How long machines are cut from each other."""
@@ -63,6 +63,7 @@ KINDS: dict[str, FaultKind] = {
         FaultKind(
             SLOW_DISK, "each sync of the disk of a machine's bookies takes 200 ms longer", "slow_disk", "", (1.0, 10.0)
         ),
+        FaultKind(CLOCK_JUMP, "the clock of a process is wrong by a minute or an hour", "clock_leap", "", (1.0, 10.0)),
         FaultKind(KILL_NODE, "a node with all its processes gets SIGKILL; another one joins", "crash", NODES),
         FaultKind(S3_DOWN, "the S3 server answers nobody", "cut_stores", S3, (1.0, 5.0)),
         FaultKind(CUT, "two machines do not reach each other", "partition", MACHINES, _AWAY_S),
@@ -80,7 +81,7 @@ CONSUMER_KINDS = (RESTART, KILL, JOIN, HANG, FREEZE, SLOW)
 """The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
 MACHINE_KINDS = (CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE, SLOW_LINK, LOSSY_LINK, FULL_DISK)
 """The kinds that are done to machines, or to what is between them (loadgen.machine_faults)."""
-IMPAIRMENT_KINDS = (SLOW_DISK,)
+IMPAIRMENT_KINDS = (SLOW_DISK, CLOCK_JUMP)
 """What processes do to themselves when they are asked to (loadgen.impairments)."""
 FLOOD_KINDS = (RESTART, KILL, JOIN)
 """What a flood by time or by share does to its consumers in turn."""

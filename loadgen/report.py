@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen import charts, hot_keys
+from loadgen.checkers import INFORMATION
 from loadgen.memory import WARM_US, by_role, summarise
 from loadgen.result import BROKEN, OK, Report, percentiles
 
@@ -427,10 +428,8 @@ def summary(report: Report) -> RenderableType:
 
 def _information_in_words(report: Report) -> list[tuple[str, str]]:
     """Observations that the subscription, with its settings, does not promise to prevent."""
-    overtaken = report.judgement.findings.information.get("redelivery_order", 0)
-    return (
-        [("not promised", f"{overtaken:,} redeliveries overtaken by later messages of their key")] if overtaken else []
-    )
+    found = report.judgement.findings.information
+    return [("not promised", words.format(found[kind])) for kind, words in INFORMATION.items() if found.get(kind)]
 
 
 def _acts_in_words(report: Report) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from loadgen.checkers import Findings, judge
 from loadgen.history import ACKS, DELIVERIES, EVENTS, RECEIVES, SENDS, SENT, confirm_acks
 from loadgen.measures import Measures, Span, measure
 from loadgen.recovery import RecoveryTimes, recover
+from loadgen.wrong_clocks import wrong_clocks
 
 MESSAGES_PER_PART = 250_000
 SLICES = 4
@@ -56,7 +57,7 @@ def judge_part(
     acks = released_at.append_column("confirmed_at", unconfirmed).select(ACKS.names)
     # Each delivery stands in one row with its own acknowledgement.
     given = (sent.select(SENDS.names), delivered.select(RECEIVES.names), confirm_acks(acks, events), events)
-    findings = judge(*given, acked_rows=rows, nack_order=nack_order)
+    findings = judge(*given, acked_rows=rows, nack_order=nack_order, clocks=wrong_clocks(faults))
     return Judgement(findings, measure(sent, delivered, span), recover(sent, delivered, events, faults, span))
 
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.disk import FileDisk
-from cluster.impairments import IMPAIRMENTS, SLOW_DISK, Impairments
+from cluster.impairments import CLOCK_JUMP, IMPAIRMENTS, SLOW_DISK, Impairments
+from cluster.real import RealClock
 from loadgen.kinds import IMPAIRMENT_KINDS
 from storage.errors import Invalid
 
@@ -39,6 +40,21 @@ async def test_each_sync_of_a_slow_disk_takes_longer(tmp_path: Path, slept: list
     await disk.append("log", [b"after"], sync=True)
     assert (len(slept), IMPAIRMENTS.felt[SLOW_DISK]) == (2, 2)
     disk.close()
+
+
+async def test_a_clock_leaps_for_who_looks_at_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monotonic clock, on which leases hang, goes on as before."""
+    at = SimpleNamespace(time_ns=lambda: 5_000_000_000, monotonic_ns=lambda: 7_000_000_000)
+    monkeypatch.setattr("cluster.real.time", at)
+    clock = RealClock()
+    try:
+        for leap in (60_000, -3_600_000):
+            IMPAIRMENTS.begin(CLOCK_JUMP, leap, LONG_S)
+            assert (clock.now(), clock.monotonic()) == (5_000 + leap, 7_000)
+            assert IMPAIRMENTS.felt[CLOCK_JUMP] == 1
+    finally:
+        IMPAIRMENTS.end(CLOCK_JUMP)
+    assert (clock.now(), IMPAIRMENTS.felt[CLOCK_JUMP]) == (5_000, 1)
 
 
 async def test_it_is_over_by_itself_and_the_newest_counts(slept: list[float]) -> None:

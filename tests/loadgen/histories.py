@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from loadgen.checkers import Findings, judge
 from loadgen.history import ACKS, DETACH, EVENTS, RECEIVES, SENDS
+from loadgen.wrong_clocks import WrongClock
 from storage.position import position
 
 
@@ -87,9 +89,9 @@ class Story:
             pa.Table.from_pylist(self.events, EVENTS),
         )
 
-    def judge(self) -> Findings:
-        """What the judge says about it."""
-        return judge(*self.tables())
+    def judge(self, clocks: Sequence[WrongClock] = ()) -> Findings:
+        """What the judge says about it. clocks: those that leapt."""
+        return judge(*self.tables(), clocks=clocks)
 
 
 def clean_story() -> Story:

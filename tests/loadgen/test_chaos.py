@@ -18,7 +18,8 @@ from loadgen.chaos import Chaos, _store_bytes, plan
 from loadgen.consume import ConsumeJob
 from loadgen.faults import FREEZE, Fault, Fleet
 from loadgen.history import HistoryClock
-from loadgen.kinds import FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, SLOW_DISK, standard_kinds
+from loadgen.impairments import CLOCK_ROLES, LEAPS_MS
+from loadgen.kinds import CLOCK_JUMP, FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, SLOW_DISK, standard_kinds
 from loadgen.options import FloodOptions
 from loadgen.rolling import HASHES, Moves, plan_rolling
 from loadgen.slowdowns import Slowdown
@@ -172,6 +173,25 @@ def test_the_disk_of_a_machine_is_slow_for_all_its_bookies(chaos: Chaos, process
         (SLOW_DISK, "bookie-0-a and bookie-2-a", "14 syncs took 200 ms longer"),
         (SLOW_DISK, "bookie-3-a", "7 syncs took 200 ms longer"),
     ]
+
+
+def test_a_clock_leaps_where_the_lot_says(chaos: Chaos, processes: Processes) -> None:
+    """Of whatever process, wherever it is; or of the one that is named. The row says by how much."""
+    processes.elsewhere = ["broker-0-a", "bookie-0-a"]
+    for number in range(len(CLOCK_ROLES) * len(LEAPS_MS)):
+        chaos.inject(Fault(CLOCK_JUMP, lot=(number + 0.5) / 1_000, lasts_s=3_600))
+        chaos.finish()
+    assert {(host, amount) for host, _, amount, _ in processes.impaired} == {
+        (host, amount) for host in ("broker-0-a", "broker-1-a", "bookie-0-a", "controller") for amount in LEAPS_MS
+    }
+    assert {kind for _, kind, *_ in processes.impaired} == {CLOCK_JUMP}
+    rows = chaos.fleet.history
+    assert [row["ahead_ms"] for row in rows] == [amount for _, _, amount, _ in processes.impaired]
+    assert rows[0]["effect"] == "7 looks at a clock that was 60 s ahead"
+    chaos.inject(Fault(CLOCK_JUMP, target="topic/t/1", lasts_s=3_600))
+    assert processes.impaired[-1:] == [("broker-1-a", CLOCK_JUMP, 60_000, 3_600)]
+    chaos.inject(Fault(CLOCK_JUMP, target="topic/t/1", lasts_s=3_600))
+    assert chaos.passed_over == ["clock-jump: broker-1-a has it already"]
 
 
 def test_the_controller_is_hit_where_it_is(chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]) -> None:

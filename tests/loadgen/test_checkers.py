@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from loadgen.checkers import VIOLATIONS, Findings, judge, nothing_checked
 from loadgen.history import ACKS, DEATH, EVENTS, EXPIRED, OWNER_CHANGE, RECEIVES, SENDS
+from loadgen.kinds import CLOCK_JUMP
+from loadgen.wrong_clocks import ON_ITS_WAY_US, permitted, wrong_clocks
 from storage.position import position
 from tests.loadgen.histories import Story, clean_story
 
@@ -205,6 +207,43 @@ def test_early_delayed_message() -> None:
     story.receive("c2", b"a", 3, 6, at=39_999)
     story.ack("c2", 6, at=41_000)
     only(story.judge(), early=1)
+
+
+@pytest.mark.parametrize(
+    ("at", "ahead_ms", "early"),
+    [
+        (39_000, 10, 0),
+        (39_000, 0, 1),
+        (25_000, 10, 1),
+        (30_000, 10, 0),
+        (5_000, 3_600_000, 1),
+        (20_000, 3_600_000, 0),
+        (20_000, -3_600_000, 1),
+    ],
+)
+def test_a_clock_that_leapt_permits_what_it_was_ahead(at: int, ahead_ms: int, early: int) -> None:
+    """From then on, and by no more than that; and that is told, as no broken promise."""
+    story = clean_story()
+    story.send(b"a", 3, entry=6, deliver_at=40)
+    story.receive("c2", b"a", 3, 6, at=at)
+    story.ack("c2", 6, at=41_000)
+    clocks = wrong_clocks([{"kind": CLOCK_JUMP, "at_us": 10_000, "lasts_s": 1.0, "ahead_ms": ahead_ms}])
+    findings = story.judge(clocks=clocks)
+    assert (findings.violations["early"], findings.information["early"]) == (early, 1 - early)
+
+
+def test_a_leap_is_over_when_what_it_sent_has_arrived() -> None:
+    (clock,) = wrong_clocks(
+        [
+            {"kind": CLOCK_JUMP, "at_us": 1_000_000, "lasts_s": 2.5, "ahead_ms": 60_000},
+            {"kind": CLOCK_JUMP, "at_us": 1_000_000, "lasts_s": 2.5, "ahead_ms": -60_000},
+            {"kind": "kill-topic", "at_us": 1_000_000},
+        ]
+    )
+    assert clock == (1_000_000, 3_500_000 + ON_ITS_WAY_US, 60_000)
+    times = np.array([999_999, 1_000_000, clock.until, clock.until + 1], np.int64)
+    assert permitted([clock], times, np.full(4, 60_000)).tolist() == [False, True, True, False]
+    assert not permitted([clock], times, np.full(4, 60_001)).any()
 
 
 def test_overlap_of_two_holders() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.impairments import Impairment, of_a_machine
-from loadgen.kinds import SLOW_DISK
+from loadgen.impairments import LEAPS_MS, Impairment, effect_of, leap_of, of_a_machine
+from loadgen.kinds import CLOCK_JUMP, SLOW_DISK
 from storage.errors import Unavailable
 
 LONG_S = 3_600.0
@@ -77,3 +77,19 @@ def test_what_nobody_felt_has_no_effect() -> None:
     assert effect(hosts) == ["1 syncs took 200 ms longer"]
     hosts.gone = ["b-0", "b-1"]
     assert effect(hosts) == [""]
+
+
+def test_a_leap_is_drawn_from_one_lot() -> None:
+    """Every role with every leap, and a lot is left that chooses among those of the role."""
+    drawn = [leap_of(number / 1_000 + 0.0004) for number in range(1_000)]
+    assert {(role, leap) for role, leap, _ in drawn} == {
+        (role, leap) for role in ("dispatcher", "topic", "bookie", "controller") for leap in LEAPS_MS
+    }
+    assert all(0 <= rest < 1 for *_, rest in drawn)
+    assert leap_of(0.0)[:2] == ("dispatcher", 60_000), "what a person presses"
+
+
+def test_how_a_wrong_clock_was_felt() -> None:
+    assert effect_of(CLOCK_JUMP, 3_600_000, 1_234) == "1,234 looks at a clock that was 3,600 s ahead"
+    assert effect_of(CLOCK_JUMP, -60_000, 1) == "1 looks at a clock that was 60 s behind"
+    assert effect_of(CLOCK_JUMP, -60_000, 0) == ""

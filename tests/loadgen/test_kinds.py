@@ -7,6 +7,7 @@ import pytest
 from loadgen.kinds import (
     CONSUMER_KINDS,
     FLOOD_KINDS,
+    IMPAIRMENT_KINDS,
     KILL_NODE,
     KINDS,
     MACHINE_KINDS,
@@ -29,7 +30,7 @@ def test_what_ends_a_process_is_a_crash_what_stops_it_a_pause(name: str) -> None
     expected = {"kill": "crash", "freeze": "pause", "restart": "churn", "join": "churn"}
     assert KINDS[name].simulated == expected.get(action, KINDS[name].simulated)
     lasts = KINDS[name].seconds != (0.0, 0.0)
-    assert lasts == (action in ("freeze", "slow") or name == S3_DOWN or name in MACHINE_KINDS)
+    assert lasts == (action in ("freeze", "slow") or name == S3_DOWN or name in (*MACHINE_KINDS, *IMPAIRMENT_KINDS))
 
 
 def test_every_kind_says_what_it_means_and_is_known_by_its_name() -> None:
