@@ -1,6 +1,7 @@
 """What faults of machines cost: chaos on three machines with networks of their own, TLS between them, a store beside.
 
     .venv/bin/python benchmarks/machines.py [--minutes N] [--every 30s] [--faults A,B] [--rate N] [--seed N] [--small]
+        [--delayed FRACTION]
     .venv/bin/python benchmarks/machines.py --scenes isolate-head,isolate-controller,isolate-other,kill-head
 
 The machines are namespaces of this one (`loadgen/machines.py`), prepared as `deploy/README.md` says, and
@@ -43,6 +44,8 @@ def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
     where = site.others[0]
     chaos = f"./sluice chaos --minutes {arguments.minutes} --every {arguments.every} --faults {arguments.faults}"
     chaos += f" --rate {arguments.rate} --seed {arguments.seed} --keys 300 --address {site.address} --json report.json"
+    if arguments.delayed:
+        chaos += f" --delayed {arguments.delayed}"
     where.variables.update(site.stores)
     code, output, errors = where.try_to_run(["bash", "-c", f"exec {chaos}"], 300 + arguments.minutes * 120)
     print(output[-6_000:], errors[-2_000:], file=sys.stderr)
@@ -57,10 +60,11 @@ def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
         "verdict": report["verdict"],
         "reasons": report["reasons"],
         "messages": report["messages"],
+        "information": report["information"],
         "publish_latency_ms": report["publish_latency_ms"],
         "pauses_ms": report["recovery"]["pauses_ms"],
         "faults": [
-            {name: fault[name] for name in ("kind", "target", "at_s", "lasts_s") if name in fault}
+            {name: fault[name] for name in ("kind", "target", "at_s", "lasts_s", "ahead_ms", "effect") if name in fault}
             for fault in report["faults"]
         ],
         "passed_over": report["recovery"]["passed_over"],
@@ -75,6 +79,7 @@ def main() -> None:
     parser.add_argument("--faults", default=",".join((ISOLATE, CUT, CUT_ONE_WAY)))
     parser.add_argument("--rate", type=count, default=300)
     parser.add_argument("--seed", type=count, default=1)
+    parser.add_argument("--delayed", type=amount, default=0.0)
     parser.add_argument("--scenes", default="")
     parser.add_argument("--small", action="store_true", help="a minute with one fault, to see that it works")
     arguments = parser.parse_args()

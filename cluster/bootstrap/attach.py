@@ -49,6 +49,7 @@ def join(address: str, token_file: Path | None = None) -> None:
             node_address = _address_of_own_node(address)
             if not is_loopback(node_address):
                 allow_other_machines()
+            keep_ray_off_stdout()
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
@@ -59,6 +60,15 @@ def join(address: str, token_file: Path | None = None) -> None:
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise Unavailable(f"no cluster answers at {address}: {first_line(error)}") from None
+
+
+def keep_ray_off_stdout() -> None:
+    """Ray prints to standard output that a node is lost, also between the lines that a program reads there.
+
+    A thread of whoever is attached does it, whatever becomes of the output of workers. `status` tells of such nodes.
+    """
+    worker = import_module("ray._private.worker")
+    worker._worker_logs_enabled = False  # type: ignore[attr-defined]
 
 
 def _address_of_own_node(address: str) -> str:

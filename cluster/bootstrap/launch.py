@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.bootstrap import identity, standalone
-from cluster.bootstrap.attach import answers, check_order, first_line
+from cluster.bootstrap.attach import answers, check_order, first_line, keep_ray_off_stdout
 from cluster.bootstrap.attach import join as join  # part of this module's interface
 from cluster.bootstrap.discovery import refuse_running, runs, token_of
 from cluster.bootstrap.environment import (
@@ -187,6 +187,7 @@ def _init_ray(sessions: list[str], wanted: ClusterOptions) -> Any:
         session = short_folder(sessions)
         os.environ["RAY_TMPDIR"] = session
         try:
+            keep_ray_off_stdout()
             with held_back(), bare_nodes():
                 return ray.init(
                     address="local",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.bootstrap.attach import choose_own, own_addresses
+from importlib import import_module
+
+import pytest
+
+from cluster.bootstrap.attach import choose_own, keep_ray_off_stdout, own_addresses
 
 
 def test_a_node_of_this_machine_is_chosen() -> None:
@@ -16,3 +20,20 @@ def test_a_node_of_this_machine_is_chosen() -> None:
 
 def test_every_machine_has_the_loopback() -> None:
     assert "127.0.0.1" in own_addresses()
+
+
+def test_ray_says_nothing_between_the_lines_of_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it has to say of a lost node came between the JSON of `./sluice status --json`."""
+    worker = import_module("ray._private.worker")
+    monkeypatch.setattr(worker, "_worker_logs_enabled", True)
+
+    def says(line: str) -> str:
+        # As the thread does that every process has which is attached to Ray.
+        worker.print_to_stdstream({"lines": [line], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+        return capsys.readouterr().out
+
+    assert "node 1 is lost" in says("node 1 is lost")
+    keep_ray_off_stdout()
+    assert says("node 2 is lost") == ""
