@@ -189,6 +189,11 @@ class Chaos:
         else:
             self._hit(fault)
 
+    @property
+    def moves_expected(self) -> bool:
+        """Whether something was done that may give keys to other consumers."""
+        return any(row["kind"] not in IMPAIRMENT_KINDS for row in self.fleet.history)
+
     def finish(self) -> None:
         """Take back what lasts, and wait for the nodes that are still being replaced."""
         for episode in self._episodes:
@@ -288,8 +293,8 @@ class Chaos:
         for role, label in (("dispatcher", "dispatcher of partition"), ("topic", "owner of partition"), ("bookie", "")):
             for row in sorted(self._of_role(rows, role), key=lambda row: str(row["name"])):
                 short = f"{label} {row['name'].split('/')[2]}" if label else row["name"].replace("/", " ")
-                more = (SLOW_DISK, CLOCK_JUMP) if role == "bookie" else (CLOCK_JUMP,)
-                found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}", *more)))
+                more = SLOW_DISK if role == "bookie" else CLOCK_JUMP
+                found.append(Victim(row["name"], short, (f"kill-{role}", f"freeze-{role}", more)))
         return [*found, Victim(CONTROLLER, CONTROLLER, ("kill-controller", "freeze-controller"))]
 
     def _of_everybody(self) -> list[str]:

@@ -330,7 +330,7 @@ class Flood:
             start_us=first,
             troubles=self._troubles + chaos.troubles + fleet.troubles(),
             phases=self._phases,
-            moves_expected=bool(fleet.history) and options.consumers > 1,
+            moves_expected=chaos.moves_expected and options.consumers > 1,
             acts=self._acts,
             planned=self._planned,
             drains=sampler.drains,

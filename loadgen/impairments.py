@@ -19,8 +19,8 @@ SYNC_MS = 200
 """How much longer a sync takes on a slow disk."""
 LEAPS_MS = (60_000, 3_600_000, -60_000, -3_600_000)
 """By how much a clock leaps."""
-CLOCK_ROLES = ("dispatcher", "dispatcher", "topic", "bookie", "controller")
-"""Whose clock leaps: most often that of those who say what is due."""
+CLOCK_ROLES = ("dispatcher", "topic")
+"""Whose clock leaps: that of owners, who say what is due. Bookies and the controller do not look what time it is."""
 
 
 def leap_of(lot: float) -> tuple[str, int, float]:

@@ -63,7 +63,9 @@ KINDS: dict[str, FaultKind] = {
         FaultKind(
             SLOW_DISK, "each sync of the disk of a machine's bookies takes 200 ms longer", "slow_disk", "", (1.0, 10.0)
         ),
-        FaultKind(CLOCK_JUMP, "the clock of a process is wrong by a minute or an hour", "clock_leap", "", (1.0, 10.0)),
+        FaultKind(
+            CLOCK_JUMP, "the clock of an owner's process is wrong by a minute or an hour", "clock_leap", "", (1.0, 10.0)
+        ),
         FaultKind(KILL_NODE, "a node with all its processes gets SIGKILL; another one joins", "crash", NODES),
         FaultKind(S3_DOWN, "the S3 server answers nobody", "cut_stores", S3, (1.0, 5.0)),
         FaultKind(CUT, "two machines do not reach each other", "partition", MACHINES, _AWAY_S),
