@@ -63,7 +63,7 @@ def test_what_the_page_says_can_be_typed(site: Site) -> None:
         assert f"{scheme}://{first.address}:{port}" in told
     for answer in map(answered, everywhere(site.all, f"{status} --json")):
         assert answer["data_dir"] == str(first.home / "sluice-data")
-        assert (answer["controller"], answer["controller_machine"]) == ("controller", first.address)
+        assert answer["controller_machine"] in {machine.address for machine in site.all}
         assert {node["address"] for node in answer["nodes"]} == {machine.address for machine in site.all}
         assert [row for row in answer["actors"] if row["state"] != "running"] == []
         assert len([row for row in answer["actors"] if row["kind"] == "gateway"]) == len(site.all)
