@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.consumer.held import Received
@@ -15,7 +15,7 @@ class ConsumerConfig:
     """One consumer of a subscription on one partition. settings: of a subscription that is new.
 
     incarnation: by which it is known from owner to owner. ranges: see messages.Attach, as are process, priority,
-    keep_place, read_compacted and moves. queue_size: messages that may wait here.
+    keep_place, read_compacted, moves and properties. queue_size: messages that may wait here.
     """
 
     topic: str
@@ -31,6 +31,7 @@ class ConsumerConfig:
     keep_place: bool = True
     read_compacted: bool = False
     moves: bool = True
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,7 +279,7 @@ class PartitionConsumer:
                     consumer=config.name, incarnation=f"{config.incarnation}.{self._generation}",
                     process=config.process, ranges=list(config.ranges), priority=config.priority,
                     holding=self._all_held(), keep_place=config.keep_place, hands_over_to=self.handing_over.to,
-                    read_compacted=config.read_compacted, moves=config.moves,
+                    read_compacted=config.read_compacted, moves=config.moves, properties=dict(config.properties),
                 )  # fmt: skip
                 sent, life = self._ports.clock.monotonic(), self._generation
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)

@@ -1,4 +1,4 @@
-"""An operator's switches: pause, resume, and other settings."""
+"""An operator's switches: pause, resume, properties, and other settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from actors.dispatcher.context import SubscriptionContext
 from actors.messages import SubscriptionSettings
-from actors.messages.settings import check_subscription
+from actors.messages.settings import check_properties, check_subscription
 from storage.errors import Conflict
 
 _OF_MAKING = ("initial_position",)
@@ -14,7 +14,7 @@ _OF_MAKING = ("initial_position",)
 
 
 class SubscriptionConfiguration:
-    """Pauses the subscription, resumes it, and changes its settings."""
+    """Pauses the subscription, resumes it, and changes its settings and properties."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._identity, self._state = context.identity, context.state
@@ -25,6 +25,12 @@ class SubscriptionConfiguration:
         self._state.pause(paused)
         await self._store.barrier()
         self._wakeups.all()
+
+    async def set_properties(self, properties: dict[str, str]) -> None:
+        """Keep these in place of those that there are; durable when it returns. Raises Invalid."""
+        check_properties(properties)
+        self._state.set_properties(properties)
+        await self._store.barrier()
 
     async def change(self, settings: SubscriptionSettings) -> bool:
         """Set other settings; returns whether any changed. Raises Conflict while a consumer is connected or awaited.

@@ -85,7 +85,8 @@ class Consumers:
 
     async def _join(self, request: Attach) -> Session:
         now = self._ports.clock.now()
-        if self._membership.admit(request.incarnation, request.consumer, request.process):
+        adopted = self._state.adopt(request.properties)
+        if self._membership.admit(request.incarnation, request.consumer, request.process) or adopted:
             await self._store.barrier()
             self._ownership.check_owner()
         try:

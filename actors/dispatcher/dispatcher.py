@@ -88,6 +88,7 @@ from actors.messages import (
     Resume,
     Seek,
     SentApart,
+    SetProperties,
     Skip,
     Skipped,
     Sought,
@@ -303,6 +304,10 @@ class Dispatcher(Actor):
 
     async def on_configure(self, request: Configure) -> Configured:
         return Configured(changed=await self._owning.configuration.change(request.settings))
+
+    async def on_set_properties(self, request: SetProperties) -> Done:
+        await self._owning.configuration.set_properties(request.properties)
+        return Done()
 
     # -- questions ------------------------------------------------------------------------------------------------
 

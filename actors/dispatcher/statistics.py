@@ -87,6 +87,7 @@ class Statistics:
             "policy": settings.policy,
             "isDurable": settings.durable,
             "paused": self._state.paused,
+            "subscriptionProperties": self._state.properties,
             "awaitedConsumers": len(self._state.membership.all(LeaseState.AWAITED)),
             "watchdogStalls": self._deliverer.stalls,
         }

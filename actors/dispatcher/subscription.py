@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgpack
@@ -57,7 +57,8 @@ def settings_in(value: bytes) -> SubscriptionSettings:
 class SubscriptionState:
     """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
     they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll. apart: see
-    messages.SentApart. deleted: whoever takes the record over begins a new subscription.
+    messages.SentApart. properties: those that clients keep with it. deleted: whoever takes the record over begins a new
+    subscription.
     """
 
     settings: SubscriptionSettings
@@ -67,6 +68,7 @@ class SubscriptionState:
     known: bool = False
     by_index: bool = False
     apart: bool = False
+    properties: dict[str, str] = field(default_factory=dict)
     deleted: bool = False
     next_settings: SubscriptionSettings | None = None
 
@@ -89,6 +91,7 @@ class SubscriptionState:
             known=bool(value.get("known", True)),
             by_index=bool(value.get("by_index", False)),
             apart=bool(value.get("apart", False)),
+            properties=dict(value.get("properties", {})),
         )
 
     def to_record(self) -> dict[str, Any]:
@@ -101,6 +104,7 @@ class SubscriptionState:
             "known": self.known,
             "by_index": self.by_index,
             "apart": self.apart,
+            **({"properties": self.properties} if self.properties else {}),
             **({"deleted": True} if self.deleted else {}),
         }
 
@@ -119,6 +123,17 @@ class SubscriptionState:
     def pause(self, paused: bool) -> None:
         """Send nothing, or go on."""
         self.paused = paused
+
+    def adopt(self, properties: dict[str, str]) -> bool:
+        """A consumer brings these. Whether they are kept: the first ones are, as in Pulsar."""
+        if self.properties or not properties:
+            return False
+        self.properties = properties
+        return True
+
+    def set_properties(self, properties: dict[str, str]) -> None:
+        """Keep these, in place of those that there are."""
+        self.properties = properties
 
     def delete(self) -> None:
         """Delete the subscription: it is gone as soon as the record says so."""

@@ -128,6 +128,13 @@ class Configure(Request[Configured]):
     settings: SubscriptionSettings
 
 
+class SetProperties(Request[Done]):
+    """Keep these properties with the subscription, in place of those that it has."""
+
+    reply: ClassVar[type[Reply]] = Done
+    properties: dict[str, str]
+
+
 class ListPending(Request[Text]):
     """Which messages each consumer holds, or the consumer of this name; the first `most` of each."""
 

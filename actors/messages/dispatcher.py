@@ -39,7 +39,7 @@ class Attach(Request[Attached], kw_only=True):
     hands_over_to: as in HandOver, said in this session or an earlier one. read_compacted: of each key it wants the last
     message alone, as far as the topic was compacted; on an exclusive or failover subscription, where all want the same.
     moves: it is told which hashes move (MOVES). One that does not care is not woken for them, and a consumer that joins
-    takes hashes from up to a hundred others.
+    takes hashes from up to a hundred others. properties: kept with the subscription if it has none yet.
     """
 
     reply: ClassVar[type[Reply]] = Attached
@@ -53,6 +53,7 @@ class Attach(Request[Attached], kw_only=True):
     hands_over_to: Annotated[str, Meta(max_length=512)] = ""
     read_compacted: bool = False
     moves: bool = True
+    properties: dict[str, str] = {}
 
 
 class Part(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from copy import copy
 from typing import Any, TypeVar
 
@@ -114,6 +115,8 @@ SHORTEST_LEASE_MS = 2_000
 """A lease must outlast a long poll with some room, or consumers that live would be taken for dead."""
 _YEARS = 100 * 366 * 24 * 3600 * 1000
 """A hundred years: longer than anything, and far from where sums of times overflow."""
+MOST_PROPERTY_BYTES = 16_384
+"""Of the properties of a subscription: its record is written again with every group of acknowledgements."""
 _BYTES = 1 << 50
 _MANY = 1 << 31
 
@@ -183,6 +186,13 @@ def check_subscription(settings: SubscriptionSettings) -> None:
     _check_limits(settings)
     if settings.dead_letter_policy != "skip":
         _check_parking(settings)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raises Invalid for more properties of a subscription than its record should carry."""
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > MOST_PROPERTY_BYTES:
+        raise Invalid(f"the properties of a subscription have {size} bytes, {MOST_PROPERTY_BYTES} are the most")
 
 
 def check_choices(settings: SubscriptionSettings) -> None:

@@ -53,7 +53,7 @@ _TABLE = {
         "priority_level:7:i32 durable:8:bool:true start_message_id:9:MessageId metadata:10:*KeyValue "
         "read_compacted:11:bool schema:12:Schema "
         "initial_position:13:i32 force_topic_creation:15:bool:true start_rollback_seconds:16:u64 "
-        "key_shared:17:KeySharedMeta consumer_epoch:19:u64"
+        "key_shared:17:KeySharedMeta subscription_properties:18:*KeyValue consumer_epoch:19:u64"
     ),
     "Producer": (
         "topic:1:str producer_id:2:u64 request_id:3:u64 producer_name:4:str encrypted:5:bool metadata:6:*KeyValue "

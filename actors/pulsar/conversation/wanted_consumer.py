@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.messages import SubscriptionSettings
+from actors.messages.settings import check_properties
 from actors.names import check_name, quoted
 from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.clients import metadata_of
 from actors.pulsar.conversation.refusals import CommandRefused
 
 TYPES = ("exclusive", "shared", "failover", "key_shared")
@@ -24,6 +27,7 @@ class WantedConsumer:
     """A client's wishes for a subscription. start: a reader's first position, None for a consumer of a subscription.
 
     named: the client chose the name. compacted: it wants of each key the last message alone. role: the client's.
+    properties: to be kept with the subscription.
     """
 
     subscription: str
@@ -35,6 +39,7 @@ class WantedConsumer:
     named: bool = True
     compacted: bool = False
     role: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_subscribe(asked: Any) -> None:
@@ -66,6 +71,8 @@ def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> Want
         if asked.key_shared.mode == STICKY:
             settings.selector = "sticky"
             ranges = [(each.start, each.end) for each in asked.key_shared.hash_ranges]
+    properties = metadata_of(asked.subscription_properties)
+    check_properties(properties)
     return WantedConsumer(
         subscription=quoted(asked.subscription),
         name=check_name("consumer", quoted(name)),
@@ -76,4 +83,5 @@ def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> Want
         named=bool(asked.consumer_name),
         compacted=asked.read_compacted,
         role=role,
+        properties=properties,
     )

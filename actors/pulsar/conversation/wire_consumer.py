@@ -126,6 +126,7 @@ class WireConsumer:
                 keep_place=self.asked.named,
                 read_compacted=self.asked.compacted,
                 moves=self.asked.settings.type == "failover",  # only there it is told which one is active
+                properties=self.asked.properties,
             ),
             self._callbacks(),
             self.payloads,

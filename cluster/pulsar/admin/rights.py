@@ -71,7 +71,7 @@ _ROWS = {
         GET T /subscriptions /lastMessageId /messageid/{time}
         POST T /all_subscription/expireMessages/{number}
         PUT S .; DELETE S .
-        GET S /properties /explain /{verb}
+        GET S /properties /explain /{verb}; PUT S /properties
         POST S /skip/{number} /skip_all /resetcursor /resetcursor/{number} /expireMessages/{number}
         POST S /delayed/{what} /parked/{what}
         GET /watch/events

@@ -112,6 +112,7 @@ class PulsarStats:
         active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays") or each.get("reader")]
         times = [each.get("lastAckedTimestamp", 0) for each in consumers]
         return {
+            "subscriptionProperties": {},
             **{key: value for key, value in row.items() if key not in ("partition", "epoch", "subscription", "topic")},
             "type": kind,
             "backlogSize": _stored(of.row, int(row.get("msgBacklog", 0))),
@@ -126,7 +127,6 @@ class PulsarStats:
             "durable": durable,
             "isReplicated": False,
             "replicated": False,
-            "subscriptionProperties": {},
         }
 
     def _consumer(self, of: Partition, clients: list[Row], subscription: str, row: Row, now: int) -> Row:

@@ -3,8 +3,9 @@
     PUT    .../subscription/{sub}              create, from where the body says: {"ledgerId": L, "entryId": E}; earliest
            is -1 twice, latest 2^63-1 twice, and so is no body. 409 if there is one of that name. It is on all
            partitions: with an id, which wants the name of one, it begins at the latest on the others.
-           Properties, and ?replicated=true, are refused with 405.
-    GET    .../subscription/{sub}/properties   {}: none are kept
+           ?replicated=true is refused with 405. {"properties": {...}} are kept with it.
+    GET    .../subscription/{sub}/properties   those that are kept
+    PUT    .../subscription/{sub}/properties   {"name": "value"}, in place of those that were kept
     DELETE .../subscription/{sub}?force=true   412 while consumers are connected, unless forced
     POST   .../subscription/{sub}/skip/{n} | skip_all
     POST   .../subscription/{sub}/resetcursor/{ms}    to a time
@@ -21,7 +22,8 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import RemoveSubscription, Seek, SubscriptionSettings, request_of
+from actors.messages import RemoveSubscription, Seek, SetProperties, Stats, SubscriptionSettings, request_of
+from actors.messages.settings import check_properties
 from cluster.http.guard import Handler
 from cluster.http.server import body_of, json_in, number_of
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, subscription_of
@@ -44,6 +46,7 @@ class Subscriptions:
             web.put(SUBSCRIPTION, self._create),
             web.delete(SUBSCRIPTION, self._remove),
             web.get(f"{SUBSCRIPTION}/properties", self._properties),
+            web.put(f"{SUBSCRIPTION}/properties", self._set_properties),
             web.post(f"{SUBSCRIPTION}/skip/{{number}}", self._verb("skip", "messages")),
             web.post(f"{SUBSCRIPTION}/skip_all", self._verb("clear_backlog")),
             web.post(f"{SUBSCRIPTION}/resetcursor/{{number}}", self._verb("seek", "time")),
@@ -68,9 +71,9 @@ class Subscriptions:
         which, name = named(request), subscription_of(request)
         count = (await self._broker.settings(which)).partitions
         body = await body_of(request)
-        if request.query.get("replicated", "").lower() == "true" or _has_properties(body):
-            reason = "Sluice does not offer subscriptions with properties, nor replicated ones"
-            return web.json_response({"reason": reason}, status=405)
+        if request.query.get("replicated", "").lower() == "true":
+            return web.json_response({"reason": "Sluice does not offer replicated subscriptions"}, status=405)
+        properties = _properties_in(body)
         start, excluded = _start_of(body)
         if isinstance(start, str) and which.partition is None and count > 1:
             raise Invalid("a message id needs one partition: name it, or give earliest or latest")
@@ -80,16 +83,31 @@ class Subscriptions:
         settings = SubscriptionSettings(initial_position=first)
         for partition in range(count):
             await self._broker.directory.dispatcher(which.topic, partition, name, settings)
+        if properties:
+            await self._broker.rows(Named(which.topic, None), name, SetProperties(properties=properties))
         if isinstance(start, str):
             await self._seek(Named(which.topic, which.partition or 0), name, start, excluded=excluded)
         return web.Response(status=204)
 
-    async def _properties(self, request: web.Request) -> web.Response:
+    async def _existing(self, request: web.Request) -> tuple[Named, str]:
+        """Topic and subscription of a path. Raises NotFound."""
         which, name = named(request), subscription_of(request)
         await self._broker.settings(which)
         if name not in await self._broker.subscriptions(which.topic):
             raise NotFound(f"topic {which.topic!r} has no subscription {name!r}")
-        return web.json_response({})
+        return which, name
+
+    async def _properties(self, request: web.Request) -> web.Response:
+        which, name = await self._existing(request)
+        first = Named(which.topic, which.partition or 0)
+        (row,) = await self._broker.rows(first, name, Stats())
+        return web.json_response(row.get("subscriptionProperties", {}))
+
+    async def _set_properties(self, request: web.Request) -> web.Response:
+        which, name = await self._existing(request)
+        properties = _properties_in(await body_of(request), whole=True)
+        await self._broker.rows(which, name, SetProperties(properties=properties))
+        return web.Response(status=204)
 
     async def _remove(self, request: web.Request) -> web.Response:
         which, name = named(request), subscription_of(request)
@@ -138,13 +156,18 @@ class Subscriptions:
         return {"before": max(self._broker.ports.clock.now() - age, 0)}
 
 
-def _has_properties(body: str) -> bool:
-    """Whether somebody wants properties kept with a subscription."""
+def _properties_in(body: str, *, whole: bool = False) -> dict[str, str]:
+    """The properties of a subscription that a body has under their name, or that it is. Raises Invalid."""
     try:
         given = json_in(body) if body.strip() else None
     except ValueError:
-        return False
-    return isinstance(given, dict) and bool(given.get("properties"))
+        given = None
+    if not whole:
+        given = (given.get("properties") or {}) if isinstance(given, dict) else {}
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise Invalid('the properties must be texts by name, for example {"team": "billing"}')
+    check_properties(given)
+    return given
 
 
 def _start_of(body: str) -> tuple[int | str, bool]:

@@ -392,6 +392,22 @@ SERVING: list[Mutant] = [
         test="tests/actors/policies/test_eviction.py::test_who_is_below_the_limit_keeps_what_waits",
     ),
     Mutant(
+        name="every consumer replaces the properties of its subscription",
+        module="actors.dispatcher.subscription",
+        old="        if self.properties or not properties:",
+        new="        if not properties:",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_subscription_properties.py::test_the_first_ones_are_kept_over_a_change_of_owners",
+    ),
+    Mutant(
+        name="the record of a subscription leaves its properties out",
+        module="actors.dispatcher.subscription",
+        old='            properties=dict(value.get("properties", {})),\n',
+        new="",
+        world=GATEWAY,
+        test="tests/actors/pulsar/test_subscription_properties.py::test_the_first_ones_are_kept_over_a_change_of_owners",
+    ),
+    Mutant(
         name="what is too much is measured from where the topic was told last",
         module="actors.topic.topic",
         old="waits = bytes_behind(self._log, request.mark_delete)",

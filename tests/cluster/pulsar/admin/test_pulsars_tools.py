@@ -36,6 +36,8 @@ admin topics get-message-ttl orders
 admin topics get-schema-validation-enforce orders
 admin topics get-shadow-topics orders
 admin topics get-subscription-properties orders -s late
+admin topics update-subscription-properties orders -s late -p a=b
+admin topics create-subscription orders -s named -m earliest -p a=b
 admin topics compact orders
 admin topics compaction-status orders
 admin topics permissions orders
@@ -60,7 +62,6 @@ admin namespaces remove-compaction-threshold public/default
 admin namespaces policies public/default
 """
 REFUSED = """
-admin topics create-subscription orders -s other -m earliest -p a=b
 admin topics create-subscription orders -s other -m earliest -r
 admin topics create non-persistent://public/default/x
 admin topics grant-permission orders --role r --actions produce

@@ -147,6 +147,7 @@ root chief clerk: POST T/all_subscription/expireMessages/{number}
 root chief clerk: PUT S
 root chief clerk: DELETE S
 root watcher chief clerk: GET S/properties
+root chief clerk: PUT S/properties
 root watcher chief clerk: GET S/explain
 root watcher chief clerk: GET S/{verb}
 root watcher chief clerk: GET /watch/events

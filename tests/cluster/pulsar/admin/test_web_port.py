@@ -87,7 +87,6 @@ def test_what_would_be_ignored_is_refused(tool: Tool) -> None:
     path = f"{BASE}/plain/subscription"
     tool.ask("PUT", f"{BASE}/plain")
     start = {"ledgerId": -1, "entryId": -1}
-    assert tool.ask("PUT", f"{path}/one", {**start, "properties": {"a": "b"}}).status == 405
     assert tool.ask("PUT", f"{path}/one?replicated=true", start).status == 405
     assert tool.get(f"{BASE}/plain/subscriptions") == []
     assert tool.ask("PUT", f"{path}/one?replicated=false", {**start, "properties": {}}).status == 204
@@ -99,6 +98,25 @@ def test_what_would_be_ignored_is_refused(tool: Tool) -> None:
             assert (refused.status, refused.body["reason"][:28]) == (501, "Authorization is not enabled")
     refused = tool.ask("GET", "/proxy-stats/connections")
     assert (refused.status, refused.body) == (404, {"reason": "Not Found: GET /proxy-stats/connections"})
+
+
+def test_a_subscription_keeps_properties(tool: Tool) -> None:
+    """Those that it is made with, on every partition; and those that replace them."""
+    tool.ask("PUT", f"{BASE}/kept/partitions", 2)
+    path, start = f"{BASE}/kept/subscription/one", {"ledgerId": -1, "entryId": -1}
+    assert tool.ask("PUT", path, {**start, "properties": {"a": "b"}}).status == 204
+    assert tool.get(f"{path}/properties") == {"a": "b"}
+    assert tool.ask("PUT", f"{path}/properties", {"c": "d", "e": ""}).status == 204
+    assert tool.get(f"{path}/properties") == {"c": "d", "e": ""}
+    stats = tool.get(f"{BASE}/kept/partitioned-stats?perPartition=true")
+    shown = [stats, *stats["partitions"].values()]
+    assert [each["subscriptions"]["one"]["subscriptionProperties"] for each in shown] == [{"c": "d", "e": ""}] * 3
+    for wrong in ({"a": 1}, ["a"], {"a": "x" * (1 << 15)}):
+        assert tool.ask("PUT", f"{path}/properties", wrong).status == 412
+    assert tool.ask("PUT", f"{BASE}/kept/subscription/other", {**start, "properties": {"a": 1}}).status == 412
+    assert tool.ask("PUT", f"{BASE}/kept/subscription/nobody/properties", {}).status == 404
+    assert tool.ask("PUT", f"{path}/properties", {}).status == 204
+    assert tool.get(f"{path}/properties") == {}
 
 
 def test_what_nobody_set_is_not_set(tool: Tool) -> None:
