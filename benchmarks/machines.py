@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -25,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._arguments import amount, count
-from loadgen.kinds import CUT, CUT_ONE_WAY, ISOLATE
+from loadgen.kinds import CUT, CUT_ONE_WAY, ISOLATE, KILL_HEAD
 from loadgen.machines import missing
 from tests.kit.machine_scenes import play
-from tests.kit.site import Site, answered, prepared, typed
+from tests.kit.site import REDIS, Site, answered, prepared, typed
 
 
 def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +88,10 @@ def main() -> None:
         arguments.minutes, arguments.every, arguments.faults = 1.0, "20s", ISOLATE
     if (reason := missing()) is not None:
         raise SystemExit(reason)
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, prepared(Path(folder)) as site:
+    redis = not arguments.scenes and shutil.which(REDIS) is not None
+    if KILL_HEAD in arguments.faults.split(",") and not redis:
+        raise SystemExit(f"{KILL_HEAD} needs `{REDIS}` on the path: without a Redis a head that was lost is lost")
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, prepared(Path(folder), redis=redis) as site:
         print(json.dumps(measure(site, arguments), indent=2))
 
 

@@ -144,6 +144,9 @@ class Chaos:
 
     def inject(self, fault: Fault) -> None:
         """Break something now. Returns when it is done; what lasts is taken back by a timer."""
+        if self._machines is not None and self._machines.headless:
+            self.passed_over.append(f"{fault.kind}: Ray's head is away")
+            return
         if fault.kind in CONSUMER_KINDS:
             if self._done % (LOOK_EVERY if self._often else 1) == 0 and not fault.pressed:
                 self.look()
@@ -192,7 +195,7 @@ class Chaos:
     @property
     def moves_expected(self) -> bool:
         """Whether something was done that may give keys to other consumers."""
-        return any(row["kind"] not in IMPAIRMENT_KINDS for row in self.fleet.history)
+        return any(row["kind"] not in (*IMPAIRMENT_KINDS, *MACHINE_KINDS) for row in self.fleet.history)
 
     def finish(self) -> None:
         """Take back what lasts, and wait for the nodes that are still being replaced."""
@@ -408,8 +411,8 @@ class ClusterProcesses:
 
     def kinds(self) -> list[str]:
         """See ProcessFinder."""
-        if control_of_environment() is not None:
-            return standard_kinds(machines=True)
+        if (control := control_of_environment()) is not None:
+            return standard_kinds(machines=True, head=control.head != "")
         return standard_kinds(nodes=self.nodes(), s3=self._s3 is not None)
 
     def machines(self) -> list[str]:

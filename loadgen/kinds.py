@@ -34,6 +34,7 @@ RESTART, KILL, JOIN = "restart-consumer", "kill-consumer", "join-consumer"
 HANG, FREEZE, SLOW = "hang-consumer", "freeze-consumer", "slow-consumer"
 KILL_NODE, S3_DOWN = "kill-node", "s3-down"
 NODES, S3 = "a second node", "an S3 server on this machine"
+KILL_HEAD, HEAD = "kill-head", "machines, and a Redis beside Ray's head"
 CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE = "cut", "cut-one-way", "isolate", "isolate-store"
 SLOW_LINK, LOSSY_LINK, FULL_DISK = "slow-link", "lossy-link", "full-disk"
 SLOW_DISK, CLOCK_JUMP = "slow-disk", "clock-jump"
@@ -75,13 +76,14 @@ KINDS: dict[str, FaultKind] = {
         FaultKind(SLOW_LINK, "what two machines send each other takes 100 ms longer", "delay", MACHINES, _AWAY_S),
         FaultKind(LOSSY_LINK, "of what two machines send each other a twentieth is lost", "loss", MACHINES, _AWAY_S),
         FaultKind(FULL_DISK, "a machine has no room for data", "full_disk", MACHINES, _AWAY_S),
+        FaultKind(KILL_HEAD, "the machine of Ray's head loses power, and starts again", "crash", HEAD, _AWAY_S),
     )
 }
 """Every kind, by name."""
 
 CONSUMER_KINDS = (RESTART, KILL, JOIN, HANG, FREEZE, SLOW)
 """The kinds that the fleet of consumers does to itself; the rest is done to the broker."""
-MACHINE_KINDS = (CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE, SLOW_LINK, LOSSY_LINK, FULL_DISK)
+MACHINE_KINDS = (CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE, SLOW_LINK, LOSSY_LINK, FULL_DISK, KILL_HEAD)
 """The kinds that are done to machines, or to what is between them (loadgen.machine_faults)."""
 IMPAIRMENT_KINDS = (SLOW_DISK, CLOCK_JUMP)
 """What processes do to themselves when they are asked to (loadgen.impairments)."""
@@ -100,10 +102,10 @@ def check_kinds(names: Sequence[str]) -> None:
             raise Invalid(f"there is no fault {name!r}; there are {', '.join(KINDS)}")
 
 
-def standard_kinds(*, nodes: int = 1, s3: bool = False, machines: bool = False) -> list[str]:
+def standard_kinds(*, nodes: int = 1, s3: bool = False, machines: bool = False, head: bool = False) -> list[str]:
     """The kinds that a cluster with so many nodes, with or without an S3 server on this machine, can stand.
 
-    machines: it has some that can be cut from each other.
+    machines: it has some that can be cut from each other. head: Ray's head can be started again on one of them.
     """
-    has = {"": True, NODES: nodes > 1, S3: s3, MACHINES: machines}
+    has = {"": True, NODES: nodes > 1, S3: s3, MACHINES: machines, HEAD: head}
     return [kind.name for kind in KINDS.values() if has[kind.needs]]

@@ -1,7 +1,8 @@
 """Breaks what is between machines, for who runs on one of them: `sluice chaos` there asks who made the machines.
 
 Who made them (loadgen.machines) serves a socket in the home folder of each, and sets a variable to its path; that is
-how a run finds out that its cluster has machines of this kind. A request is a list in JSON, `[what, address, address,
+how a run finds out that its cluster has machines of this kind. Another variable is set to the address of Ray's head, if
+who made the machines can start it again. A request is a list in JSON, `[what, address, address,
 milliseconds of delay, part that is lost]`, and its answer a line: empty, or why it could not be done.
 """
 
@@ -13,23 +14,28 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loadgen.machines import Machine, Network
 from storage.errors import Invalid, Unavailable
 
 VARIABLE = "SLUICE_INTERNAL_MACHINES"
+HEAD_VARIABLE = "SLUICE_INTERNAL_HEAD"
 SOCKET = "machines"
 """Its name in the home folder."""
 LINE = 4096
 """Bytes of a request, and of an answer."""
-ASK_S = 20.0
+ASK_S, START_S = 20.0, 180.0
+"""How long an answer may take; Ray's head takes longer to start."""
 
 
 @contextlib.contextmanager
-def served(network: Network, machines: list[Machine]) -> Iterator[None]:
-    """Let these machines break the network and each other's disks."""
+def served(network: Network, machines: list[Machine], start_head: Callable[[], object] | None = None) -> Iterator[None]:
+    """Let these machines break the network and each other's disks.
+
+    start_head: starts Ray on the first of them again, as its head; None if a head that was lost is lost.
+    """
     lock = threading.Lock()
     with contextlib.ExitStack() as stack:
         for machine in machines:
@@ -37,14 +43,19 @@ def served(network: Network, machines: list[Machine]) -> Iterator[None]:
             listener.bind(str(machine.folder / SOCKET))
             listener.listen()
             machine.variables[VARIABLE] = str(machine.home / SOCKET)
-            thread = threading.Thread(target=_serve, args=(listener, network, lock), name="machines", daemon=True)
+            if start_head is not None:
+                machine.variables[HEAD_VARIABLE] = machines[0].address
+            arguments = (listener, network, lock, start_head)
+            thread = threading.Thread(target=_serve, args=arguments, name="machines", daemon=True)
             thread.start()
             stack.callback(thread.join)
             stack.callback(listener.shutdown, socket.SHUT_RDWR)
         yield
 
 
-def _serve(listener: socket.socket, network: Network, lock: threading.Lock) -> None:
+def _serve(
+    listener: socket.socket, network: Network, lock: threading.Lock, start_head: Callable[[], object] | None
+) -> None:
     while True:
         try:
             sock, _ = listener.accept()
@@ -53,15 +64,18 @@ def _serve(listener: socket.socket, network: Network, lock: threading.Lock) -> N
         with sock, contextlib.suppress(OSError):
             sock.settimeout(ASK_S)
             with lock:
-                answer = _done(network, sock.recv(LINE))
+                answer = _done(network, sock.recv(LINE), start_head)
             sock.sendall(answer.encode()[: LINE - 1] + b"\n")
 
 
-def _done(network: Network, line: bytes) -> str:
+def _done(network: Network, line: bytes, start_head: Callable[[], object] | None) -> str:
     try:
         what, one, other, number, share = json.loads(line)
         by_address = {machine.address: machine for machine in network.machines}
-        _do(network, str(what), by_address[one], by_address.get(other), float(number), float(share))
+        if what == "start head" and start_head is not None:
+            start_head()
+        else:
+            _do(network, str(what), by_address[one], by_address.get(other), float(number), float(share))
     except (ValueError, TypeError, KeyError) as error:
         return f"this is no request: {error!r}"
     except (OSError, AssertionError, subprocess.SubprocessError, Invalid) as error:
@@ -74,6 +88,8 @@ def _do(network: Network, what: str, one: Machine, other: Machine | None, number
         network.fill(one)
     elif what == "empty":
         network.empty(one)
+    elif what == "kill":
+        one.end_processes()
     elif other is None:
         raise Invalid(f"{what} needs another machine")
     elif what == "cut":
@@ -90,15 +106,16 @@ def _do(network: Network, what: str, one: Machine, other: Machine | None, number
 
 @dataclass(frozen=True)
 class MachineControl:
-    """Asks for it. path: of the socket."""
+    """Asks for it. path: of the socket. head: address of Ray's head, empty if a head that was lost is lost."""
 
     path: str
+    head: str = ""
 
     def ask(self, what: str, one: str, other: str = "", number: float = 0.0, share: float = 0.0) -> None:
         """Have something done. Raises Unavailable with the reason."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-                sock.settimeout(ASK_S)
+                sock.settimeout(START_S if what == "start head" else ASK_S)
                 sock.connect(self.path)
                 sock.sendall(json.dumps([what, one, other, number, share]).encode())
                 answer = sock.recv(LINE).decode()
@@ -113,4 +130,4 @@ class MachineControl:
 def control_of_environment() -> MachineControl | None:
     """For who runs on a machine of this kind."""
     path = os.environ.get(VARIABLE)
-    return MachineControl(path) if path else None
+    return MachineControl(path, os.environ.get(HEAD_VARIABLE, "")) if path else None

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from loadgen.faults import Fault
-from loadgen.kinds import CUT_ONE_WAY, FULL_DISK, ISOLATE, ISOLATE_STORE, LOSSY_LINK, SLOW_LINK
+from loadgen.kinds import CUT_ONE_WAY, FULL_DISK, ISOLATE, ISOLATE_STORE, KILL_HEAD, LOSSY_LINK, SLOW_LINK
 from loadgen.lasting_faults import Episode
 from loadgen.machine_control import MachineControl
 from storage.errors import SluiceError
@@ -38,6 +38,8 @@ class MachineFaults:
         self._control, self._own, self._store = control, own, store
         self._episodes: list[MachineEpisode] = []
         self.troubles: list[str] = []
+        self.headless = False
+        """Ray's head is away: nobody joins, and nothing is found by Ray."""
 
     def begin(self, fault: Fault, machines: Sequence[str], note: Callable[[str], None]) -> MachineEpisode:
         """Break something, and tell `note` what, just before. machines: all addresses of the cluster.
@@ -51,7 +53,8 @@ class MachineFaults:
             raise LookupError("there is no second machine")
         pairs = self._pairs(fault, others)
         note(" and ".join(" from ".join(filter(None, pair)) for pair in pairs[:1]) + (" and all" * (len(pairs) > 1)))
-        asks = {CUT_ONE_WAY: "drop", SLOW_LINK: "hamper", LOSSY_LINK: "hamper", FULL_DISK: "fill"}
+        asks = {CUT_ONE_WAY: "drop", SLOW_LINK: "hamper", LOSSY_LINK: "hamper", FULL_DISK: "fill", KILL_HEAD: "kill"}
+        self.headless = fault.kind == KILL_HEAD
         delay = SLOW_MS if fault.kind == SLOW_LINK else 0.0
         loss = LOST if fault.kind == LOSSY_LINK else 0.0
         episode = MachineEpisode(fault.lasts_s, lambda: self._take_back(fault, pairs))
@@ -65,6 +68,12 @@ class MachineFaults:
         victim = others[int(fault.lot * len(others))]
         if fault.kind == FULL_DISK:
             return [(victim, "")]
+        if fault.kind == KILL_HEAD:
+            if self._control.head not in others:
+                raise LookupError(
+                    "the run is on its machine" if self._control.head else "Ray's head has no Redis beside it"
+                )
+            return [(self._control.head, "")]
         if fault.kind == ISOLATE_STORE:
             if not self._store:
                 raise LookupError("it is not known on which machine the store is")
@@ -76,8 +85,10 @@ class MachineFaults:
         return [between[int(fault.lot * len(between))]]
 
     def _take_back(self, fault: Fault, pairs: list[tuple[str, str]]) -> None:
+        backs = {FULL_DISK: "empty", KILL_HEAD: "start head"}
         for one, other in pairs:
             try:
-                self._control.ask("empty" if fault.kind == FULL_DISK else "join", one, other)
+                self._control.ask(backs.get(fault.kind, "join"), one, other)
             except SluiceError as error:
                 self.troubles.append(f"{fault.kind} could not be taken back: {error}")
+        self.headless = False

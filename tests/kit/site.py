@@ -31,6 +31,7 @@ CREDENTIALS = {
 }
 PATIENCE_S = 300.0
 """For one command, on a machine that does much else."""
+REDIS = "redis-server"
 DATA_BYTES = 1 << 30
 """Room for the data of a machine."""
 
@@ -102,13 +103,15 @@ def everywhere(where: list[Machine], line: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def prepared(folder: Path) -> Iterator[Site]:
-    """Ray as the page starts it, without Sluice. folder: for what is no machine's."""
+def prepared(folder: Path, *, redis: bool = False) -> Iterator[Site]:
+    """Ray as the page starts it, without Sluice. folder: for what is no machine's.
+
+    redis: on the store's machine there is one for Ray's head, which can then be lost and started again.
+    """
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(machines(5, data_bytes=DATA_BYTES))
         first, second, third, store, outside = network.machines
         cluster = [first, second, third]
-        stack.enter_context(served(network, cluster))
         (folder / "authority").mkdir()
         authority = Authority(folder / "authority")
         server = S3Server(available_kinds()[0], folder / "s3", store)
@@ -125,7 +128,8 @@ def prepared(folder: Path) -> Iterator[Site]:
         server.start()
         stack.callback(server.kill)
         first.run([sys.executable, "-c", MAKE_BUCKET, server.endpoint, BUCKET])
-        names = {"10.0.0.1": first.address, "10.0.0.2": second.address, "http://s3.example:9000": server.endpoint}
+        names = {"10.0.0.1": first.address, "10.0.0.2": second.address, "10.0.0.9": store.address}
+        names["http://s3.example:9000"] = server.endpoint
         page = Page({**names, "/etc/sluice": str(first.home / "etc")})
         for line in page.lines("Once"):
             typed(first, line)
@@ -134,6 +138,11 @@ def prepared(folder: Path) -> Iterator[Site]:
                 (machine.folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy(first.folder / name, machine.folder / name)
         head, node = page.lines("Ray on each machine")
+        if redis:
+            (export,) = page.lines("When the head is lost")
+            head = f"{export} && {head}"
+            store.begin([REDIS, "--bind", store.address, "--protected-mode", "no", "--save", "", "--port", "6379"])
+        stack.enter_context(served(network, cluster, (lambda: typed(first, head)) if redis else None))
         typed(first, head)
         everywhere(cluster[1:], node)
         yield Site(network, first, cluster[1:], outside, page, f"{first.address}:6379", server.endpoint)

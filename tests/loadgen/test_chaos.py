@@ -20,6 +20,8 @@ from loadgen.faults import FREEZE, Fault, Fleet
 from loadgen.history import HistoryClock
 from loadgen.impairments import CLOCK_ROLES, LEAPS_MS
 from loadgen.kinds import CLOCK_JUMP, FLOOD_KINDS, KILL, KINDS, MACHINE_KINDS, S3_DOWN, SLOW_DISK, standard_kinds
+from loadgen.machine_control import MachineControl
+from loadgen.machine_faults import MachineFaults
 from loadgen.options import FloodOptions
 from loadgen.rolling import HASHES, Moves, plan_rolling
 from loadgen.slowdowns import Slowdown
@@ -194,6 +196,16 @@ def test_a_clock_leaps_where_the_lot_says(chaos: Chaos, processes: Processes) ->
     assert processes.impaired[-1:] == [("broker-1-a", CLOCK_JUMP, 60_000, 3_600)]
     chaos.inject(Fault(CLOCK_JUMP, target="topic/t/1", lasts_s=3_600))
     assert chaos.passed_over == ["clock-jump: broker-1-a has it already"]
+
+
+def test_nothing_else_is_broken_while_the_head_is_away(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
+    """Who is killed then could not be replaced: nobody joins."""
+    chaos._machines = MachineFaults(MachineControl("nowhere"), "10.0.0.1")
+    chaos._machines.headless = True
+    chaos.inject(Fault("kill-topic"))
+    chaos.inject(Fault(KILL))
+    assert signals == []
+    assert chaos.passed_over == ["kill-topic: Ray's head is away", f"{KILL}: Ray's head is away"]
 
 
 def test_the_controller_is_hit_where_it_is(chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]) -> None:

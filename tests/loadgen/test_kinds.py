@@ -40,7 +40,7 @@ def test_every_kind_says_what_it_means_and_is_known_by_its_name() -> None:
 
 def test_what_a_cluster_can_stand_depends_on_what_it_has() -> None:
     assert set(KINDS) - set(standard_kinds()) == {KILL_NODE, S3_DOWN, *MACHINE_KINDS}
-    assert set(standard_kinds(nodes=2, s3=True, machines=True)) == set(KINDS)
+    assert set(standard_kinds(nodes=2, s3=True, machines=True, head=True)) == set(KINDS)
 
 
 def test_unknown_kind_is_named() -> None:

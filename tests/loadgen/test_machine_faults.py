@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from loadgen.faults import Fault
-from loadgen.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, ISOLATE_STORE, LOSSY_LINK, SLOW_LINK
+from loadgen.kinds import (
+    CUT,
+    CUT_ONE_WAY,
+    FULL_DISK,
+    ISOLATE,
+    ISOLATE_STORE,
+    KILL_HEAD,
+    LOSSY_LINK,
+    SLOW_LINK,
+)
 from loadgen.machine_control import MachineControl
 from loadgen.machine_faults import MachineFaults
 from storage.errors import Unavailable
@@ -17,8 +26,8 @@ LONG_S = 3_600.0
 class Control(MachineControl):
     """Remembers what it is asked for."""
 
-    def __init__(self, refuses: str = "") -> None:
-        super().__init__("nowhere")
+    def __init__(self, refuses: str = "", head: str = "") -> None:
+        super().__init__("nowhere", head)
         self.asked: list[tuple[object, ...]]
         object.__setattr__(self, "asked", [])
         object.__setattr__(self, "refuses", refuses)
@@ -76,3 +85,20 @@ def test_what_cannot_be_taken_back_is_said() -> None:
     faults = MachineFaults(Control(refuses="join"), A, STORE)
     faults.begin(Fault(CUT, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
     assert faults.troubles == ["cut could not be taken back: it has ended"]
+
+
+def test_the_machine_of_the_head_is_lost_and_starts_again() -> None:
+    """Meanwhile nobody can join. Without a Redis it would be lost for good, and on its own machine the run would be."""
+    control = Control(head=B)
+    faults = MachineFaults(control, A, STORE)
+    assert not faults.headless
+    episode = faults.begin(Fault(KILL_HEAD, lasts_s=LONG_S), [A, B, C], lambda who: None)
+    assert faults.headless
+    episode.end()
+    assert control.asked == [("kill", B, "", 0.0, 0.0), ("start head", B, "", 0.0, 0.0)]
+    assert not faults.headless
+    for head, why in (("", "no Redis"), (A, "the run is")):
+        others = MachineFaults(Control(head=head), A, STORE)
+        with pytest.raises(LookupError, match=why):
+            others.begin(Fault(KILL_HEAD, lasts_s=LONG_S), [A, B, C], lambda who: None)
+        assert not others.headless
