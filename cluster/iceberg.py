@@ -2,7 +2,8 @@
 
 The table's files are the objects themselves (storage.history): nothing is written twice. It is partitioned by the day
 of the publish time. A file belongs to one day; an object whose messages lie on several is copied, a file for each day.
-One whose times are milliseconds, as an earlier version wrote them, is copied too, because Iceberg knows no such times.
+One whose times are milliseconds, as an earlier version wrote them, is copied too, because Iceberg knows no such times;
+a table that an earlier version made names it as it is, and has all its files exchanged once.
 The table's order is by publish time, which is that of the log as far as the clocks of the producers agree. Its columns
 are those of the history, and those that the objects have of what payloads say, added when they first come.
 
@@ -60,6 +61,8 @@ from storage.errors import Conflict, Invalid, NotFound, Unavailable
 from storage.history import SCHEMA, in_microseconds
 
 NAMESPACE = "sluice"
+MICROSECONDS = "sluice.microseconds"
+"""Property of a table of which no file has times in milliseconds."""
 MOST_AGE = "history.expire.max-snapshot-age-ms"
 """Iceberg's own property of a table: how long its snapshots are kept. A table is made with WEEK_MS."""
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -146,6 +149,7 @@ class IcebergTable:
                     partition_spec=PartitionSpec(PartitionField(time, 1000, DayTransform(), "publish_day")),
                     sort_order=SortOrder(SortField(time, IdentityTransform())),
                     properties={
+                        MICROSECONDS: "true",
                         MOST_AGE: str(WEEK_MS),
                         "schema.name-mapping.default": schema.name_mapping.model_dump_json(),
                         **_NO_RETRIES,
@@ -197,19 +201,23 @@ class IcebergTable:
         held: dict[str, list[DataFile]] = {}
         for file in _files_of(table):
             held.setdefault(_origin_of(table, file.file_path), []).append(file)
-        came = [one for url, one in stored.items() if _name_of(one) not in held and url not in held]
+        exchanged = table.properties.get(MICROSECONDS) != "true"
+        came = [one for url, one in stored.items() if exchanged or (_name_of(one) not in held and url not in held)]
         known = {*stored, *(_name_of(one) for one in stored.values())}
-        went = [file for origin, files in held.items() if origin not in known for file in files]
+        went = [file for origin, files in held.items() if exchanged or origin not in known for file in files]
         if not came and not went:
             return TableChange()
         change = TableChange(added=_ledgers(came), gone=sorted({_ledger_in(file.file_path) for file in went}))
         described = [self._scan.described(one) for one in came]
         table = self._with_columns(table, pa.unify_schemas([pa.schema([]), *(what.columns for what in described)]))
         for file in went:
-            if _is_copy(table, file.file_path):  # the objects are their owner's to delete
+            # The objects are their owner's to delete, and what is copied again is written over.
+            if _is_copy(table, file.file_path) and _origin_of(table, file.file_path) not in known:
                 table.io.delete(file.file_path)
         said = {LEDGERS: " ".join(change.added), GONE: " ".join(change.gone)}
         with table.transaction() as transaction:
+            if exchanged:
+                transaction.set_properties({MICROSECONDS: "true"})
             snapshots = transaction.update_snapshot({name: text for name, text in said.items() if text})
             with snapshots.overwrite() if went else snapshots.fast_append() as snapshot:
                 for one, what in zip(came, described, strict=True):

@@ -19,9 +19,11 @@ import pytest
 from pyarrow import parquet
 
 import cluster
+from cluster import iceberg
 from cluster.client import Client
 from cluster.history_scan import StoreUrls
-from cluster.iceberg import IcebergTable, open_catalog
+from cluster.iceberg import IcebergTable
+from storage.history_columns import PartColumns
 from tests.cluster.helpers import PATIENCE_MS, ROOT, eventually, unpacked
 
 FOLDERS = sorted(path.name for path in (ROOT / "tests" / "formats").glob("*.tar.gz"))
@@ -120,21 +122,44 @@ def test_a_table_of_last_messages_in_milliseconds_goes_on(client: Client) -> Non
     assert last("behind", 5) == {number: number * HOUR for number in range(38, 43)}
 
 
-def test_an_iceberg_table_over_objects_in_milliseconds(client: Client, folder: Path) -> None:
-    """They are copied, and those that come are not; every time is what it was."""
-    urls, catalog = StoreUrls.in_folder(folder), open_catalog(f"sqlite:///{folder}/c.db", f"file://{folder}/tables")
-    table = IcebergTable(catalog, urls, "orders")
+def files_of(table: IcebergTable) -> list[Path]:
+    return [Path(file.file.file_path.removeprefix("file://")) for file in table.table().scan().plan_files()]
+
+
+def times_of(table: IcebergTable) -> set[pa.DataType]:
+    """The types of times in its files."""
+    names = ("publish_time", "deliver_at")
+    return {parquet.read_schema(file).field(name).type for file in files_of(table) for name in names}
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_an_iceberg_table_over_objects_in_milliseconds(
+    client: Client, folder: Path, earlier: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copied, and those that come are not; every time is what it was.
+
+    earlier: the table was made by an earlier version, which took the objects as they are.
+    """
+    catalog = iceberg.open_catalog(f"sqlite:///{folder}/c.db", f"file://{folder}/tables")
+    table = IcebergTable(catalog, StoreUrls.in_folder(folder), "orders")
+    if earlier:
+        with monkeypatch.context() as patched:
+            patched.setattr(PartColumns, "in_milliseconds", False)
+            patched.setattr(iceberg, "in_microseconds", lambda rows: rows)
+            table.follow()
+        table.table().transaction().remove_properties(iceberg.MICROSECONDS).commit_transaction()
+        assert times_of(table) == {pa.timestamp("ms", "UTC")}
     table.follow()
     publish(client, 40, 59)
     table.follow()
+    assert table.follow() == iceberg.TableChange()
     rows = table.table().scan().to_arrow().to_pylist()
+    assert len(rows) == len({row["payload"] for row in rows})
     found = {int(row["payload"]): (row["publish_time"], row["deliver_at"]) for row in rows}
     told = {number: tuple(time and round(time.timestamp() * 1000) for time in both) for number, both in found.items()}
     assert len(told) > 40
     assert told == {number: (at, due or None) for number, (at, due) in expected(range(60)).items() if number in told}
     hour = table.table().scan(row_filter="publish_time >= '1970-01-02T13:00:00+00:00'").to_arrow()
     assert min(int(payload) for payload in hour.column("payload").to_pylist()) == 37
-    files = [Path(file.file.file_path.removeprefix("file://")) for file in table.table().scan().plan_files()]
-    kinds = {parquet.read_schema(file).field(name).type for file in files for name in ("publish_time", "deliver_at")}
-    assert kinds == {pa.timestamp("us", "UTC")}
-    assert {"objects", "tables"} == {file.relative_to(folder).parts[0] for file in files}
+    assert times_of(table) == {pa.timestamp("us", "UTC")}
+    assert {"objects", "tables"} == {file.relative_to(folder).parts[0] for file in files_of(table)}
