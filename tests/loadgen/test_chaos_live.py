@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from loadgen.broker import ClusterConnect
+from loadgen.chaos import ClusterProcesses
 from loadgen.flood import run_flood
+from loadgen.kinds import CLOCK_JUMP, SLOW_DISK
 from loadgen.options import FloodOptions
+from storage.errors import Unavailable
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,6 +44,31 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
     assert (redelivery["max"] > 0) == (redelivery["count"] > 0)  # who is killed may hold nothing just then
     assert told["next_delivery_ms"]["topics"]["count"] >= 1
     assert told["next_delivery_ms"]["dispatchers"]["count"] >= 1
+
+
+def test_processes_make_themselves_worse_when_they_are_asked(connect: ClusterConnect) -> None:
+    """Each feels it, says so, and is as before."""
+    with connect() as client:
+        client.create_topic("worse")
+        producer = client.create_producer("worse")
+        producer.send(b"before", partition_key="k")
+        processes = ClusterProcesses(client, connect.address)
+        rows = {row["name"]: row["address"].partition("/")[0] for row in processes.actors()}
+        bookies = [host for name, host in rows.items() if name.startswith("bookie/")]
+        asked = [(host, SLOW_DISK, 1) for host in bookies] + [(rows["topic/worse/0"], CLOCK_JUMP, -3_600_000)]
+        assert len({processes.machine(host) for host, *_ in asked}) == 1
+        for host, kind, amount in asked:
+            processes.impair(host, kind, amount, 3_600.0)
+        producer.send(b"meanwhile", partition_key="k")
+        felt = [processes.relieve(host, kind) for host, kind, _ in asked]
+        assert sum(felt[:-1]) > 0
+        assert felt[-1] > 0
+        producer.send(b"after", partition_key="k")
+        assert processes.relieve(rows["topic/worse/0"], CLOCK_JUMP) == felt[-1], "it is over"
+        with pytest.raises(Unavailable, match="does not answer"):
+            processes.impair(bookies[0], "fire", 1, 1.0)
+        with pytest.raises(Unavailable, match="nobody"):
+            processes.machine("nobody")
 
 
 @pytest.mark.release
