@@ -199,10 +199,13 @@ def test_a_disk_below_its_minimum_is_told_where_somebody_waits(folder: Path) -> 
         client.create_topic("orders", ensemble=1, write_quorum=1, ack_quorum=1)
         with pytest.raises(cluster.Unavailable, match=r"did not succeed within 0\.001 s"):
             client.subscribe("orders", "billing", timeout_ms=1)
-        receipt = client.create_producer("orders").send_async(b"x", partition_key="k")
+        producer = client.create_producer("orders")
+        receipt = producer.send_async(b"x", partition_key="k")
         eventually(client.troubles, "the client does not know why it waits")
         with pytest.raises(cluster.Unavailable, match=r"not confirmed within 0\.01 s"):
             receipt.result(0.01)
+        with pytest.raises(cluster.Unavailable):
+            producer.close(0.01)  # a client that closes would wait for it much longer
 
 
 def assert_nobody_else_gets_in(session: str) -> None:
