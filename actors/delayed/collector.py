@@ -36,7 +36,7 @@ class Collector:
         try:
             names = await objects.names()
             if not names and not bucket_set.named:
-                return True  # nothing is there and nothing ought to be: each subscription begins so
+                return True  # nothing is there, and nothing ought to be
             named = [record.key for record in (await bucket_set.manifest.current()).buckets]
         except REFUSALS as error:
             bucket_set.refused("collect", objects.prefix, error)

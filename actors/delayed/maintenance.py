@@ -60,6 +60,10 @@ class BucketMaintenance:
             if not self._bucket_set.opened:
                 manifest = await self._bucket_set.manifest.open()
                 self._bucket_set.opened, self.fallback = True, None
+                if self._bucket_set.manifest.begun:
+                    # Nothing ought to be there: what an owner of an earlier life left behind is looked for later.
+                    self._collector.due = False
+                    self._collect_at = self._next_collection()
                 self._recovery.begin(manifest.buckets)
 
     def start_later(self, error: SluiceError) -> None:
@@ -216,9 +220,13 @@ class BucketMaintenance:
             self._again = True
         if self._collector.due and not bucket_set.stopped:
             fine = await self._collector.collect() and fine
-            self._collect_at = self._bucket_set.ports.clock.monotonic() + self._collect_pause
-            self._collect_pause = min(2 * self._collect_pause, COLLECT_MOST_MS)
+            self._collect_at = self._next_collection()
         return fine
+
+    def _next_collection(self) -> int:
+        """When objects are looked for again that nobody names."""
+        pause, self._collect_pause = self._collect_pause, min(2 * self._collect_pause, COLLECT_MOST_MS)
+        return self._bucket_set.ports.clock.monotonic() + pause
 
     async def forget_names(self) -> None:
         """Remove unneeded and lost buckets from the manifest. Raises Unavailable: it is tried again later."""

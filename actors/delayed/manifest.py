@@ -47,6 +47,8 @@ class ManifestStore:
         """Whether the newest version is known for certain."""
         self.rebuilt = False
         """Whether the manifest was damaged when it was opened, so that it names nothing of what was there."""
+        self.begun = False
+        """Whether there was none when it was opened."""
         self._ports = ports
         self._number = 0
         self._lock = asyncio.Lock()
@@ -55,6 +57,7 @@ class ManifestStore:
         """Read the newest version and take possession of it. Raises Fenced, Unavailable; safe to repeat."""
         async with self._lock:
             newest = await attempt(self._ports, lambda: self._ports.meta.read(self.key))
+            self.begun = newest is None
             try:
                 manifest = self._adopt(newest)
             except Corrupt as error:

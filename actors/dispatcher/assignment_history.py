@@ -34,7 +34,9 @@ RETRY_MS = 1_000
 class AssignmentHistory:
     """Keeps the history of one subscription on one partition. `history` is the core's, and outlives it."""
 
-    def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int) -> None:
+    def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int, *, fresh: bool = False) -> None:
+        """fresh: nobody owned it before, so there is nothing to read back."""
+        self._fresh = fresh
         self._new = Signal()
         self.history = History(epoch * CHANGES_AN_EPOCH, self._new.set)
         self._prefix = f"assignments/{identity.topic}/{identity.partition}/{identity.subscription}/"
@@ -45,7 +47,7 @@ class AssignmentHistory:
 
     async def run(self) -> None:
         """Read the stored history back, then record changes, for ever."""
-        while not await self._load():
+        while not (self._fresh or await self._load()):
             await self._ports.clock.sleep(RETRY_MS)
         while True:
             await self._new.wait(self._ports)

@@ -31,8 +31,11 @@ class ChangedDelays:
 
     field = "delayedChanges"
 
-    def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int, cursor: Cursor) -> None:
-        self._ports, self._epoch, self._cursor = ports, epoch, cursor
+    def __init__(
+        self, ports: Ports, identity: PartitionSubscription, epoch: int, cursor: Cursor, *, fresh: bool = False
+    ) -> None:
+        """fresh: nobody owned the subscription before."""
+        self._ports, self._epoch, self._cursor, self._fresh = ports, epoch, cursor, fresh
         self._prefix = f"delayed-changes/{identity.topic}/{identity.partition}/{identity.subscription}/"
         self.now = DelayChanges()
         self._recent = DelayChanges()
@@ -134,6 +137,8 @@ class ChangedDelays:
 
     async def remove_leftovers(self) -> None:
         """Remove what earlier owners wrote and no record names. What a newer owner has named stays."""
+        if self._fresh:
+            return
         own = f"{self._prefix}{self._epoch:012d}"
         named = self._table
         try:

@@ -56,6 +56,7 @@ async def take_over(
     """
     topic = TopicClient(ports, directory, identity.topic, identity.partition)
     value = await record.take()
+    fresh = value is None  # nobody has owned it, or all that it left was removed with it
     if value is not None and value.get("deleted"):
         settings, _ = stored_settings(value["settings"], SubscriptionSettings)
         value = None
@@ -67,11 +68,11 @@ async def take_over(
     else:
         state = SubscriptionState.stored(value, ports.log)
     epoch = record.epoch
-    history = AssignmentHistory(ports, identity, epoch)
+    history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
     core = Dispatch(
         state.settings, partition=identity.partition, first_consumer=first_session(epoch), history=history.history
     )
-    changed_delays = ChangedDelays(ports, identity, epoch, state.cursor)
+    changed_delays = ChangedDelays(ports, identity, epoch, state.cursor, fresh=fresh)
     places = RecordedPlaces(ports, core, state.settings)
     recorded: list[Recorded] = [
         RecordedRedeliveries(ports, core),

@@ -100,8 +100,8 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="objects are collected once only",
         module="actors.delayed.maintenance",
-        old="            self._collect_at = self._bucket_set.ports.clock.monotonic() + self._collect_pause\n",
-        new="",
+        old="return self._retry_at, self._collect_at, ",
+        new="return self._retry_at, None, ",
         world=BROKER,
         test=f"{_AWAY}test_a_late_put_of_a_dead_owner_is_found_while_it_is_quiet",
     ),
