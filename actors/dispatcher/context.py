@@ -74,7 +74,9 @@ class Wakeups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionContext:
-    """One subscription in the hands of its owner. epoch: the owner's epoch."""
+    """One subscription in the hands of its owner. epoch: the owner's epoch. end: where the topic ended when a new
+    subscription began (position of the last message, -1 for none); None if it is not new.
+    """
 
     ports: Ports
     directory: Directory
@@ -93,6 +95,7 @@ class SubscriptionContext:
     damping: Damping
     reporter: ProgressReporter
     history: AssignmentHistory
+    end: int | None
 
     @property
     def settings(self) -> SubscriptionSettings:

@@ -54,6 +54,8 @@ class Reader:
         """The topic was terminated, and everything in it was read."""
         self.reading, self._wait = False, READ_WAIT
         self.generation = self._holds = 0
+        if context.end is not None:
+            self._reaches(context.end)
         self._log = context.log()
         self._asked: FanOut[None, IndexRead] = FanOut(self._ports, "read")
         self.index_ready = Signal()

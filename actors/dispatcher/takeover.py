@@ -28,7 +28,7 @@ from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription, Recorded, SubscriptionState
 from actors.fenced_record import FencedRecord
 from actors.key_shared import Dispatch
-from actors.messages import SubscriptionSettings
+from actors.messages import Ends, SubscriptionSettings
 from actors.messages.settings import stored_settings
 from actors.ports import Ports
 from actors.topic_client import TopicClient
@@ -64,8 +64,10 @@ async def take_over(
         record.begin_after(
             await last_epoch(ports, manifest_key(identity.topic, identity.partition, identity.subscription))
         )
-        state = SubscriptionState.begun(settings, await _initial_cursor(ports, topic, settings))
+        ends = await TopicLog(ports, topic).ends(START_PATIENCE_MS)
+        state = SubscriptionState.begun(settings, _initial_cursor(ends, settings))
     else:
+        ends = None
         state = SubscriptionState.stored(value, ports.log)
     epoch = record.epoch
     history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
@@ -117,6 +119,7 @@ async def take_over(
         damping=places.damping,
         reporter=reporter,
         history=history,
+        end=None if ends is None else ends.last,
     )
 
 
@@ -126,8 +129,7 @@ def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[st
     return state.to_record() | {field: value for field, value in fields.items() if value is not None}
 
 
-async def _initial_cursor(ports: Ports, topic: TopicClient, settings: SubscriptionSettings) -> Cursor:
-    ends = await TopicLog(ports, topic).ends(START_PATIENCE_MS)
+def _initial_cursor(ends: Ends, settings: SubscriptionSettings) -> Cursor:
     at = ends.first if settings.initial_position == "earliest" else ends.next
     cursor = Cursor()
     cursor.chain([(ledger_of(at), None)])
