@@ -236,6 +236,7 @@ def _flood(url: str, topic: str, seconds: float) -> None:
         for _ in range(TOGETHER):
             producer.send_async(PAYLOAD, _nothing, partition_key=f"key-{sent % FLOOD_KEYS}")
             sent += 1
+    producer.flush()  # one that is closed before logs a line for each confirmation that still comes
     client.close()
 
 
