@@ -29,7 +29,7 @@ PUBLISHING_RESULTS: list[Mutant] = [
         old="                messages[owner].left += 1\n",
         new="                messages[owner].left = 1\n",
         world=WORKERS,
-        seed=0,
+        seed=30,
     ),
     Mutant(
         name="a key twice at once in one worker",
