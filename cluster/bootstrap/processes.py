@@ -49,8 +49,12 @@ class Listed:
         self._rows: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._pending: dict[str, asyncio.Future[Any]] = {}
-        self._silent: dict[str, float] = {}
-        """Until when a node that was silent is not tried again."""
+        self._overdue: dict[str, asyncio.Future[Any]] = {}
+        """Of the pending questions those that the head has not answered within HEAD_S."""
+        self._probes: dict[str, asyncio.Future[bool | None]] = {}
+        """By node, the probe that began last."""
+        self._silent: dict[str, bool] = {}
+        """By node, whether the probe before that one heard nothing."""
         self.away: list[Node] = []
         """Nodes that belong to the cluster, and that could not be reached at the last look."""
         self.places: dict[str, str] = {}
@@ -60,34 +64,28 @@ class Listed:
         """The nodes that can be reached, in order of id. Raises Unavailable."""
         self._rows = await self._asked("nodes", ray.nodes, self._rows)
         rows = [row for row in self._rows if row["Alive"]]
-        loop = asyncio.get_running_loop()
         reached = [row for row in rows if len(rows) == 1]
         if len(rows) > 1:
-            outcome = await asyncio.gather(*(loop.run_in_executor(self._probing, self._probe, row) for row in rows))
+            outcome = await asyncio.gather(*map(self._reached, rows))
             reached = [row for row, told in zip(rows, outcome, strict=True) if told is True]
             self.away = _sorted([row for row, told in zip(rows, outcome, strict=True) if told is None])
         return _sorted(reached)
 
-    def _probe(self, row: dict[str, Any]) -> bool | None:
-        """Whether a node takes connections: False if it refuses them, None if nothing is heard of it.
-
-        Ray takes a second or two to notice that one has died; its port refuses at once.
+    async def _reached(self, row: dict[str, Any]) -> bool | None:
+        """See _probe. A node that was silent is asked beside, and said to be silent meanwhile: a controller that takes
+        over while a machine is away looks a dozen times where it may start something, and keys wait for that.
         """
         node = row["NodeID"]
-        if self._silent.get(node, 0.0) > time.monotonic():
-            return None
-        for _ in range(2):
-            began = time.monotonic()
-            if answers(f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}", CONNECT_TIMEOUT):
-                return True
-            if time.monotonic() - began < CONNECT_TIMEOUT / 2:
-                return False
-        self._silent[node] = time.monotonic() + LOST_NODES_S
-        return None
+        probe = self._probes.get(node)
+        if probe is None or probe.done():
+            if probe is not None:
+                self._silent[node] = probe.result() is None
+            probe = self._probes[node] = asyncio.get_running_loop().run_in_executor(self._probing, _probe, row)
+        return None if self._silent.get(node) else await asyncio.shield(probe)
 
     async def head_answers(self) -> bool:
         """Whether Ray's head answers now. Raises Unavailable."""
-        return await self._asked("head", ray.nodes, None) is not None
+        return await self._asked("nodes", ray.nodes, None) is not None
 
     async def names(self) -> list[str]:
         """All host processes and candidates, in order. Raises Unavailable."""
@@ -100,17 +98,34 @@ class Listed:
         return self._names
 
     async def _asked(self, what: str, ask: Callable[[], Any], last: Any) -> Any:
-        loop = asyncio.get_running_loop()
+        """The answer of Ray's head, or `last`. A question that it has not answered in time is not waited for again."""
         pending = self._pending.get(what)
         if pending is None or pending.done():
-            pending = self._pending[what] = loop.run_in_executor(self.asking, ask)
+            pending = self._pending[what] = asyncio.get_running_loop().run_in_executor(self.asking, ask)
             pending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        elif self._overdue.get(what) is pending:
+            return last
         try:
             return await asyncio.wait_for(asyncio.shield(pending), HEAD_S)
         except TimeoutError:
+            self._overdue[what] = pending
             return last
         except (RayError, ConnectionError, RuntimeError) as error:
             raise Unavailable(f"Ray does not say which {what} it has: {first_line(error)}") from error
+
+
+def _probe(row: dict[str, Any]) -> bool | None:
+    """Whether a node takes connections: False if it refuses them, None if nothing is heard of it.
+
+    Ray takes a second or two to notice that one has died; its port refuses at once.
+    """
+    for _ in range(2):
+        began = time.monotonic()
+        if answers(f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}", CONNECT_TIMEOUT):
+            return True
+        if time.monotonic() - began < CONNECT_TIMEOUT / 2:
+            return False
+    return None
 
 
 def _sorted(rows: list[dict[str, Any]]) -> list[Node]:

@@ -138,6 +138,53 @@ async def test_node_that_says_nothing_is_away(monkeypatch: pytest.MonkeyPatch) -
         assert [node.id for node in known.away] == ["b"]
 
 
+async def test_node_that_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks again hears at once that it is away, and soon that it is back."""
+    probed, back = threading.Semaphore(0), threading.Event()
+
+    def probe(row: dict[str, Any]) -> bool | None:
+        if row["NodeID"] == "a" or back.is_set():
+            return True
+        if not probed.acquire(blocking=False):
+            back.wait()
+        return True if back.is_set() else None
+
+    listed = rows(a=1, b=2)
+    monkeypatch.setattr("ray.nodes", lambda: listed)
+    monkeypatch.setattr(module, "_probe", probe)
+    probed.release()
+    known = Listed()
+    try:
+        for _ in range(3):  # the second probe of b does not end
+            assert [node.id for node in await known.nodes()] == ["a"]
+            assert [node.id for node in known.away] == ["b"]
+    finally:
+        back.set()
+    async with asyncio.timeout(5):
+        while known.away:
+            await known.nodes()
+    assert [node.id for node in await known.nodes()] == ["a", "b"]
+
+
+async def test_head_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that it has not answered in time keeps nobody else."""
+    over, listed = threading.Event(), rows(a=1)
+    monkeypatch.setattr("ray.nodes", lambda: over.wait() and listed)
+    known = Listed()
+    monkeypatch.setattr(module, "HEAD_S", 0.05)
+    assert not await known.head_answers()
+    monkeypatch.setattr(module, "HEAD_S", 3_600.0)
+    try:
+        for _ in range(3):
+            assert await known.nodes() == []
+            assert not await known.head_answers()
+    finally:
+        over.set()
+    await known._pending["nodes"]
+    assert await known.head_answers()
+    assert [node.id for node in await known.nodes()] == ["a"]
+
+
 def answers_slowly(address: str) -> bool:
     """Nobody answers at an address of the documentation's, and nobody refuses."""
     if address.startswith("192.0.2."):
