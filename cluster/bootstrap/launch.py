@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 20.0
 """How long the processes of a cluster are asked to end before they are ended."""
+LOOK_SECONDS = 0.3
+"""How often it is looked whether there is still anybody to ask."""
 READY_TIMEOUT = 300.0
 ENDING = "import sys; from cluster.bootstrap.launch import leave_nothing; leave_nothing(sys.argv[1:])"
 
@@ -130,8 +132,10 @@ def _leave_session(sessions: list[str], before: str | None) -> None:
         if any(count_nodes(session) for session in sessions):
             stopping = threading.Thread(target=stop_hosts, name="stop-hosts", daemon=True)
             stopping.start()
-            stopping.join(STOP_SECONDS)
-            if stopping.is_alive():  # a head that is ending itself may leave a question without an answer
+            deadline = time.monotonic() + STOP_SECONDS
+            while stopping.is_alive() and time.monotonic() < deadline and any(count_nodes(one) for one in sessions):
+                stopping.join(LOOK_SECONDS)
+            if stopping.is_alive():  # a head that is ending itself, or has no node left, may give no answer
                 leave_nothing(sessions)
         ray.shutdown()
     finally:
