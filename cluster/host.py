@@ -42,7 +42,6 @@ from cluster.bootstrap.own_node import own_node, watch_own_node
 from cluster.bootstrap.process_watch import ProcessWatch, this_process
 from cluster.bootstrap.processes import keep_warm
 from cluster.collector import collect_seldom
-from cluster.impairments import IMPAIRMENTS
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import NAMING, DirectNet, open_endpoint, session_folder
 from cluster.process import ProcessActors
@@ -118,7 +117,12 @@ class Requests:
 
 
 class Host:
-    """Runs actors. Only `remote_host` makes a Ray actor of it."""
+    """Runs actors. Only `remote_host` makes a Ray actor of it.
+
+    Its methods are those of every version. Ray names each of them when it makes a process, and during an upgrade
+    one that is unknown on a machine keeps the process from starting there. What else is asked of a process is a request
+    (`process_requests`), which an older one refuses.
+    """
 
     def __init__(
         self, name: str, parts: ActorFactory, settings: dict[str, Any], boot: list[tuple[str, str, dict[str, Any]]]
@@ -275,15 +279,6 @@ class Host:
     def process(self) -> str:
         """Which process this is: machine, process id and start, apart by slashes; see process_watch.this_process."""
         return this_process() or f"/{os.getpid()}/"
-
-    async def impair(self, kind: str, amount: int, seconds: float) -> None:
-        """Make this process worse for a while, as a chaos run asks; see Impairments."""
-        IMPAIRMENTS.begin(kind, amount, seconds)
-
-    async def relieve(self, kind: str) -> int:
-        """Take that back if it is not over; returns how often it was felt."""
-        IMPAIRMENTS.end(kind)
-        return IMPAIRMENTS.felt.get(kind, 0)
 
     def usage(self) -> dict[str, float]:
         """Process id, resident bytes (and those of them that are shared), CPU seconds and threads of this host.

@@ -1,8 +1,8 @@
 """What a chaos run does to this process from within, for a while: its disk is slow, or its clock is wrong.
 
-No signal from outside does either, and the rest of the machine must not suffer. The only way to it is Ray's
-(`cluster.host.Host.impair`), and whoever can call an actor by Ray can run any program there anyway. A timer takes it
-back, whoever has gone meanwhile.
+No signal from outside does either, and the rest of the machine must not suffer. It is asked for over a connection to
+the process (`cluster.bootstrap.process_requests`), which wants the cluster's token as everything there does. A timer
+takes it back, whoever has gone meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Impairments:
 
     def end(self, kind: str) -> None:
         """Take it back. Idempotent."""
-        self._amounts[kind] = 0
+        if kind in self._amounts:
+            self._amounts[kind] = 0
         timer = self._timers.pop(kind, None)
         if timer is not None:
             timer.cancel()

@@ -23,6 +23,7 @@ from urllib.parse import urlparse
 
 import psutil
 
+from cluster.bootstrap.process_requests import impair, relieve
 from loadgen.broker import BrokerClient
 from loadgen.faults import Fault, Fleet, Until, plan_by_share, plan_by_time, plan_in_turn
 from loadgen.impairments import SYNC_MS, Impairable, Impairment, leap_of, of_a_machine
@@ -391,13 +392,13 @@ class ClusterProcesses:
 
     def impair(self, host: str, kind: str, amount: int, seconds: float) -> None:
         """See Impairable."""
-        self._ask(host, "impair", kind, amount, seconds)
+        impair(host, kind, amount, seconds)
 
     def relieve(self, host: str, kind: str) -> int:
         """See Impairable."""
-        return int(self._ask(host, "relieve", kind))
+        return relieve(host, kind)
 
-    def _ask(self, host: str, method: str, *arguments: object) -> Any:
+    def _ask(self, host: str, method: str) -> Any:
         """What a host answers, by Ray. Raises Unavailable."""
         import ray
         from ray.exceptions import RayError
@@ -405,8 +406,8 @@ class ClusterProcesses:
         from cluster.bootstrap.environment import NAMESPACE
 
         try:
-            return ray.get(getattr(ray.get_actor(host, NAMESPACE), method).remote(*arguments), timeout=_ASK_S)
-        except (RayError, ValueError, AttributeError) as error:  # the last from a host of an older version
+            return ray.get(getattr(ray.get_actor(host, NAMESPACE), method).remote(), timeout=_ASK_S)
+        except (RayError, ValueError) as error:
             raise Unavailable(f"{host} does not answer: {type(error).__name__}") from error
 
     def kinds(self) -> list[str]:

@@ -1,4 +1,6 @@
-"""What the controller says to a host process itself, and not to an actor in it: who are you, serve this, start, stop.
+"""What is said to a host process itself, and not to an actor in it.
+
+The controller says: who are you, serve this, start, stop. A chaos run says: make yourself worse for a while.
 
 It travels over the same connections as everything else (cluster.wire): Ray makes processes and ends them, and while its
 head cannot be reached the others go on.
@@ -6,17 +8,22 @@ head cannot be reached the others go on.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, ClassVar, Protocol
 
 from actors.host import Answer
 from actors.messages import Done
-from actors.ports import Address
-from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
+from actors.ports import Address, Unknown
+from actors.wire import Packed, R, Reply, Request, pack, pack_error, unpack
+from cluster.impairments import IMPAIRMENTS
+from cluster.net import ask_once
 from storage.errors import SluiceError, Unavailable
 
 ACTOR = "process"
 """What is asked in each host process; it is no actor, but the process itself."""
+ASK_MS = 5_000
+"""How long a chaos run waits for an answer."""
 
 
 class Introduced(Reply, kw_only=True):
@@ -62,6 +69,28 @@ class StopActor(Request[Done], kw_only=True):
     actor: str
 
 
+class Impair(Request[Done], kw_only=True):
+    """Make this process worse for so long, see cluster.impairments; Invalid for another kind."""
+
+    reply: ClassVar[type[Reply]] = Done
+    kind: str
+    amount: int
+    seconds: float
+
+
+class Felt(Reply, kw_only=True):
+    """How often something was felt since it last began."""
+
+    times: int
+
+
+class Relieve(Request[Felt], kw_only=True):
+    """Take that back if it is not over."""
+
+    reply: ClassVar[type[Reply]] = Felt
+    kind: str
+
+
 class HostProcessItself(Protocol):
     """The process that is asked."""
 
@@ -78,7 +107,9 @@ class HostProcessItself(Protocol):
         """See StopActor."""
 
 
-_KINDS: dict[str, type[Request[Any]]] = {kind.__name__: kind for kind in (Introduce, ServeSlot, StartActor, StopActor)}
+_KINDS: dict[str, type[Request[Any]]] = {
+    kind.__name__: kind for kind in (Introduce, ServeSlot, StartActor, StopActor, Impair, Relieve)
+}
 
 
 async def answer(host: HostProcessItself, kind: str, packed: Packed) -> Answer:
@@ -103,6 +134,29 @@ async def _do(host: HostProcessItself, request: Request[Any]) -> Reply:
         return Done()
     if isinstance(request, StartActor):
         return Started(address=await host.start(request.kind, request.actor, json.loads(request.settings)))
+    if isinstance(request, Impair):
+        IMPAIRMENTS.begin(request.kind, request.amount, request.seconds)
+        return Done()
+    if isinstance(request, Relieve):
+        IMPAIRMENTS.end(request.kind)
+        return Felt(times=IMPAIRMENTS.felt.get(request.kind, 0))
     assert isinstance(request, StopActor)
     await host.stop(request.actor)
     return Done()
+
+
+def impair(host: str, kind: str, amount: int, seconds: float) -> None:
+    """Ask for it from a thread without an event loop. Raises SluiceErrors."""
+    _ask(host, Impair(kind=kind, amount=amount, seconds=seconds))
+
+
+def relieve(host: str, kind: str) -> int:
+    """The same; returns how often it was felt."""
+    return _ask(host, Relieve(kind=kind)).times
+
+
+def _ask(host: str, request: Request[R]) -> R:
+    answer = asyncio.run(ask_once(f"{host}/{ACTOR}", request, ASK_MS))
+    if isinstance(answer, Unknown):
+        raise Unavailable(f"{host} does not answer: {answer.reason}")
+    return answer

@@ -14,7 +14,7 @@ from loadgen.chaos import ClusterProcesses
 from loadgen.flood import run_flood
 from loadgen.kinds import CLOCK_JUMP, SLOW_DISK
 from loadgen.options import FloodOptions
-from storage.errors import Unavailable
+from storage.errors import Invalid, Unavailable
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -65,7 +65,7 @@ def test_processes_make_themselves_worse_when_they_are_asked(connect: ClusterCon
         assert felt[-1] > 0
         producer.send(b"after", partition_key="k")
         assert processes.relieve(rows["topic/worse/0"], CLOCK_JUMP) == felt[-1], "it is over"
-        with pytest.raises(Unavailable, match="does not answer"):
+        with pytest.raises(Invalid, match="no process can do 'fire'"):
             processes.impair(bookies[0], "fire", 1, 1.0)
         with pytest.raises(Unavailable, match="nobody"):
             processes.machine("nobody")

@@ -14,11 +14,13 @@ from ray.exceptions import RayActorError
 
 import cluster.bootstrap.processes as module
 from actors.host import opened
+from actors.messages import Done
 from actors.ports import Node, Unknown
 from actors.wire import Packed, Request, pack
-from cluster.bootstrap.process_requests import ACTOR, answer
+from cluster.bootstrap.process_requests import ACTOR, Felt, Impair, Relieve, answer
 from cluster.bootstrap.processes import Listed, RayProcesses
-from storage.errors import Corrupt, Unavailable
+from cluster.impairments import CLOCK_JUMP, IMPAIRMENTS
+from storage.errors import Corrupt, Invalid, Unavailable
 
 Handles = queue.Queue[Any]
 
@@ -325,3 +327,17 @@ async def test_connections_to_processes_of_lost_nodes_are_given_up(
     del alive[1]
     assert [await asyncio.wait_for(parted.get(), 5) for _ in range(3)] == ["b"] * 3
     looking.cancel()
+
+
+async def test_a_process_makes_itself_worse_when_it_is_asked() -> None:
+    """For a while, and it says how often that was felt. What it cannot do to itself is refused."""
+    net = Net(Process())
+    with pytest.raises(Invalid, match="no process can do 'fire' to itself"):
+        await net.call("broker-0-a/process", Impair(kind="fire", amount=1, seconds=1.0), 1_000)
+    assert await net.call("broker-0-a/process", Relieve(kind="fire"), 1_000) == Felt(times=0)
+    with pytest.raises(Invalid, match="no process can do 'fire' to itself"):
+        await net.call("broker-0-a/process", Impair(kind="fire", amount=1, seconds=1.0), 1_000)
+    assert await net.call("broker-0-a/process", Impair(kind=CLOCK_JUMP, amount=60_000, seconds=3_600), 1_000) == Done()
+    IMPAIRMENTS.wall_clock(0)
+    assert await net.call("broker-0-a/process", Relieve(kind=CLOCK_JUMP), 1_000) == Felt(times=1)
+    assert IMPAIRMENTS.wall_clock(0) == 0
