@@ -1,8 +1,8 @@
 """Makes processes of the broker worse from within for a while, on whatever machine; each says how often it felt that.
 
-A signal reaches only the processes of this machine and can only stop them. These are asked by Ray, and take back by
-themselves what was done, so that nothing stays if they cannot be reached when it is over. What they say of it then is
-the effect in the row of the fault; those that ended meanwhile say nothing.
+A signal reaches only the processes of this machine and can only stop them. These are asked over a connection, and take
+back by themselves what was done, so that nothing stays if they cannot be reached when it is over. What they say of it
+then is the effect in the row of the fault; those that ended meanwhile say nothing.
 """
 
 from __future__ import annotations
