@@ -25,6 +25,8 @@ class Impairments:
 
     def __init__(self) -> None:
         self.felt: dict[str, int] = {}
+        self.clock_leapt = False
+        """Whether `wall_clock` says anything else than it is told: each message sent looks at the clock."""
         self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -35,12 +37,14 @@ class Impairments:
         self.end(kind)
         self.felt[kind] = 0
         self._amounts[kind] = amount
+        self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
         self._timers[kind] = asyncio.get_running_loop().call_later(seconds, self.end, kind)
 
     def end(self, kind: str) -> None:
         """Take it back. Idempotent."""
         if kind in self._amounts:
             self._amounts[kind] = 0
+            self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
         timer = self._timers.pop(kind, None)
         if timer is not None:
             timer.cancel()

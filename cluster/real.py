@@ -31,7 +31,8 @@ class RealClock:
 
     def now(self) -> int:
         """Wall clock in milliseconds since 1970."""
-        return IMPAIRMENTS.wall_clock(time.time_ns() // 1_000_000)
+        now = time.time_ns() // 1_000_000
+        return IMPAIRMENTS.wall_clock(now) if IMPAIRMENTS.clock_leapt else now
 
     def monotonic(self) -> int:
         """Milliseconds since some moment before this process."""
