@@ -36,18 +36,20 @@ class Impairments:
             raise Invalid(f"no process can do {kind!r} to itself")
         self.end(kind)
         self.felt[kind] = 0
-        self._amounts[kind] = amount
-        self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
+        self._set(kind, amount)
         self._timers[kind] = asyncio.get_running_loop().call_later(seconds, self.end, kind)
 
     def end(self, kind: str) -> None:
         """Take it back. Idempotent."""
         if kind in self._amounts:
-            self._amounts[kind] = 0
-            self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
+            self._set(kind, 0)
         timer = self._timers.pop(kind, None)
         if timer is not None:
             timer.cancel()
+
+    def _set(self, kind: str, amount: int) -> None:
+        self._amounts[kind] = amount
+        self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
 
     def wall_clock(self, now: int) -> int:
         """What the clock says when it is `now`, milliseconds."""

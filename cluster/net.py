@@ -26,6 +26,7 @@ from cluster.wire.listener import Listener, RequestHandler
 from cluster.wire.payloads import SHARE_FROM, SharedPayload
 from cluster.wire.peers import Find, Peers, late
 from cluster.wire.tls import TlsFiles, files_of, trust_of
+from storage.errors import Unavailable
 from storage.frame import Buffer
 
 log = StructuredLog("net")
@@ -235,6 +236,16 @@ async def ask_once(to: Address, request: Request[R], timeout: int) -> R | Unknow
         return await net.call(to, request, timeout)
     finally:
         net.close()
+
+
+def ask_from_thread(to: Address, request: Request[R], timeout: int, who: str) -> R:
+    """The same for a thread without an event loop. who: how it is called for people. Raises Unavailable without an
+    answer, and what is refused.
+    """
+    answer = asyncio.run(ask_once(to, request, timeout))
+    if isinstance(answer, Unknown):
+        raise Unavailable(f"{who} does not answer: {answer.reason}")
+    return answer
 
 
 def cluster_token() -> bytes:

@@ -49,8 +49,8 @@ async def take_over(
     settings: SubscriptionSettings,
     shared: SharedIndex | None,
 ) -> SubscriptionContext:
-    """Become the owner under a new epoch. settings: used if the subscription is
-    new; otherwise those of the record count. A subscription that was deleted only in part is new.
+    """Become the owner under a new epoch. settings: used if the subscription is new; otherwise those of the record
+    count. A subscription that was deleted only in part is new.
 
     Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer.
     """

@@ -10,7 +10,6 @@ away with the cluster. The data folder holds what must survive: bookies, metadat
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -249,13 +248,9 @@ def start_controller(settings: dict[str, Any], *, undo: bool = False) -> None:
 
 
 def _ask(request: Request[Any]) -> None:
-    from actors.ports import Unknown
-    from cluster.build import CONTROLLER
-    from cluster.net import ask_once
+    from cluster.net import CONTROLLER, ask_from_thread
 
-    reply = asyncio.run(ask_once(CONTROLLER, request, round(READY_TIMEOUT * 1000)))
-    if isinstance(reply, Unknown):
-        raise Unavailable(f"the controller does not answer: {reply.reason}")
+    ask_from_thread(CONTROLLER, request, round(READY_TIMEOUT * 1000), "the controller")
 
 
 def stop_hosts() -> None:

@@ -8,16 +8,15 @@ head cannot be reached the others go on.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any, ClassVar, Protocol
 
 from actors.host import Answer
 from actors.messages import Done
-from actors.ports import Address, Unknown
-from actors.wire import Packed, R, Reply, Request, pack, pack_error, unpack
+from actors.ports import Address
+from actors.wire import Packed, Reply, Request, pack, pack_error, unpack
 from cluster.impairments import IMPAIRMENTS
-from cluster.net import ask_once
+from cluster.net import ask_from_thread
 from storage.errors import SluiceError, Unavailable
 
 ACTOR = "process"
@@ -147,16 +146,9 @@ async def _do(host: HostProcessItself, request: Request[Any]) -> Reply:
 
 def impair(host: str, kind: str, amount: int, seconds: float) -> None:
     """Ask for it from a thread without an event loop. Raises SluiceErrors."""
-    _ask(host, Impair(kind=kind, amount=amount, seconds=seconds))
+    ask_from_thread(f"{host}/{ACTOR}", Impair(kind=kind, amount=amount, seconds=seconds), ASK_MS, host)
 
 
 def relieve(host: str, kind: str) -> int:
     """The same; returns how often it was felt."""
-    return _ask(host, Relieve(kind=kind)).times
-
-
-def _ask(host: str, request: Request[R]) -> R:
-    answer = asyncio.run(ask_once(f"{host}/{ACTOR}", request, ASK_MS))
-    if isinstance(answer, Unknown):
-        raise Unavailable(f"{host} does not answer: {answer.reason}")
-    return answer
+    return ask_from_thread(f"{host}/{ACTOR}", Relieve(kind=kind), ASK_MS, host).times
