@@ -101,7 +101,8 @@ def test_machines_are_cut_off_under_load(site: Site) -> None:
     where.variables.update(site.stores)
     before = processes(site)
     kinds = ",".join((ISOLATE, CUT, CUT_ONE_WAY, SLOW_LINK, LOSSY_LINK, FULL_DISK))
-    chaos = f"./sluice chaos --minutes 2 --every 18s --faults {kinds} --rate 300 --address {site.address}"
+    # None begins before the one before is over, which takes up to 25 s: else it would be passed over.
+    chaos = f"./sluice chaos --minutes 3 --every 27s --faults {kinds} --rate 300 --address {site.address}"
     told = where.run(["bash", "-c", f"{chaos} --json report.json"], 2 * PATIENCE_S)
     assert "every promise" in told
     report = json.loads((where.folder / "report.json").read_text())
