@@ -19,7 +19,7 @@ from actors.messages import (
     Stats,
     SubscriptionSettings,
 )
-from actors.names import check_name, quoted, unquoted
+from actors.names import check_name, namespace_of, quoted, unquoted
 from actors.policies.authorization import Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
@@ -102,16 +102,20 @@ class CommandHandlers:
         self._session.greet(asked, identity)
 
     async def partition_metadata(self, asked: Any) -> None:
-        """How many partitions a topic has; it is made if it is new."""
+        """How many partitions a topic has: none of one that could be made. To ask does not make it, as with Pulsar."""
         count = 0
         topic, partition = split_name(asked.topic)
         await self._session.check(of_topic("either", topic, looks=not asked.allow_creation))
-        if partition is None:
-            making = self._making(asked.allow_creation)
-            settings = await settings_of(self._gateway.directory, topic, create=making, now=True)
-            count = settings.partitions if settings.has_partitions else 0
-        else:
+        if partition is not None:
             await find_partition(self._gateway.directory, asked.topic, create=None)
+        else:
+            try:
+                settings = await self._gateway.directory.settings_now(topic)
+                count = settings.partitions if settings.has_partitions else 0
+            except NotFound:
+                if not asked.allow_creation:
+                    raise
+                await self._gateway.namespaces.policies(namespace_of(topic)[0])
         self._session.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:

@@ -89,14 +89,10 @@ class TopicMaker:
     on_made: Callable[[str], None]
 
 
-async def settings_of(
-    directory: Directory, topic: str, *, create: TopicMaker | None, now: bool = False
-) -> TopicSettings:
-    """The settings of a topic. create: it is made if it is not there, in one of these. now: its number of partitions
-    may have risen since somebody asked here. Raises NotFound, Unavailable.
-    """
+async def settings_of(directory: Directory, topic: str, *, create: TopicMaker | None) -> TopicSettings:
+    """The settings of a topic. create: it is made if it is not there, in one of these. Raises NotFound, Unavailable."""
     try:
-        return await (directory.settings_now(topic) if now else directory.settings(topic))
+        return await directory.settings(topic)
     except NotFound:
         if create is None:
             raise

@@ -306,6 +306,17 @@ def test_what_is_not_here_is_said_in_its_own_answer(raw: Raw, name: str, asked: 
     assert raw.next(f"{name}_answer").error == code
 
 
+def test_to_ask_for_partitions_makes_no_topic(server: Client, client: pulsar.Client) -> None:
+    """It has none yet, and whoever asked can still make it with some, or be the first to use it."""
+    asked = "persistent://public/default/asked"
+    assert client.get_topic_partitions("asked") == [asked]
+    assert "asked" not in [row["topic"] for row in server.topics()]
+    server.create_topic("asked", 3)
+    assert client.get_topic_partitions("asked") == [f"{asked}-partition-{number}" for number in range(3)]
+    client.create_producer("used").close()
+    assert "used" in [row["topic"] for row in server.topics()]
+
+
 def test_there_are_no_topics_where_there_is_no_namespace(raw: Raw) -> None:
     raw.greet()
     raw.say("topics_of", request_id=3, namespace="public/other")
