@@ -34,10 +34,11 @@ from cluster.real import logger
 from storage import objects as object_store
 from storage.errors import Corrupt, Invalid, Unavailable
 from storage.frame import Buffer
-from storage.metadata import GroupedMetadata, MemoryMetadata, Metadata, NewVersion, Record, check_value
+from storage.metadata import GroupedMetadata, MemoryMetadata, Metadata, NewVersion, Record
 from storage.metadata_objects import ObjectMetadata
 from storage.metadata_sqlite import SqliteMetadata, read_only
-from storage.objects import LocalObjects, MemoryObjects, ObjectStore, check_name, check_prefix, check_range
+from storage.objects import LocalObjects, MemoryObjects, ObjectStore, check_range
+from storage.store_limits import check_name, check_prefix, check_value
 
 ATTEMPTS = 4
 FIRST_PAUSE_MS = 50

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from storage.errors import Corrupt, Invalid, Unavailable
-from storage.objects import check_name, check_prefix
+from storage.store_limits import check_name, check_prefix, check_value
 
-MAX_VALUE_BYTES = 64 * 1024 * 1024
 KEEP = 2
 """How many versions of a record always remain: the newest and the one before it."""
 
@@ -86,14 +85,6 @@ class GroupedMetadata(Protocol):
 
     def read_many(self, keys: Sequence[str]) -> list[Record | Corrupt | None]:
         """`read` for each of them; one that is damaged is no answer for the others. Raises Unavailable."""
-
-
-def check_value(number: int, value: bytes) -> None:
-    """Raises Invalid for a number below 1 or a value above 64 MiB."""
-    if number < 1:
-        raise Invalid(f"versions are numbered from 1, not {number}")
-    if len(value) > MAX_VALUE_BYTES:
-        raise Invalid(f"a metadata record holds at most {MAX_VALUE_BYTES} bytes, this one {len(value)}")
 
 
 class MemoryMetadata:

@@ -30,9 +30,10 @@ import threading
 import google_crc32c
 
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
-from storage.metadata import Record, check_value, probe_versions
-from storage.objects import ObjectStore, check_name, check_prefix
+from storage.metadata import Record, probe_versions
+from storage.objects import ObjectStore
 from storage.objects import probe as probe_objects
+from storage.store_limits import check_name, check_prefix, check_value
 
 MAGIC = b"SLM1"
 KEEP = 16

@@ -36,10 +36,11 @@ from pathlib import Path
 import google_crc32c
 
 from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
-from storage.metadata import KEEP, NewVersion, Record, check_value, probe_versions
-from storage.objects import check_name, check_prefix, make_private
+from storage.metadata import KEEP, NewVersion, Record, probe_versions
+from storage.objects import make_private
 from storage.sqlite_log import check_log
 from storage.sqlite_witness import Witness, highest_seen, witness_of
+from storage.store_limits import check_name, check_prefix, check_value
 
 CHECKED_BYTES = 16 * 1024 * 1024
 """A file up to this size is looked through as a whole when it is opened, which takes some tens of milliseconds."""

@@ -34,7 +34,8 @@ from botocore.config import Config
 
 from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, Unavailable
 from storage.frame import Buffer
-from storage.objects import check_name, check_range, folder_of
+from storage.objects import check_range
+from storage.store_limits import check_name, folder_of
 
 CONNECT_SECONDS = 3
 READ_SECONDS = 20

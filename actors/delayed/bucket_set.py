@@ -63,6 +63,8 @@ class BucketSet:
         self.failed: SluiceError | None = None
         self.opened = False
         """Whether the manifest is in this owner's possession; before that nothing is written."""
+        self.recovering = True
+        """Whether it is not known yet what the buckets hold: nothing may be sealed."""
         self.closed = False
         self.damaged = 0
         """Buckets that were missing or corrupt since the start: the alarm counter."""
@@ -120,6 +122,14 @@ class BucketSet:
             bucket.state = BucketState.GONE
             self.buckets.remove(bucket)
             self.touch()
+
+    def behind(self) -> int:
+        """How many sealed buckets still wait to be written."""
+        return sum(bucket.state is BucketState.BUILDING for bucket in self.buckets)
+
+    def waiting(self) -> int:
+        """How many entries of sealed buckets only memory holds."""
+        return sum(len(bucket.run) for bucket in self.buckets if bucket.state is not BucketState.LIVE)
 
     def remove_all(self) -> None:
         for bucket in list(self.buckets):

@@ -104,7 +104,7 @@ class BucketTracker(CoreTracker):
         """Which of the messages are delayed, shape (n,); False: deliver now. Repeating changes nothing (BD-11)."""
         self._seen = max(self._seen, now)
         waits, new = self._core.admit(positions, hashes, deliver_at, now)
-        if self._maintenance.recovering:
+        if self._bucket_set.recovering:
             self._core.keep(new)
         else:
             self._sealer.keep(new)
@@ -185,11 +185,11 @@ class BucketTracker(CoreTracker):
 
     def behind(self) -> int:
         """Sealed buckets that are not durable yet; a reader that runs ahead should pause when there are many."""
-        return self._sealer.behind()
+        return self._bucket_set.behind()
 
     def room(self) -> int:
         """How many more messages may be read: none while too much waits in memory for the store."""
-        if self._sealer.behind() > BEHIND:
+        if self._bucket_set.behind() > BEHIND:
             return 0
         left = max(WAITING_MOST - self._waiting(), 0)
         if (left == 0) != self._held_back:
@@ -200,7 +200,7 @@ class BucketTracker(CoreTracker):
 
     def _waiting(self) -> int:
         """Entries that are in memory only because they cannot be stored yet."""
-        return self._sealer.waiting() + (len(self._core.mutable) if self._maintenance.recovering else 0)
+        return self._bucket_set.waiting() + (len(self._core.mutable) if self._bucket_set.recovering else 0)
 
     def _why(self) -> str:
         return self._maintenance.fallback or self._bucket_set.last_error

@@ -82,11 +82,6 @@ class BucketMaintenance:
             except Fenced as error:
                 bucket_set.fail(error)
 
-    @property
-    def recovering(self) -> bool:
-        """Whether it is not known yet what the buckets hold: nothing may be sealed."""
-        return self._recovery.running
-
     async def recovered(self) -> None:
         await self._recovery.wait()
 
@@ -102,7 +97,7 @@ class BucketMaintenance:
 
     def given_out(self, positions: Positions) -> None:
         """Messages leave the tracker; while headers are being read, none of them may bring such a message back."""
-        if self._recovery.running and positions.size:
+        if self._bucket_set.recovering and positions.size:
             self._recovery.given.add(positions)
 
     def collect_later(self) -> None:
@@ -211,7 +206,7 @@ class BucketMaintenance:
                 bucket_set.refused("commit", bucket_set.manifest.key, error)
                 return False
         fine = True
-        while not self._recovery.running and not bucket_set.stopped and (sources := self._merger.choose()):
+        while not bucket_set.recovering and not bucket_set.stopped and (sources := self._merger.choose()):
             self._collector.due = True
             if not await self._merger.merge(sources):
                 fine = False

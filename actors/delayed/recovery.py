@@ -67,11 +67,6 @@ class IndexRecovery:
         for worker in range(self._workers):
             self._bucket_set.ports.spawn(self._work(), f"delayed recovery {worker}")
 
-    @property
-    def running(self) -> bool:
-        """Whether headers are still being read."""
-        return not self._done.is_set()
-
     def cancel(self) -> None:
         """Everything was cleared: restore nothing any more."""
         self._waiting.clear()
@@ -82,7 +77,7 @@ class IndexRecovery:
 
     def progress(self) -> dict[str, int | bool]:
         return {
-            "running": self.running,
+            "running": self._bucket_set.recovering,
             "buckets": self.total,
             "restored": self.restored,
             "lost": self.lost,
@@ -138,6 +133,7 @@ class IndexRecovery:
             bucket_set.rescans.append((record.start, record.end))
 
     def _end(self) -> None:
+        self._bucket_set.recovering = False
         self._done.set()
         self.given.clear()
         self._finished()

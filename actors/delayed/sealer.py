@@ -103,14 +103,6 @@ class Sealer:
         self._bucket_set.add(bucket)
         self._start(bucket)
 
-    def behind(self) -> int:
-        """How many sealed buckets still wait to be written."""
-        return sum(bucket.state is BucketState.BUILDING for bucket in self._bucket_set.buckets)
-
-    def waiting(self) -> int:
-        """How many entries of sealed buckets only memory holds."""
-        return sum(len(bucket.run) for bucket in self._bucket_set.buckets if bucket.state is not BucketState.LIVE)
-
     def retry_parked(self) -> None:
         """Try to write parked buckets again."""
         self.retry_at = None

@@ -22,7 +22,7 @@ from actors.key_shared.members import AttachedConsumer, KeptPlaces, Members
 from actors.key_shared.parked_messages import ParkedMessages
 from actors.key_shared.policies import Policy, Unordered, make_policy
 from actors.key_shared.position_table import DONE, Rows
-from actors.key_shared.selectors import SingleActive, make_selector, reduce_for
+from actors.key_shared.selectors import SingleActive, make_selector
 from actors.key_shared.sentinel import Sentinel
 from actors.key_shared.tables import NOTHING_HELD, HashTables
 from actors.key_shared.window import (
@@ -41,7 +41,7 @@ from actors.key_shared.window import (
 )
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import check_choices, keeps_places
-from storage.hashing import HASH_RANGE, Hashes
+from storage.hashing import HASH_RANGE, Hashes, reduce_hash
 
 UNLIMITED = 2**31 - 1
 
@@ -123,8 +123,8 @@ class Core:
         return recheck
 
     def reduce(self, masked: Hashes) -> Reduced:
-        """Masked hashes as this subscription's selector sees them."""
-        return reduce_for(self.selector, masked)
+        """Masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
+        return reduce_hash(masked, size=self.selector.size, start=self.selector.start)
 
     def describe(self, slot: int) -> str:
         """A consumer's name and number, unique among equal names."""

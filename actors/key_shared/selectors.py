@@ -24,7 +24,7 @@ from sortedcontainers import SortedDict
 from actors.key_shared.window import NO_SLOT, Reduced
 from actors.messages import SubscriptionSettings
 from storage.errors import Conflict, Invalid
-from storage.hashing import HASH_RANGE, Hashes, masked_hash, reduce_hash
+from storage.hashing import HASH_RANGE, masked_hash, reduce_hash
 
 Range = tuple[int, int]
 """Start and end of a range of hashes, both inclusive."""
@@ -62,11 +62,6 @@ class Selector(Protocol):
 
     def replace(self, slot: int, by: int) -> None:
         """Another slot takes the share of this one."""
-
-
-def reduce_for(selector: Selector, masked: Hashes) -> Reduced:
-    """Masked hashes (KS-1) reduced to the range of this selector (KS-2, KS-3)."""
-    return reduce_hash(masked, size=selector.size, start=selector.start)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import msgspec
 
 from actors.ledger.record import Holder, PartitionRecord
 from actors.messages import OpenProducer, ProducersHere
-from actors.messages.topic import ProducerNews
+from actors.messages.producing import ProducerNews
 from actors.ports import Ports, Unknown
 from actors.signal import Signal
 from actors.topic.access import Access, Ask, Wait

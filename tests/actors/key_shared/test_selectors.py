@@ -23,20 +23,24 @@ from actors.key_shared.selectors import (
     make_selector,
     mask_ranges,
     ranges_of,
-    reduce_for,
 )
-from actors.key_shared.window import NO_SLOT
+from actors.key_shared.window import NO_SLOT, Reduced
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import CHOICES
 from storage.errors import Conflict, Invalid
-from storage.hashing import masked_hash
+from storage.hashing import Hashes, masked_hash, reduce_hash
 from tests.storage.test_hashing import KNOWN
+
+
+def reduced(selector: Selector, masked: Hashes) -> Reduced:
+    """Hashes as a selector sees them."""
+    return reduce_hash(masked, size=selector.size, start=selector.start)
 
 
 def shares(selector: Selector, keys: list[str]) -> dict[int, int]:
     """How many of the keys each slot gets."""
     masked = np.array([masked_hash(key.encode()) for key in keys], np.uint32)
-    slots = selector.owners()[reduce_for(selector, masked)]
+    slots = selector.owners()[reduced(selector, masked)]
     return {int(slot): int((slots == slot).sum()) for slot in np.unique(slots)}
 
 
@@ -51,9 +55,9 @@ def even(got: dict[int, int], total: int, consumers: int, tolerance: float) -> b
 def test_h_1_and_ks_1_and_ks_2_and_ks_5_published_hash_values(key: str, masked: int, ring: int, split: int) -> None:
     assert masked_hash(key.encode()) == masked
     column = np.array([masked], np.uint32)
-    assert reduce_for(ConsistentHashing(), column.copy()).tolist() == [ring]
-    assert reduce_for(AutoSplit(), column.copy()).tolist() == [split]
-    assert reduce_for(Sticky(), column.copy()).tolist() == [split]
+    assert reduced(ConsistentHashing(), column.copy()).tolist() == [ring]
+    assert reduced(AutoSplit(), column.copy()).tolist() == [split]
+    assert reduced(Sticky(), column.copy()).tolist() == [split]
 
 
 def test_ch_1_even_shares_as_consumers_come_and_go() -> None:
