@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ FEW = 8
 """Of larger parts nothing waits: their messages are no single ones now and then, and the thread is awake anyway."""
 URGENT_SHARE = 4
 """This part of a partition's share of the queue is handed over at once: permits that nobody knows of hold it up."""
+_batch_of, _number_of = attrgetter("batch"), attrgetter("row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +78,14 @@ class Consumer:
         self.parts: list[PartitionConsumer] = []
         self._receiving = ReceiverQueue(options.topic, lambda partition: self.parts[partition], self._took)
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
-        self._done: deque[tuple[PartitionConsumer, Received, int | Rows | None]] = deque()
-        """What was acknowledged and not handed to its partition yet: one row of a part, some of them, or all."""
+        self._done: deque[tuple[PartitionConsumer, Received, Rows | None]] = deque()
+        """What was acknowledged and not handed to its partition yet: some rows of a part, or all."""
+        self._done_singly: list[Message] = []
+        """The same of single messages. Whoever acknowledges one only adds it at the end."""
         self._waiting = 0
-        """Messages in both, more or less."""
+        """Messages in all three, more or less."""
         self._loop_told = self._loop_called = False
-        """Whether the loop's thread will look at both: at some time, and at once."""
+        """Whether the loop's thread will look at them: at some time, and at once."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -107,15 +112,16 @@ class Consumer:
         while self._taken:
             consumer, part = self._taken.popleft()
             consumer.taken(part)
-        rows: dict[Received, tuple[PartitionConsumer, list[int]]] = {}
         while self._done:
-            consumer, part, row = self._done.popleft()
-            if row is None or isinstance(row, np.ndarray):
-                consumer.acknowledge(part, row, waited=waited)
-            else:
-                rows.setdefault(part, (consumer, []))[1].append(row)
-        for part, (consumer, done) in rows.items():
-            consumer.acknowledge(part, np.array(done), waited=waited)
+            consumer, part, done = self._done.popleft()
+            consumer.acknowledge(part, done, waited=waited)
+        singly = self._done_singly[:]
+        del self._done_singly[: len(singly)]  # and not what others add meanwhile
+        rows: dict[Received, tuple[PartitionConsumer, list[int]]] = {}
+        for batch, messages in groupby(singly, _batch_of):
+            rows.setdefault(batch.received, (batch.consumer, []))[1].extend(map(_number_of, messages))
+        for part, (consumer, numbers) in rows.items():
+            consumer.acknowledge(part, np.array(numbers), waited=waited)
 
     def on_event(self, partition: int, event: Event) -> None:
         """A partition has news."""
@@ -194,14 +200,19 @@ class Consumer:
         rows: Rows | None = None,
     ) -> None:
         """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these."""
-        if isinstance(what, Batch):
+        if isinstance(what, Message):  # most are, so this comes first and does little
+            consumer = what.batch.consumer
+            self._done_singly.append(what)
+            if not (ack_receipt or self._loop_told):
+                self._hand_over_now()
+        elif isinstance(what, Batch):
             consumer = what.consumer
             self._done.append((consumer, what.received, rows))
             if not ack_receipt:
                 self._tell_loop(len(what) if rows is None else len(rows))
         else:
             consumer, part, row = self._row_of(what)
-            self._done.append((consumer, part, row))
+            self._done.append((consumer, part, np.array([row])))
             if not (ack_receipt or self._loop_told):
                 self._hand_over_now()
         if ack_receipt:

@@ -234,16 +234,17 @@ class ReceiverQueue:
     def _next_message(self) -> Message | None:
         """The next message that is here and ours."""
         while True:
-            while self._current:
-                message = self._current[-1]
+            current = self._current
+            while current:
+                message = current[-1]
                 batch = message.batch
                 part = batch.received
                 if part.revoked:
-                    self._current.pop()
+                    current.pop()
                     continue
                 if batch.consumer.lease_over():
                     return None
-                self._current.pop()
+                current.pop()
                 if part.taken_back is None or not part.taken_back[message.row]:
                     part.shown = message.row + 1
                     return message

@@ -12,24 +12,32 @@ from collections.abc import Callable
 from actors.ports import Ports
 from actors.signal import Signal
 
+NEVER = 2**63
+"""Later than every moment in milliseconds."""
+
 
 class Lease:
     """The lease of the present session; there is none at first."""
 
     def __init__(self, ports: Ports) -> None:
-        self._ports = ports
+        self._ports, self._now = ports, ports.clock.monotonic
         self._renewed = self._lasts = 0
+        self._over_after = NEVER
+        """The last moment of this lease: one number, because it is asked for each message whether it is over."""
         self._held = self._closed = False
         self._changed = Signal()
 
     def begin(self, sent: int, milliseconds: int) -> None:
         """A session begins. sent: when it was requested, in monotonic milliseconds."""
         self._renewed, self._lasts, self._held = sent, milliseconds, True
+        self._over_after = sent + milliseconds
         self._changed.set()
 
     def renew(self, sent: int) -> None:
         """A request that was sent then was answered."""
         self._renewed = max(self._renewed, sent)
+        if self._held:
+            self._over_after = self._renewed + self._lasts
 
     def left(self) -> tuple[int, int] | None:
         """How long it lasts, and for how long still, in ms; None if there is none."""
@@ -39,7 +47,7 @@ class Lease:
 
     def end(self) -> None:
         """The session has ended."""
-        self._held = False
+        self._held, self._over_after = False, NEVER
 
     def close(self) -> None:
         """The consumer closes, so the end of the lease is not reported any more."""
@@ -48,7 +56,7 @@ class Lease:
 
     def over(self) -> bool:
         """The session was not renewed in time, so others may have its messages by now."""
-        return self._held and self._ports.clock.monotonic() > self._renewed + self._lasts  # asked for each message
+        return self._now() > self._over_after
 
     def overdue(self) -> int:
         """For how many milliseconds the lease has been over; 0 while it lasts."""
