@@ -55,6 +55,7 @@ _OPTIONAL = [
     pa.field("batch_index", pa.int32()),
     pa.field("pulsar", pa.binary()),
 ]
+OPTIONAL = tuple(field.name for field in _OPTIONAL)
 OF_CLIENTS = ("sequence_id", "batch_index", "pulsar")
 """Columns that only a gateway writes, for Pulsar's clients; no user sends them."""
 _GIVEN = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_at"]

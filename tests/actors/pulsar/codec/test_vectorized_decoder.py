@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.pulsar.codec import send_decoder
 from actors.pulsar.codec.batch_decoder import of_like_size, starts_of
 from actors.pulsar.codec.fields import Bytes
 from actors.pulsar.codec.frames import Cut, Cutter, body_of
@@ -106,6 +107,23 @@ def test_any_frames_give_the_same_rows_or_go_the_slow_way(given_frames: list[tup
     for producer, sends in (read or {}).items():
         if sends is not None:
             agree(sends, [one for number, one in given_frames if number == producer])
+
+
+@given(st.lists(sent_frames(messages, common), min_size=1, max_size=6), st.sampled_from(["till", "ä"]))
+def test_few_rows_are_what_columns_make_of_them(given_frames: list[tuple[int, bytes]], producer: str) -> None:
+    frames = [one for _, one in given_frames]
+
+    def decoded() -> list[Any]:
+        sends = one_by_one(frames)
+        groups = decode_sends(sends, now=NOW, producer=producer, first_sequence=5)
+        due = [None if one.batch.deliver_at is None else one.batch.deliver_at.tolist() for one in groups]
+        told = [(send.rows, send.error) for send in sends]
+        return [[(one.batch.rows, one.batch.hashes.tolist()) for one in groups], due, told]
+
+    few = decoded()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(send_decoder, "_few", lambda taken: None)
+        assert decoded() == few
 
 
 @given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=4), st.data())
