@@ -7,7 +7,8 @@ the folder that --pulsar or SLUICE_PULSAR_HOME names; --checkout adds another ch
 said in one line and left out; `gateway` is Sluice in one process with Pulsar's own Python client. Each broker runs for
 the whole comparison, in a temporary folder, and syncs to disk before it confirms: Sluice two copies, the others one.
 
-    paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received
+    paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received;
+             --clients do so at once, each on a topic of its own
     singles  send_async one by one, then receive and acknowledge one by one, one client, 4 partitions
     batches  2 producers and 2 consumers at once in the client's largest way, 10,000 keys by Zipf's law, 4 partitions:
              from the first send to the last acknowledgement
@@ -39,20 +40,39 @@ Figures = dict[str, float]
 
 
 def paced(side: Side, topic: str, options: argparse.Namespace) -> Figures:
-    """One small message at each intended time."""
-    with Worker(
-        side, topic=side.make_topic(topic, 1), partitions=1, produce=True, consume=True, batching="none"
-    ) as one:
-        one.hear()
-        one.ask("paced", messages=options.warm, every_ms=options.every_ms)
+    """One small message of each client at each intended time; each client has a topic."""
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(
+                Worker(
+                    side,
+                    topic=side.make_topic(f"{topic}-{number}", 1),
+                    partitions=1,
+                    produce=True,
+                    consume=True,
+                    batching="none",
+                )
+            )
+            for number in range(options.clients)
+        ]
+        for one in clients:
+            one.hear()
+        _all_paced(clients, options.warm, options.every_ms)
         cpu = side.cpu()
-        told = one.ask("paced", messages=options.paced, every_ms=options.every_ms)
-        cpu = side.cpu() - cpu + told["cpu"]
-    figures = {"cpu_us": cpu * 1e6 / options.paced}
+        told = _all_paced(clients, options.paced, options.every_ms)
+        cpu = side.cpu() - cpu + sum(one["cpu"] for one in told)
+    figures = {"cpu_us": cpu * 1e6 / (options.paced * options.clients)}
     for kind in ("confirmed", "delivered"):
         for quantile in (50, 99):
-            figures[f"{kind}_p{quantile}_ms"] = float(np.percentile(told[kind], quantile)) / 1000
+            took = [microseconds for one in told for microseconds in one[kind]]
+            figures[f"{kind}_p{quantile}_ms"] = float(np.percentile(took, quantile)) / 1000
     return figures
+
+
+def _all_paced(clients: list[Worker], messages: int, every_ms: float) -> list[dict[str, Any]]:
+    for one in clients:
+        one.tell("paced", messages=messages, every_ms=every_ms)
+    return [one.hear() for one in clients]
 
 
 def singles(side: Side, topic: str, options: argparse.Namespace) -> Figures:
@@ -181,8 +201,9 @@ def main() -> None:
     parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))
     parser.add_argument("--sides", type=_names(every), default=every, help="which to compare, for example sluice,redis")
     parser.add_argument("--rounds", type=count, default=3)
-    parser.add_argument("--paced", type=count, default=500, help="messages of a round")
+    parser.add_argument("--paced", type=count, default=500, help="messages of a round and client")
     parser.add_argument("--every-ms", type=amount, default=10.0)
+    parser.add_argument("--clients", type=count, default=1, help="clients at once that send paced messages")
     parser.add_argument("--singles", type=count, default=100_000, help="messages of a round")
     parser.add_argument("--batches", type=count, default=1_000_000, help="messages of a round")
     parser.add_argument("--warm", type=count_or_none, default=200, help="messages before those that count")
