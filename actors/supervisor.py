@@ -26,6 +26,7 @@ from actors.messages import Alive, Ping
 from actors.ports import Address, Places, Ports, Unknown
 from actors.repeated_ends import RepeatedEnds
 from actors.signal import Signal
+from actors.start_order import Start, StartOrder
 from storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
@@ -43,14 +44,6 @@ GATHER_MS = 100
 """Who wants several actors is told of those that start so soon after the first one, and asks for the rest again."""
 GATEWAY_REST_MS = 5_000
 """Between attempts to start a gateway that does not: each one costs a process."""
-
-
-@dataclass(slots=True)
-class Start:
-    """One start of an actor, which goes on whoever waits for it. error: why it failed, once it is over."""
-
-    over: Signal = field(default_factory=Signal)
-    error: SluiceError | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +90,9 @@ class Supervisor:
         self._running: dict[str, Running] = {}
         self._kinds: dict[str, dict[str, Running]] = {}
         """The same by kind: whoever asks for the bookies does not pass ten thousand topics."""
+        self._at: dict[Address, Running] = {}
+        """By where they run: a process that dies is reported by thousands."""
+        self._starts = StartOrder(ports)
         self._looked: dict[str, int] = {}
         self._resting: dict[str, int] = {}
         self._turn = 0
@@ -126,6 +122,7 @@ class Supervisor:
         """It is not started again. This does not end its process."""
         if self._running.get(entry.name) is entry:
             del self._running[entry.name], self._kinds[entry.kind][entry.name]
+            self._at.pop(entry.address, None)
 
     def idle(self, least_ms: int) -> list[Running]:
         """Owners that nobody has used for so long; those of subscriptions first."""
@@ -136,8 +133,8 @@ class Supervisor:
         """It has closed at this address, and is not started again before somebody wants it. False: it was replaced."""
         if entry.address != address:
             return False
-        entry.address, entry.idle_ms, entry.misses, entry.closed = "", 0, 0, True
         self.forget(entry)
+        entry.address, entry.idle_ms, entry.misses, entry.closed = "", 0, 0, True
         return True
 
     def start_aside(self, kind: str, settings: dict[str, Any]) -> None:
@@ -152,6 +149,14 @@ class Supervisor:
 
     def _enter(self, entry: Running) -> None:
         self._running[entry.name] = self._kinds.setdefault(entry.kind, {})[entry.name] = entry
+        self._runs_at(entry, entry.address)
+
+    def _runs_at(self, entry: Running, address: Address) -> None:
+        """It runs there by now; with an empty address nowhere."""
+        self._at.pop(entry.address, None)
+        entry.address = address
+        if address and self._running.get(entry.name) is entry:
+            self._at[address] = entry
 
     async def end(self, kind: str, settings: dict[str, Any]) -> None:
         """End it, and do not start it again."""
@@ -179,14 +184,16 @@ class Supervisor:
             self._enter(Running(kind, key, settings))
         return self._running[key]
 
-    async def ensure(self, entry: Running, patience: int | None = None) -> Address:
+    async def ensure(self, entry: Running, patience: int | None = None, *, wanted: bool = True) -> Address:
         """The address of an actor, started if need be. Raises what its start raises, and Unavailable if that takes more
-        than `patience` milliseconds: it goes on then.
+        than `patience` milliseconds: it goes on then. wanted: somebody waits for it, so it starts before others.
         """
         clock = self.ports.clock
         until = None if patience is None else clock.monotonic() + patience
         while entry.starting is not None or not entry.address:
             start = entry.starting or self._begin(entry)
+            if wanted:
+                self._starts.want(start)
             if not await start.over.wait(self.ports, None if until is None else max(until - clock.monotonic(), 0)):
                 raise Unavailable(f"{entry.name} is being started: {entry.problem or 'that takes long'}")
             if start.error is not None:
@@ -208,7 +215,9 @@ class Supervisor:
             if entry.leaving is not None:
                 await self._places.stop(entry.leaving[0], frozen=entry.leaving[1])
                 entry.leaving = None
-            entry.address = await self._start(entry)
+            if entry.kind in OWNERS:
+                await self._starts.turn(start)
+            self._runs_at(entry, await self._start(entry))
             entry.misses, entry.problem, entry.refuses = 0, "", ""
             if entry.kind == "bookie":
                 self.failures.back(entry.settings["bookie"])
@@ -221,6 +230,7 @@ class Supervisor:
             if entry.kind == "bookie":
                 self.failures.failed(entry.settings["bookie"], now, refused=isinstance(error, Corrupt))
         finally:
+            self._starts.done(start)
             entry.starting = None
             start.over.set()
 
@@ -296,15 +306,17 @@ class Supervisor:
     async def _start_aside(self, entry: Running) -> None:
         """Start one that nobody waits for; one that cannot be started as it is shall not be tried again and again."""
         try:
-            await self.ensure(entry)
+            await self.ensure(entry, wanted=False)
         except SluiceError as error:
             self.ports.log("start_failed", key=entry.name, error=str(error))
             if isinstance(error, (Invalid, NotFound)):
                 self.forget(entry)
 
-    async def try_all(self, entries: list[Running], patience: int | None = None) -> list[SluiceError | None]:
-        """Start several actors side by side; returns why each could not be started, None if it runs. patience: as of
-        `ensure`.
+    async def try_all(
+        self, entries: list[Running], patience: int | None = None, *, wanted: bool = True
+    ) -> list[SluiceError | None]:
+        """Start several actors side by side; returns why each could not be started, None if it runs. patience, wanted:
+        as of `ensure`.
         """
         errors: list[SluiceError | None] = [None] * len(entries)
         left = [number for number, entry in enumerate(entries) if not entry.address]
@@ -312,7 +324,7 @@ class Supervisor:
 
         async def one(number: int) -> None:
             try:
-                await self.ensure(entries[number], patience)
+                await self.ensure(entries[number], patience, wanted=wanted)
             except SluiceError as error:
                 errors[number] = error
             finally:
@@ -349,8 +361,9 @@ class Supervisor:
         for entry in entries:
             if entry.address and entry.starting is None:
                 self.ports.log("moving", key=entry.name, address=entry.address)
-                entry.leaving, entry.address, entry.misses = (entry.address, False), "", 0
-        await self.try_all(entries, CALLER_PATIENCE)
+                entry.leaving, entry.misses = (entry.address, False), 0
+                self._runs_at(entry, "")
+        await self.try_all(entries, CALLER_PATIENCE, wanted=False)
 
     # -- watching -------------------------------------------------------------------------------------------------
 
@@ -376,8 +389,10 @@ class Supervisor:
             return self._resting.get(entry.name, now) <= now
         return entry.kind != "bookie" or self.failures.may_start(entry.settings["bookie"], now)
 
-    async def _look(self, entry: Running, address: Address) -> None:
-        """Ping one actor; replace it if it is gone, or was silent too often. Callers meanwhile wait for that."""
+    async def _look(self, entry: Running, address: Address, *, wanted: bool = False) -> None:
+        """Ping one actor; replace it if it is gone, or was silent too often. Callers meanwhile wait for that. wanted:
+        as of `ensure`.
+        """
         if entry.looking is not None:
             await entry.looking.wait(self.ports)
             return
@@ -413,7 +428,7 @@ class Supervisor:
             self._look_beside(address)
             if why := why_ended(address, reply):
                 entry.ends.add(why, self.ports.clock.monotonic())
-            await self._replace(entry, address, frozen=not reply.gone)
+            await self._replace(entry, address, frozen=not reply.gone, wanted=wanted)
 
     def _is_away(self, entry: Running) -> None:
         """Its machine cannot be reached, and nobody else can take its place: it is what it is when that comes back."""
@@ -442,9 +457,8 @@ class Supervisor:
 
     async def suspect(self, address: Address) -> None:
         """A caller got no answer from this address; returns when the actor there was replaced, if that was needed."""
-        for entry in list(self._running.values()):
-            if entry.address == address:
-                await self._look(entry, address)
+        if (entry := self._at.get(address)) is not None:
+            await self._look(entry, address, wanted=True)
 
     async def _ping(self, address: Address) -> Alive | Unknown:
         try:
@@ -452,17 +466,18 @@ class Supervisor:
         except SluiceError as error:
             return Unknown(str(error), gone=True)
 
-    async def _replace(self, entry: Running, address: Address, *, frozen: bool) -> None:
+    async def _replace(self, entry: Running, address: Address, *, frozen: bool, wanted: bool) -> None:
         self.ports.log("replacing", key=entry.name, address=address, frozen=frozen)
-        entry.address, entry.misses, entry.leaving = "", 0, (address, frozen)
+        self._runs_at(entry, "")
+        entry.misses, entry.leaving = 0, (address, frozen)
         entry.restarts += 1
         if entry.kind == "bookie":
             self.failures.down(entry.settings["bookie"], self.ports.clock.monotonic())
-        await self._try_ensure(entry)
+        await self._try_ensure(entry, wanted=wanted)
 
-    async def _try_ensure(self, entry: Running) -> None:
+    async def _try_ensure(self, entry: Running, *, wanted: bool = False) -> None:
         try:
-            await self.ensure(entry, CALLER_PATIENCE)
+            await self.ensure(entry, CALLER_PATIENCE, wanted=wanted)
         except SluiceError as error:
             self.ports.log("start_failed", key=entry.name, error=str(error))
 
