@@ -28,7 +28,7 @@ from actors.supervisor import Running, Supervisor, key_of
 from storage.delayed.manifest import decode_manifest
 from storage.errors import Corrupt, SluiceError
 
-CLOSE_IDLE_AFTER_MS = 0
+CLOSE_IDLE_AFTER_MS = 600_000
 LOOK_MS = 1_000
 CLOSE_TIMEOUT = 5_000
 AT_ONCE = 64

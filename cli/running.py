@@ -19,6 +19,7 @@ from cli.options import (
     parse_settings,
 )
 from cli.output import say, show, show_json, show_one, watch
+from cli.topics import TOPICS
 
 MOST_NODES = 64
 """More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""
@@ -143,7 +144,7 @@ def _show_status(answer: Mapping[str, Any], json: bool) -> None:
     show_one({name: value for name, value in answer.items() if not _is_table(value)}, False)
     for name, value in answer.items():
         if _is_table(value):
-            show(value, False, title=name)
+            show(value, False, TOPICS if name == "topics" else None, title=name)
 
 
 def _is_table(value: object) -> bool:

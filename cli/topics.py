@@ -24,10 +24,11 @@ Rows = list[dict[str, Any]]
 
 app = typer.Typer(no_args_is_help=True, help="Make, show and delete topics.")
 
-_TOPICS = {
+TOPICS = {
     "topic": "topic", "partitions": "partitions", "ensemble": "ensemble", "write_quorum": "write quorum",
     "ack_quorum": "ack quorum",
 }  # fmt: skip
+"""What a table of topics shows of each; its other settings are in --json."""
 _STATS = {
     "partition": "partition", "numberOfEntries": "messages", "storageSize": "bytes", "msgInCounter": "published",
     "underReplicated": "under-replicated", "producers": "producers", "subscriptions": "subscriptions",
@@ -217,7 +218,7 @@ def compaction_status(target: Target, again: WatchOption = False) -> None:
 def list_topics(target: Target) -> None:
     """List the topics."""
     with target.join() as client:
-        show(client.topics(), target.json, _TOPICS)
+        show(client.topics(), target.json, TOPICS)
 
 
 @app.command()

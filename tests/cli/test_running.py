@@ -32,7 +32,8 @@ def launch(fake_module: Callable[..., None]) -> Calls:
 
         return call
 
-    status = {"state": "up", "alarms": [], "bookies": [{"id": "b1", "free": 5}]}
+    status: dict[str, Any] = {"state": "up", "alarms": [], "bookies": [{"id": "b1", "free": 5}]}
+    status["topics"] = [{"topic": "orders", "partitions": 4, "offload_threshold_bytes": -1}]
     fake_module("cluster.bootstrap.launch", up=verb("up", {"address": "a"}), down=verb("down", None))
     fake_module("cluster.status", describe=verb("status", status))
     return calls
@@ -76,6 +77,8 @@ def test_status(cli: Cli, launch: Calls) -> None:
     out = cli("status")[1]
     assert "bookies" in out
     assert "b1" in out
+    assert "orders" in out
+    assert "offload" not in out, "twenty settings of each topic leave no room for what they say"
 
 
 def test_config_show(cli: Cli, tmp_path: Path) -> None:
