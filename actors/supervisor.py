@@ -185,8 +185,8 @@ class Supervisor:
         return self._running[key]
 
     async def ensure(self, entry: Running, patience: int | None = None, *, wanted: bool = True) -> Address:
-        """The address of an actor, started if need be. Raises what its start raises, and Unavailable if that takes more
-        than `patience` milliseconds: it goes on then. wanted: somebody waits for it, so it starts before others.
+        """The address of an actor, started if need be, before others if it is `wanted`. Raises what its start raises,
+        and Unavailable if that takes more than `patience` milliseconds: it goes on then.
         """
         clock = self.ports.clock
         until = None if patience is None else clock.monotonic() + patience
@@ -315,9 +315,7 @@ class Supervisor:
     async def try_all(
         self, entries: list[Running], patience: int | None = None, *, wanted: bool = True
     ) -> list[SluiceError | None]:
-        """Start several actors side by side; returns why each could not be started, None if it runs. patience, wanted:
-        as of `ensure`.
-        """
+        """Start several actors side by side, as `ensure` does; returns why each could not be, None if it runs."""
         errors: list[SluiceError | None] = [None] * len(entries)
         left = [number for number, entry in enumerate(entries) if not entry.address]
         done = Signal()
@@ -390,9 +388,7 @@ class Supervisor:
         return entry.kind != "bookie" or self.failures.may_start(entry.settings["bookie"], now)
 
     async def _look(self, entry: Running, address: Address, *, wanted: bool = False) -> None:
-        """Ping one actor; replace it if it is gone, or was silent too often. Callers meanwhile wait for that. wanted:
-        as of `ensure`.
-        """
+        """Ping one actor; replace it if it is gone, or was silent too often. Callers meanwhile wait for that."""
         if entry.looking is not None:
             await entry.looking.wait(self.ports)
             return

@@ -29,6 +29,7 @@ import cluster
 from benchmarks._arguments import count
 from cluster.bootstrap import launch
 from cluster.client import Client
+from cluster.producer import Producer
 from loadgen.chaos import ClusterProcesses
 
 MOST = 1_000
@@ -36,6 +37,7 @@ MOST = 1_000
 KEYS_EACH = 30
 """So many keys for each partition leave none of them without one."""
 PATIENCE_S = 600.0
+LOOK_S = 0.5
 
 
 def batch(partitions: int) -> pa.RecordBatch:
@@ -50,6 +52,43 @@ def running(client: Client) -> dict[str, str]:
     return {row["name"]: row["address"] for row in rows if row["kind"] == "topic" and row["address"]}
 
 
+class Confirmed:
+    """Messages to each waiting partition, sent when the process has just been killed. times: s since then, of each."""
+
+    def __init__(self, producer: Producer, messages: int) -> None:
+        self.begun = time.monotonic()
+        self.times: list[float] = []
+        self.failed: list[str] = []
+        self._messages, self._every = messages, threading.Event()
+        for number in range(messages):
+            producer.send_async(b"x", self._settled, partition_key=f"key-{number}")
+
+    def _settled(self, error: Any, _: Any) -> None:
+        if error is not None:
+            self.failed.append(str(error))
+        self.times.append(time.monotonic() - self.begun)
+        if len(self.times) == self._messages:
+            self._every.set()
+
+    def wait(self) -> None:
+        """Until all are confirmed, or failed."""
+        if not self._every.wait(PATIENCE_S):
+            raise TimeoutError(f"{len(self.times)} of {self._messages} messages were confirmed")
+
+
+def fill(client: Client, partitions: int, waiting: int) -> Producer:
+    """A message in each partition, and a producer that stays."""
+    for number, first in enumerate(range(0, partitions, MOST)):
+        share = min(MOST, partitions - first)
+        client.create_topic(f"idle-{number}", share)
+        with client.create_producer(f"idle-{number}") as idle:
+            idle.send_batch(batch(share)).result(PATIENCE_S)
+    client.create_topic("waited", waiting)
+    producer = client.create_producer("waited")
+    producer.send_batch(batch(waiting)).result(PATIENCE_S)
+    return producer
+
+
 def measure(partitions: int, waiting: int) -> dict[str, Any]:
     """One cluster, one kill."""
     with (
@@ -57,49 +96,26 @@ def measure(partitions: int, waiting: int) -> dict[str, Any]:
         launch.local(Path(folder) / "data", brokers=1, bookies=3),
         cluster.connect() as client,
     ):
-        begun = time.monotonic()
-        for number, first in enumerate(range(0, partitions, MOST)):
-            share = min(MOST, partitions - first)
-            client.create_topic(f"idle-{number}", share)
-            with client.create_producer(f"idle-{number}") as producer:
-                producer.send_batch(batch(share)).result(PATIENCE_S)
-        client.create_topic("waited", waiting)
-        producer = client.create_producer("waited")
-        producer.send_batch(batch(waiting)).result(PATIENCE_S)
-        opened = time.monotonic() - begun
-        everything = partitions + waiting
+        producer = fill(client, partitions, waiting)
         before = running(client)
-        assert len(before) == everything, (len(before), everything)
+        if len(before) != partitions + waiting:
+            raise RuntimeError(f"{len(before)} of {partitions + waiting} run")
         (host,) = {address.partition("/")[0] for address in before.values()}
         processes = ClusterProcesses(client, None)
         controller = psutil.Process(processes.pid(client.status()["controller"].partition("/")[0]))
         spent = sum(controller.cpu_times()[:2])
         os.kill(processes.pid(host), signal.SIGKILL)
-        killed = time.monotonic()
-        confirmed: list[float] = []
-        failed: list[str] = []
-        every = threading.Event()
-
-        def settled(error: Any, _: Any) -> None:
-            if error is not None:
-                failed.append(str(error))
-            confirmed.append(time.monotonic() - killed)
-            if len(confirmed) == waiting * KEYS_EACH:
-                every.set()
-
-        for number in range(waiting * KEYS_EACH):
-            producer.send_async(b"x", settled, partition_key=f"key-{number}")
-        while len(after := running(client)) < everything or any(after[name] == before[name] for name in before):
-            if time.monotonic() - killed > PATIENCE_S:
-                raise TimeoutError(f"{len(after)} of {everything} run")
-            time.sleep(0.5)
-        served = time.monotonic() - killed
-        assert every.wait(PATIENCE_S)
+        confirmed = Confirmed(producer, waiting * KEYS_EACH)
+        while len(after := running(client)) < len(before) or any(after[name] == before[name] for name in before):
+            if time.monotonic() - confirmed.begun > PATIENCE_S:
+                raise TimeoutError(f"{len(after)} of {len(before)} run")
+            time.sleep(LOOK_S)
+        served = time.monotonic() - confirmed.begun
+        confirmed.wait()
         return {
-            "opened_s": round(opened, 1),
-            "waiting_half_s": round(statistics.median(confirmed), 2),
-            "waiting_all_s": round(max(confirmed), 2),
-            "failed": failed[:3],
+            "waiting_half_s": round(statistics.median(confirmed.times), 2),
+            "waiting_all_s": round(max(confirmed.times), 2),
+            "failed": confirmed.failed[:3],
             "all_served_s": round(served, 2),
             "controller_cpu_s": round(sum(controller.cpu_times()[:2]) - spent, 2),
         }

@@ -32,7 +32,7 @@ class _Begun:
         self.begun.append(start)
 
 
-def test_who_is_waited_for_begins_at_once_and_others_as_places_become_free() -> None:
+def test_who_is_wanted_begins_at_once_and_others_in_turn() -> None:
     """In the order in which they came, and each once."""
 
     async def run(world: World) -> None:
@@ -58,7 +58,7 @@ def test_who_is_waited_for_begins_at_once_and_others_as_places_become_free() -> 
     World(1).play(run)
 
 
-def test_starts_that_take_long_do_not_keep_others_from_beginning() -> None:
+def test_starts_that_take_long_do_not_keep_others_waiting() -> None:
     """Their places are free after a while."""
 
     async def run(world: World) -> None:
@@ -100,7 +100,7 @@ class _SlowPlaces:
         return answer
 
 
-def test_of_a_lost_process_those_come_back_first_that_a_client_waits_for() -> None:
+def test_those_of_a_lost_process_that_are_wanted_come_first() -> None:
     """It asks where the owner is, and does not wait for all others."""
 
     async def run(world: World) -> None:
