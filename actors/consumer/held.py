@@ -142,11 +142,12 @@ class Unread(Received):
     pieces: the runs' rows, each with the numbers of those that are meant (int64), None for all of them.
     """
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_pieces", "_sizes")
 
     def __init__(self, pieces: Sequence[Piece], **columns: Any) -> None:
         super().__init__(rows=None, **columns)
         self._pieces = tuple(pieces)
+        self._sizes: tuple[int, ...] = ()
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -165,20 +166,26 @@ class Unread(Received):
 
     @rows.setter
     def rows(self, rows: pa.RecordBatch) -> None:
-        self._pieces = ((rows, None),)
+        self._pieces, self._sizes = ((rows, None),), ()
 
     @property
     def size(self) -> int:
         """See Received; each row counts as much as the others of its run."""
         return sum(
-            rows.nbytes if chosen is None else rows.nbytes * len(chosen) // max(rows.num_rows, 1)
-            for rows, chosen in self._pieces
+            size if chosen is None else size * len(chosen) // max(rows.num_rows, 1)
+            for (rows, chosen), size in zip(self._pieces, self._counted(), strict=True)
         )
 
     @property
     def kept(self) -> int:
         """See Received; what others have of the runs counts as well."""
-        return sum(rows.nbytes for rows, _ in self._pieces)
+        return sum(self._counted())
+
+    def _counted(self) -> tuple[int, ...]:
+        """The bytes of each run, which take Arrow longer to count than a message takes otherwise here."""
+        if not self._sizes:
+            self._sizes = tuple(rows.nbytes for rows, _ in self._pieces)
+        return self._sizes
 
     @property
     def schema(self) -> pa.Schema:

@@ -82,7 +82,9 @@ class Outgoing:
     @property
     def bytes(self) -> int:
         """About how many bytes the batch takes."""
-        return int(self.batch.rows.nbytes) if self.size is None else self.size
+        if self.size is None:
+            self.size = int(self.batch.rows.nbytes)
+        return self.size
 
 
 def split(

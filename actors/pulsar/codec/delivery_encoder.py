@@ -147,7 +147,7 @@ def encode_part(
     starts, ends = starts[wanted], ends[wanted]
     data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= vectorized_from else None
     if data is None:
-        data = joined(_made(part, starts, ends, to))
+        data = _bytes_of(part, starts, ends, to)
     return EncodedFrames(
         starts, ends - starts, part.positions[starts], data, mid_batch=whole and _begins_late(part, starts)
     )
@@ -166,10 +166,16 @@ def _as_it_came(part: Received, to: Addressee, recent: FrameCache) -> EncodedFra
     return EncodedFrames(starts, counts, part.positions[starts], data)
 
 
+def _bytes_of(part: Received, starts: Ints, ends: Ints, to: Addressee) -> bytes:
+    """The frames of these pieces, one behind the other; few of them become no column first."""
+    if len(starts) >= VECTORIZED_FROM:
+        return joined(_made(part, starts, ends, to))
+    return b"".join(_one_by_one(*_only_these(part, starts, ends), to))
+
+
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
     """The frames of these pieces, a binary column."""
-    if len(part) != int((ends - starts).sum()):
-        part, starts, ends = _only(part, starts, ends)
+    part, starts, ends = _only_these(part, starts, ends)
     frames = encode_pieces(part, starts, to) if len(starts) >= VECTORIZED_FROM else None
     return pa.array(_one_by_one(part, starts, ends, to), pa.binary()) if frames is None else frames
 
@@ -221,9 +227,11 @@ def _woven(frames: pa.Array, numbers: Ints, others: list[bytes]) -> bytes:
     return b"".join([*parts, data[last : int(ends[-1])]])
 
 
-def _only(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Ints]:
+def _only_these(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Ints, Ints]:
     """(A part that is these pieces alone, where they begin and end in it.)"""
     counts = ends - starts
+    if len(part) == int(counts.sum()):
+        return part, starts, ends
     behind = np.cumsum(counts)
     return part.take(ranges(starts, counts)), behind - counts, behind
 
