@@ -43,11 +43,64 @@ BOOKIES_TIMEOUT = 1_000
 """Milliseconds that it has to tell who asked before which bookies there are."""
 
 
-_Subscription = tuple[str, str]
-"""Topic and subscription."""
 _Question = tuple[str, str | None, bytes]
 """Topic; subscription, or None for the topic's own owners; with which settings, as JSON, it is made if it is new."""
 _NONE: dict[int, Address] = {}
+
+
+class KnownOwners:
+    """Addresses of owners: by topic; by subscription, or None for the topic's own; and by partition.
+
+    Each is found by its address as well: where a process has ended, ten thousand are suspected one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str | None, dict[int, Address]]] = {}
+        self._whose: dict[Address, tuple[str, str | None, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._whose)
+
+    def get(self, topic: str, subscription: str | None, partition: int) -> Address:
+        """The owner of a partition; empty if it is not known."""
+        return self.of(topic, subscription).get(partition, "")
+
+    def of(self, topic: str, subscription: str | None) -> dict[int, Address]:
+        """Those of all partitions that are known. Not to be changed."""
+        return self._known.get(topic, {}).get(subscription, _NONE)
+
+    def add(self, topic: str, subscription: str | None, found: dict[int, Address]) -> None:
+        """These are the owners of their partitions now."""
+        known = self._known.setdefault(topic, {}).setdefault(subscription, {})
+        for partition, address in found.items():
+            self._whose.pop(known.get(partition, ""), None)
+            known[partition] = address
+            self._whose[address] = (topic, subscription, partition)
+
+    def replace(self, topic: str, subscription: str | None, found: dict[int, Address]) -> None:
+        """These are the owners now, and no others are known."""
+        for address in self._known.get(topic, {}).pop(subscription, _NONE).values():
+            self._whose.pop(address, None)
+        self.add(topic, subscription, found)
+
+    def forget_subscriptions(self, topic: str) -> None:
+        """Nothing is known of them any more."""
+        for subscription in list(self._known.get(topic, ())):
+            if subscription is not None:
+                self.replace(topic, subscription, _NONE)
+                del self._known[topic][subscription]
+
+    def forget(self, topic: str) -> None:
+        """Nothing is known of the topic any more."""
+        for known in self._known.pop(topic, {}).values():
+            for address in known.values():
+                self._whose.pop(address, None)
+
+    def suspect(self, address: Address) -> None:
+        """Nobody is known to be there any more."""
+        if (whose := self._whose.pop(address, None)) is not None:
+            topic, subscription, partition = whose
+            del self._known[topic][subscription][partition]
 
 
 class Directory:
@@ -59,8 +112,7 @@ class Directory:
         self._controller = controller
         self._only = only
         self._knows_bookies = False
-        self._topics: dict[str, dict[int, Address]] = {}
-        self._dispatchers: dict[_Subscription, dict[int, Address]] = {}
+        self._known = KnownOwners()
         self._settings: dict[str, TopicSettings] = {}
         self._settings_now = SharedQuestion(ports, self._ask_settings, "settings")
         self._owners = SharedQuestion(ports, self._ask_owners, "owners")
@@ -69,7 +121,7 @@ class Directory:
 
     async def topic(self, topic: str, partition: int) -> Address:
         """The owner of a partition. Raises NotFound, Unavailable."""
-        while not (address := self._topics.get(topic, _NONE).get(partition, "")):
+        while not (address := self._known.get(topic, None, partition)):
             await self._look_up((topic, None, b""), partition)
         return address
 
@@ -83,22 +135,21 @@ class Directory:
         wanted = sorted(self._wanted.pop(question))
         if subscription is None:
             await self._locate(topic, wanted)
-            found = self._topics[topic]
+            found = self._known.of(topic, None)
         else:
             settings = msgspec.json.decode(new, type=SubscriptionSettings) if new else None
             request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, **_named(wanted))
             found = _present(enumerate((await self._ask(request)).addresses))
-            self._dispatchers[topic, subscription] = found
+            self._known.replace(topic, subscription, found)
         if not any(partition in found for partition in wanted):
             raise Unavailable(f"the controller names no owner of partition {wanted[0]} of {topic!r}")
 
     async def _locate(self, topic: str, partitions: list[int]) -> None:
         reply = await self._ask(LocateTopic(topic=topic, only=self._only, **_named(partitions)))
         if self._only and len(reply.addresses) == len(partitions):
-            found = self._topics.setdefault(topic, {})
-            found |= _present(zip(partitions, reply.addresses, strict=True))
+            self._known.add(topic, None, _present(zip(partitions, reply.addresses, strict=True)))
         else:
-            self._topics[topic] = _present(enumerate(reply.addresses))
+            self._known.replace(topic, None, _present(enumerate(reply.addresses)))
         self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
 
     async def settings_now(self, topic: str) -> TopicSettings:
@@ -113,7 +164,7 @@ class Directory:
             self.forget(topic)
             raise
         if before not in (None, self._settings[topic]):
-            self._forget_dispatchers(topic)
+            self._known.forget_subscriptions(topic)
         return self._settings[topic]
 
     async def settings(self, topic: str) -> TopicSettings:
@@ -149,7 +200,7 @@ class Directory:
         if before not in (None, now):
             self.forget(topic)
         self._settings[topic] = now
-        self._dispatchers[topic, subscription] = _present(enumerate(located.addresses))
+        self._known.replace(topic, subscription, _present(enumerate(located.addresses)))
         return now
 
     async def dispatcher(
@@ -157,7 +208,7 @@ class Directory:
     ) -> Address:
         """The dispatcher of a subscription on one partition; created with `settings` if it is new."""
         question = (topic, subscription, b"" if settings is None else msgspec.json.encode(settings))
-        while not (address := self._dispatchers.get((topic, subscription), _NONE).get(partition, "")):
+        while not (address := self._known.get(topic, subscription, partition)):
             await self._look_up(question, partition)
         return address
 
@@ -260,19 +311,12 @@ class Directory:
 
     def forget(self, topic: str) -> None:
         """The topic was deleted, or is another one now."""
-        self._topics.pop(topic, None)
         self._settings.pop(topic, None)
-        self._forget_dispatchers(topic)
-
-    def _forget_dispatchers(self, topic: str) -> None:
-        for key in [key for key in self._dispatchers if key[0] == topic]:
-            del self._dispatchers[key]
+        self._known.forget(topic)
 
     async def suspect(self, address: Address) -> None:
         """Forget an address that did not answer, and let the controller check it if it can."""
-        for addresses in [*self._topics.values(), *self._dispatchers.values()]:
-            for partition in [partition for partition, known in addresses.items() if known == address]:
-                del addresses[partition]
+        self._known.suspect(address)
         with contextlib.suppress(SluiceError):  # a hint: the next question for the owner is asked of it anyway
             await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)
 

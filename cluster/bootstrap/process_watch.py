@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -44,22 +43,41 @@ class ProcessWatch:
             await asyncio.get_running_loop().create_future()
         watched = self._watches.get(process)
         if watched is None:
-            watched = self._watches[process] = _Watched(asyncio.ensure_future(_ended(pid_and_start)))
-        watched.waiting += 1
+            watched = self._watches[process] = _Watched(pid_and_start)
         try:
-            await asyncio.shield(watched.task)
+            await watched.ended()
         finally:
-            watched.waiting -= 1
             if not watched.waiting:
                 watched.task.cancel()
                 if self._watches.get(process) is watched:
                     del self._watches[process]
 
 
-@dataclass(eq=False, slots=True)
 class _Watched:
-    task: asyncio.Future[None]
-    waiting: int = 0
+    """One process, and who waits for its end. One that gives up costs the others nothing: ten thousand consumers of a
+    process may do so at once, each of whom `asyncio.shield` would look for among all.
+    """
+
+    def __init__(self, pid_and_start: str) -> None:
+        self.waiting: dict[asyncio.Future[None], None] = {}
+        self.task = asyncio.ensure_future(_ended(pid_and_start))
+        self.task.add_done_callback(self._over)
+
+    async def ended(self) -> None:
+        """Wait for its end. Raises what looking for it raised."""
+        if not self.task.done():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiting[waiter] = None
+            try:
+                await waiter
+            finally:
+                del self.waiting[waiter]
+        self.task.result()
+
+    def _over(self, _: asyncio.Future[None]) -> None:
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 async def _ended(pid_and_start: str) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from actors.directory import BOOKIES_TIMEOUT, LOCATE_TIMEOUT, Directory
+from actors.directory import BOOKIES_TIMEOUT, LOCATE_TIMEOUT, Directory, KnownOwners
 from actors.messages import ListTopics, Ping, RemoveSubscription, RemoveTopic, Skip, Stats, SubscriptionSettings
 from storage.errors import Fenced, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
@@ -170,3 +172,31 @@ async def subscribed(stage: Stage) -> str:
 async def _later(stage: Stage, ms: int, work: Coroutine[Any, Any, None]) -> None:
     await stage.world.loop.pause(ms)
     await work
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("tu"), st.sampled_from([None, "s"]), st.integers(0, 2))))
+def test_owners_are_known_by_name_and_by_address(steps: list[tuple[int, str, str | None, int]]) -> None:
+    """Compared with a plain table, which looks through everything."""
+    known, table = KnownOwners(), dict[tuple[str, str | None, int], str]()
+    for number, (do, topic, subscription, partition) in enumerate(steps):
+        address, name = f"p/{number}", (topic, subscription, partition)
+        if do == 0:
+            known.add(topic, subscription, {partition: address})
+            table[name] = address
+        elif do == 1:
+            known.replace(topic, subscription, {partition: address})
+            table = {key: value for key, value in table.items() if key[:2] != name[:2]} | {name: address}
+        elif do == 2:
+            known.forget(topic)
+            table = {key: value for key, value in table.items() if key[0] != topic}
+        elif do == 3:
+            known.forget_subscriptions(topic)
+            table = {key: value for key, value in table.items() if key[0] != topic or key[1] is None}
+        else:
+            gone = table.pop(name, "nobody")
+            known.suspect(gone)
+        assert len(known) == len(table)
+        for (topic, subscription, partition), value in table.items():
+            assert known.get(topic, subscription, partition) == value
+            assert known.of(topic, subscription)[partition] == value
+        assert not known.get(topic, subscription, 3)

@@ -92,3 +92,16 @@ def test_a_forked_child_has_a_name_of_its_own() -> None:
         name = told.read()
     os.waitpid(child, 0)
     assert name.split("/")[:2] == [parent.split("/")[0], str(child)]
+
+
+async def test_who_gives_up_waiting_ends_nothing_for_the_others(child: tuple[subprocess.Popen[str], str]) -> None:
+    process, name = child
+    watch = ProcessWatch()
+    waiting = [asyncio.ensure_future(watch.ended(name)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    waiting.pop(1).cancel()
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in waiting)
+    process.kill()
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert watch._watches == {}
