@@ -31,7 +31,15 @@ from actors.pulsar.codec.vectorized_decoder import read_sends
 from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
-from actors.pulsar.conversation.intake import GREETING_BYTES, TURN, VECTORIZED_TURN, rest
+from actors.pulsar.conversation.intake import (
+    GREETING_BYTES,
+    MANY_PRODUCERS,
+    MOST_REST_MS,
+    MOST_REST_OF_MANY_MS,
+    TURN,
+    VECTORIZED_TURN,
+    rest,
+)
 from actors.pulsar.conversation.rates import Passed
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
@@ -137,7 +145,7 @@ class ClientConnection(ClientSession):
         ports, intake = self.gateway.ports, self.intake
         while not self.closed and (self._read or intake.full or intake.crowded):
             if self._read and not intake.full:
-                await rest(ports.clock)
+                await rest(ports.clock, most=MOST_REST_OF_MANY_MS if self._has_many else MOST_REST_MS)
                 self._turn()
                 self._count()
             else:
@@ -147,14 +155,19 @@ class ClientConnection(ClientSession):
         self._heard = ports.clock.monotonic()
         self.link.resume()
 
+    @property
+    def _has_many(self) -> bool:
+        """Whether its SENDs may be as many pieces of work."""
+        return len(self.producers) > MANY_PRODUCERS
+
     def _turn(self) -> None:
         """Handle the frames that were read in order, as far as there is room, and neighbouring SENDs together.
 
-        While others speak, SENDs take their part of the turn as well.
+        While others speak, and where they are of many producers, SENDs take their part of the turn as well.
         """
         left, gateway = TURN, self.gateway
-        shared = gateway.speakers.others(self, gateway.ports.clock.monotonic())
-        most = VECTORIZED_TURN if shared else sys.maxsize
+        shared = self._has_many or gateway.speakers.others(self, gateway.ports.clock.monotonic())
+        most = MANY_PRODUCERS if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
         try:
             while self._read and left and not (self.intake.full or self.closed):
                 reading = self._read[0]

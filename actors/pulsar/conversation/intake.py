@@ -19,6 +19,12 @@ SENDs are what a gateway is for. A connection that has the gateway to itself has
 together as there are. While others speak they are part of a turn: a message of another one then waits for a turn, and
 not for a megabyte of this one's.
 
+SENDs of a thousand producers are as many pieces of work, though, each of which makes every turn of the event loop
+longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
+sessions and appends are given up of which nothing is wrong. So a connection with more than MANY_PRODUCERS always has
+its SENDs taken up in turns, of so many; and as nobody but the loop's lateness tells how much is left to do of those
+before, it rests for as long as that wants.
+
 Questions cost other actors and threads something as well. So where questions of a connection wait for their turn, each
 that has its answer makes way for the next one after a rest, and the longer it took, the longer that is.
 """
@@ -49,6 +55,8 @@ TURN = 50
 """So many frames are taken up one by one before others have their turn,"""
 VECTORIZED_TURN = 500
 """or so many SENDs that are decoded together."""
+MANY_PRODUCERS = 100
+"""Whoever has more of them has no more SENDs than this taken up in a turn."""
 SPEAKS_MS = 200
 """Who has said something within this time is somebody for whom others make room."""
 REST_MS = 1
@@ -56,18 +64,20 @@ REST_MS = 1
 RESTS = 3
 """so many times what it is measured by,"""
 MOST_REST_MS = 200
-"""and no more than this: something else may have taken the time."""
+"""and no more than this: something else may have taken the time;"""
+MOST_REST_OF_MANY_MS = 1_000
+"""or than this, if sends of many producers are under way."""
 MOST_TEXT = 1_000
 """So many letters of an error's text are said: some repeat what the client sent."""
 
 
-async def rest(clock: Clock, took: int = 0) -> None:
-    """Leave time to others after work that took this long (ms), and more if the event loop is late now."""
+async def rest(clock: Clock, took: int = 0, most: int = MOST_REST_MS) -> None:
+    """Leave time to others after work that took this long (ms), and more, up to `most`, if the event loop is late."""
     begun = clock.monotonic()
     await clock.sleep(REST_MS)
     late = clock.monotonic() - begun - REST_MS
     if (more := RESTS * max(late, took)) > 0:
-        await clock.sleep(min(more, MOST_REST_MS))
+        await clock.sleep(min(more, most))
 
 
 class Speakers:

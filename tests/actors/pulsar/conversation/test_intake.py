@@ -16,8 +16,11 @@ from actors.pulsar.conversation.client_connection import FRAME_MS, KEEP_ALIVE_MS
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, Gateway
 from actors.pulsar.conversation.intake import (
     GREETING_BYTES,
+    MANY_PRODUCERS,
     MOST_AT_ONCE,
     MOST_REQUESTS,
+    MOST_REST_OF_MANY_MS,
+    RESTS,
     SPEAKS_MS,
     TURN,
     VECTORIZED_TURN,
@@ -149,10 +152,10 @@ def test_who_does_not_read_is_not_read() -> None:
     played(scenario)
 
 
-def send(number: int) -> bytes:
+def send(number: int, producer: int = 1) -> bytes:
     """A SEND of one message."""
     metadata = Metadata(producer_name=b"p", sequence_id=number, publish_time=1)
-    asked = command("send", producer_id=1, sequence_id=number, num_messages=1)
+    asked = command("send", producer_id=producer, sequence_id=number, num_messages=1)
     return encode_message(asked.SerializeToString(), metadata.SerializeToString(), b"x")
 
 
@@ -201,6 +204,36 @@ def test_who_publishes_makes_room_while_others_speak(vectorized: bool, most: int
         assert (topic.most, topic.all) == (most, most)
         await passes(world, SPEAKS_MS)
         assert topic.all == 2_000
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(("vectorized", "most"), [(True, MANY_PRODUCERS), (False, TURN)])
+@pytest.mark.parametrize("late", [0, 200])
+def test_sends_of_many_producers_are_taken_up_in_turns(
+    vectorized: bool, most: int, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where nobody else speaks, and the later the loop is, the longer each turn is waited for."""
+    count = 10 * MANY_PRODUCERS
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        topic, clock = Topic(vectorized), connection.gateway.ports.clock
+        connection.gateway.vectorized_from = 2 if vectorized else count + 1
+        connection.producers = dict.fromkeys(range(count), cast(WireProducer, topic))
+        await passes(world, SPEAKS_MS)
+        sleep = clock.sleep
+        monkeypatch.setattr(clock, "sleep", lambda ms: sleep(ms + late if ms == 1 else ms))
+        began = world.loop.now
+        connection.data(b"".join(send(1, producer) for producer in range(count)))
+        assert topic.all == most
+        while topic.all < count:
+            before, at = topic.all, world.loop.now
+            await passes(world, 1)
+            while topic.all == before:
+                await passes(world, 1)
+            assert topic.all <= before + most
+            assert world.loop.now - at >= min(RESTS * late, MOST_REST_OF_MANY_MS)
+        assert world.loop.now > began
 
     played(scenario)
 
