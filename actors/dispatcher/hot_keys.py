@@ -7,7 +7,8 @@ million messages these counts are halved: what was heavy once fades.
 
 A third summary is by the time for which consumers hold a key's messages, from their delivery until they are
 acknowledged. It is estimated: at every look, a few times in a lease, each message that is held then counts for the time
-since the look before. That costs the way of a message nothing, and what is held for long is seen at every look.
+since the look before. That costs the way of a message nothing, and what is held for long is seen at every look. Looks
+that find little are counted together, because a broker has many partitions of which each has a few messages.
 
 **A key that holds a partition back** is noticed and told where operators look. The messages of a key are one consumer's
 work, one after the other. If that consumer does not keep up with a key, the key's messages gather until they fill what
@@ -34,6 +35,8 @@ from storage.position import Positions, show
 
 GROUP = 65_536
 """So many messages are counted together; until then 12 bytes of each are kept."""
+HELD_GROUP = 1_024
+"""The same of what looks found to be held."""
 FADE = 1_000_000
 FADE_MS = 600_000
 """After so long of looking the times held are halved."""
@@ -51,6 +54,9 @@ class HotKeys:
         self._messages, self._bytes, self._held = HeavyHitters(), HeavyHitters(), HeavyHitters()
         self._looked = self._ports.clock.monotonic()
         self._looked_for = 0
+        self._looks: list[tuple[Hashes, Positions, int]] = []
+        """What each look found, with the time since the look before."""
+        self._seen = 0
         self._hashes: list[Hashes] = []
         self._positions: list[Positions] = []
         self._sizes: list[tuple[int, int]] = []
@@ -77,17 +83,20 @@ class HotKeys:
         hashes, positions = self._core.held_keys()
         if not len(hashes) or passed <= 0:
             return
-        distinct, first, number = np.unique(hashes, return_index=True, return_counts=True)
-        self._held.add(distinct, number.astype(np.int64) * passed)
-        self._remember(distinct, positions[first], number)
+        self._looks.append((hashes, positions, passed))
+        self._seen += len(hashes)
         self._looked_for += passed
-        if self._looked_for >= FADE_MS:
+        fades = self._looked_for >= FADE_MS
+        if fades or self._seen >= HELD_GROUP:
+            self._count_held()
+        if fades:
             self._looked_for = 0
             self._held.halve()
 
     async def top(self, top: int) -> dict[str, Any]:
         """The `top` heaviest keys, by messages, by bytes and by the time held, and the hashes that wait longest."""
         self._count()
+        self._count_held()
         found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]
         wanted = {one for summary, _ in found for one, _ in summary.top(top)}
         names = {one: await self._name(one) for one in sorted(wanted)}
@@ -168,6 +177,16 @@ class HotKeys:
             self._messages.halve()
             self._bytes.halve()
 
+    def _count_held(self) -> None:
+        looks, self._looks, self._seen = self._looks[::-1], [], 0  # the newest messages come first, to be remembered
+        if not looks:
+            return
+        hashes, positions = (np.concatenate([look[column] for look in looks]) for column in (0, 1))
+        passed = np.repeat([look[2] for look in looks], [len(look[0]) for look in looks])
+        distinct, first, which, number = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+        self._held.add(distinct, np.bincount(which, passed).astype(np.int64))
+        self._remember(distinct, positions[first], number)
+
     def _remember(self, hashes: Hashes, positions: Positions, number: npt.NDArray[np.intp]) -> None:
         """Keep a message of each of the heaviest; the newest, for older ones are trimmed first."""
         top = np.argsort(-number, kind="stable")[:NAMED]
@@ -191,7 +210,7 @@ class HotKeyWatch:
     def look(self, *, paused: bool) -> None:
         """Look again; called every now and then. paused: nothing is sent at all, so no key is in the way."""
         now = self._ports.clock.now()
-        found = None if paused else self._core.heaviest()
+        found = None if paused else self._core.heaviest(FEWEST)
         if found is None or not self._is_held_back(found, now):
             self._over()
             return
@@ -207,7 +226,7 @@ class HotKeyWatch:
         return {"heldBackByKey": int(bool(self.problem)), "heldBackBy": self._name}
 
     def _is_held_back(self, found: Heaviest, now: int) -> bool:
-        if found.unfinished < FEWEST or not found.holder:
+        if not found.holder:
             return False
         return found.waiting > 0 or now - found.held_since >= HELD_BACK_MS
 

@@ -423,10 +423,10 @@ class Dispatch:
         """Masked hashes as this subscription's selector sees them, uint16."""
         return self._core.reduce(masked)
 
-    def heaviest(self) -> Heaviest | None:
+    def heaviest(self, fewest: int = 1) -> Heaviest | None:
         """The key that has more than half of the unfinished messages; None: no key has."""
         core = self._core
-        return heaviest.heaviest(core.window, list(core.members)) if core.window.live else None
+        return heaviest.heaviest(core.window, list(core.members), fewest)
 
     def held_keys(self) -> tuple[Hashes, Positions]:
         """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""

@@ -75,6 +75,9 @@ def redelivered(core: Core) -> Rows:
 
 def would_send(core: Core) -> int:
     """How many messages `route` would send now; changes nothing."""
+    count = core.window.count
+    if not core.members.allowed or not (count[FRESH] or count[REPLAY] or count[UNORDERED]):
+        return 0
     allowance = core.members.allowance()
     total = 0
     for fresh, rows in (

@@ -33,15 +33,17 @@ class Heaviest:
     held_since: int
 
 
-def heaviest(window: Window, members: list[AttachedConsumer]) -> Heaviest | None:
-    """The heaviest key now; None: no key has more than half. Delayed and dead messages do not count."""
+def heaviest(window: Window, members: list[AttachedConsumer], fewest: int) -> Heaviest | None:
+    """The heaviest key now; None: no key has more than half, and so many. Delayed and dead messages do not count."""
+    if window.live < fewest:
+        return None
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, WAITING, PENDING)
     if not len(rows):
         return None
     keys = window.masked_hash[rows]
     key = int(np.partition(keys, len(keys) // 2)[len(keys) // 2])
     mine = rows[keys == key]
-    if 2 * len(mine) <= len(rows):
+    if 2 * len(mine) <= len(rows) or len(mine) < fewest:
         return None
     held = mine[window.state[mine] == PENDING]
     slot = int(window.consumer[held[0]]) if len(held) else NO_SLOT

@@ -7,6 +7,7 @@ stays. Either way gives the same rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,9 @@ from actors.pulsar.codec.frame_cache import CachedBodies
 from actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
 from actors.pulsar.codec.properties import read_pairs
 from actors.pulsar.codec.protocol import Metadata, tags
+from actors.pulsar.codec.send_decoder import run_of
 from actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
-from storage.batch import LAST_TIME, MAX_RUN_MESSAGES
+from storage.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
 from storage.position import entry_of, ledger_of
 
 SEND_COMMAND = b"\x08\x06"
@@ -53,8 +55,8 @@ class Sends:
     """Frames of one producer, in order; n frames. sequence, highest: the client's numbers, highest -1: it said none.
 
     rows: how many rows each became. bodies: what follows the command of each, None where that is not for consumers as
-    it is. first: position of the first row, once it is confirmed; -1 if it is not known.
-    error: why all of them were refused.
+    it is. batch: the table as it is published, None where that depends on its producer. first: position of the first
+    row, once it is confirmed; -1 if it is not known. error: why all of them were refused.
     """
 
     sequence: Ints
@@ -63,6 +65,7 @@ class Sends:
     table: pa.RecordBatch
     size: int
     bodies: CachedBodies | None = None
+    batch: StoredBatch | None = None
     error: tuple[int, str] | None = None
     first: int = -1
     settled: bool = False
@@ -93,13 +96,39 @@ class Sends:
             message_id = [(_LEDGER, ledger_of(self.first)), (_ENTRY, entries)]
         else:
             message_id = [(_LEDGER, UNSIGNED), (_ENTRY, UNSIGNED)]
-        count = len(self)
-        at = encode_numbers(count, [*message_id, (_PARTITION, partition & UNSIGNED)])
-        values = (producer, self.sequence, at, self.highest)
-        answer = encode_numbers(count, list(zip(_OF_RECEIPT, values, strict=True)))
-        command_bytes = encode_numbers(count, [(_TYPE, _RECEIPT >> 3), (_RECEIPT, answer)])
-        length = command_bytes.lengths()
-        return side_by_side(count, [of_u32(length + 4), of_u32(length), command_bytes]).joined()
+        message_id.append((_PARTITION, partition & UNSIGNED))
+        return _receipts(len(self), message_id, (producer, self.sequence, self.highest))
+
+
+def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
+    """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
+    if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
+        return b"".join(sends.receipts(producer, partition) for producer, partition, sends in answered)
+    several = [sends for _, _, sends in answered]
+    counts = [len(sends) for sends in several]
+    rows = np.concatenate([sends.rows for sends in several])
+    before = np.cumsum(rows) - rows
+    begins = np.cumsum(counts) - counts
+    entries = np.array([entry_of(sends.first) for sends in several]) - before[begins]
+    message_id: list[Field] = [
+        (_LEDGER, np.repeat([ledger_of(sends.first) for sends in several], counts)),
+        (_ENTRY, np.repeat(entries, counts) + before),
+        (_PARTITION, np.repeat(np.array([partition & UNSIGNED for _, partition, _ in answered], np.uint64), counts)),
+    ]
+    sequence = np.concatenate([sends.sequence for sends in several])
+    highest = np.concatenate([sends.highest for sends in several])
+    producers = np.repeat([producer for producer, _, _ in answered], counts)
+    return _receipts(len(rows), message_id, (producers, sequence, highest))
+
+
+def _receipts(count: int, message_id: list[Field], names: tuple[Ints | int, Ints, Ints]) -> bytes:
+    """names: the producers, and their clients' numbers of the frames."""
+    producer, sequence, highest = names
+    values = (producer, sequence, encode_numbers(count, message_id), highest)
+    answer = encode_numbers(count, list(zip(_OF_RECEIPT, values, strict=True)))
+    command_bytes = encode_numbers(count, [(_TYPE, _RECEIPT >> 3), (_RECEIPT, answer)])
+    length = command_bytes.lengths()
+    return side_by_side(count, [of_u32(length + 4), of_u32(length), command_bytes]).joined()
 
 
 @dataclass(slots=True)
@@ -300,34 +329,66 @@ def _heads(read: _Read, taken: Ints, counts: Ints) -> Heads:
 
 
 def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, sizes: Ints) -> dict[int, Sends | None]:
+    """The frames of each. What can be done for the rows of all of them at once is; each producer's are a slice."""
     mine = read.command.value[_PRODUCER][taken]
+    firsts = _begins_of(mine)
+    if len(firsts) > 1 and len(np.unique(mine[firsts])) < len(firsts):
+        order = np.argsort(mine, kind="stable")
+        table = table.take(pa.array(ranges((np.cumsum(counts) - counts)[order], counts[order])))
+        mine, taken, counts = mine[order], taken[order], counts[order]
+        firsts = _begins_of(mine)
+    sequence, highest = (read.command.value[tag][taken] for tag in (_SEQUENCE, _HIGHEST))
+    offsets, size = taken * 2 + 1, np.add.reduceat(sizes[taken], firsts).tolist()
+    keys = table.column("key")
+    plain = _is_as_it_came(read, taken, keys)
+    # Where a message has no key its hash is made of the producer's name.
+    whole = None if keys.null_count else run_of(table, now=0, producer="", first_sequence=0)
     made: dict[int, Sends | None] = {}
-    for producer in np.unique(mine).tolist():
-        frames = mine == producer
-        if int(counts[frames].sum()) > MAX_RUN_MESSAGES:
-            made[producer] = None
-            continue
-        first, last = int(frames.argmax()), len(frames) - int(frames[::-1].argmax())
-        if frames[first:last].all():
-            before = int(counts[:first].sum())
-            rows = table.slice(before, int(counts[first:last].sum()))
-        else:
-            rows = table.filter(pa.array(np.repeat(frames, counts)))
-        chosen = taken[frames]
-        sequence, highest = (read.command.value[tag][chosen] for tag in (_SEQUENCE, _HIGHEST))
-        made[producer] = Sends(
-            sequence, highest, counts[frames], rows, int(sizes[chosen].sum()), _bodies(read, chosen, rows.column("key"))
+    begin = 0
+    ends = np.append(firsts[1:], len(mine))
+    for number, (first, end, rows) in enumerate(
+        zip(firsts.tolist(), ends.tolist(), np.add.reduceat(counts, firsts).tolist(), strict=True)
+    ):
+        part, stop = slice(first, end), begin + rows
+        bodies = None
+        if plain or _is_as_it_came(read, taken[part], keys.slice(begin, rows)):
+            bodies = CachedBodies(read.rests, offsets[part])
+        made[int(mine[first])] = (
+            None
+            if rows > MAX_RUN_MESSAGES
+            else Sends(
+                sequence[part],
+                highest[part],
+                counts[part],
+                table.slice(begin, rows),
+                size[number],
+                bodies,
+                None if whole is None else _slice(whole, begin, stop),
+            )
         )
+        begin = stop
     return made
 
 
-def _bodies(read: _Read, frames: Ints, keys: pa.Array) -> CachedBodies | None:
-    """What follows the commands of frames; None if it may have to be made anew: some are delayed, of which the time may
-    be changed, or have a key that is no text.
+def _begins_of(producers: Ints) -> Ints:
+    """Where the frames of another one begin, the first one among them."""
+    begins: Ints = np.concatenate([[0], np.flatnonzero(np.diff(producers)) + 1])
+    return begins
+
+
+def _slice(batch: StoredBatch, begin: int, stop: int) -> StoredBatch:
+    """These rows as a batch of their own."""
+    part = batch.slice(begin, stop)
+    if part.deliver_at is None or part.deliver_at.any():
+        return part
+    return StoredBatch(part.rows, None, part.hashes)
+
+
+def _is_as_it_came(read: _Read, frames: Ints, keys: pa.Array) -> bool:
+    """Whether what follows the commands of frames is for consumers as it is. It may have to be made anew where some are
+    delayed, of which the time may be changed, or have a key that is no text.
     """
-    if (read.metadata.value[_DUE][frames] > 0).any() or not is_text(keys):
-        return None
-    return CachedBodies(read.rests, frames * 2 + 1)
+    return not (read.metadata.value[_DUE][frames] > 0).any() and is_text(keys)
 
 
 def _rests(read: _Read, taken: Ints) -> tuple[pa.Array, Ints]:

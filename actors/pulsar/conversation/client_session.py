@@ -12,6 +12,7 @@ from actors.policies.authorization import Wish
 from actors.ports import Task
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import ServerError, command
+from actors.pulsar.codec.vectorized_decoder import Sends, receipts
 from actors.pulsar.conversation.clients import ClientIntroduction, metadata_of
 from actors.pulsar.conversation.gateway import PROTOCOL, VERSION, ClientIdentity, Gateway, Link
 from actors.pulsar.conversation.intake import MOST_TEXT, Intake, Turn
@@ -71,6 +72,8 @@ class ClientSession:
         self.fails_by = ServerError.NOT_ALLOWED
         self.intake = Intake(gateway.held, self.look)
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
+        self._confirmed: list[tuple[int, int, Sends]] = []
+        """Frames whose receipts were not written yet, each with its producer and partition."""
         self._asking: dict[Turn, tuple[str, Task]] = {}
         self._turns: dict[int, Turn] = {}
         self._sign = Signal()
@@ -85,12 +88,35 @@ class ClientSession:
         self.intake.pending(-size)
 
     def write(self, data: bytes) -> None:
+        """Send bytes to the client; they may overtake receipts."""
         if not self.closed:
             self.link.write(data)
 
+    def confirm(self, producer: int, partition: int, sends: Sends) -> None:
+        """See ProducerSession. What becomes durable together is confirmed together: where a client sends to a thousand
+        partitions, each alone would cost a write to its socket and as much work as all of them.
+        """
+        if not self._confirmed:
+            self.gateway.ports.spawn(self._write_soon(), "receipts")
+        self._confirmed.append((producer, partition, sends))
+
+    async def _write_soon(self) -> None:
+        """When all that goes on by now has gone on."""
+        self._write_receipts()
+
+    def _write_receipts(self) -> None:
+        if self._confirmed:
+            confirmed, self._confirmed = self._confirmed, []
+            self.write(receipts(confirmed))
+
+    def answer(self, data: bytes) -> None:
+        """See ProducerSession."""
+        self._write_receipts()
+        self.write(data)
+
     def say(self, name: str, **values: Any) -> None:
         """Send a command that is only a command."""
-        self.write(encode(command(name, **values)))
+        self.answer(encode(command(name, **values)))
 
     def refuse(self, request: int, code: int, text: str) -> None:
         """Answer a request with an error."""
@@ -300,6 +326,7 @@ class ClientSession:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
+        self._write_receipts()
         self.link.close()
         self.over()
 

@@ -57,8 +57,11 @@ class ProducerSession(Protocol):
 
     fails_by: int
 
-    def write(self, data: bytes) -> None:
-        """Send bytes to the client."""
+    def confirm(self, producer: int, partition: int, sends: Sends) -> None:
+        """Send the receipts of frames of this producer, soon: with those of other producers."""
+
+    def answer(self, data: bytes) -> None:
+        """Send bytes to the client, behind all receipts so far."""
 
     def settled(self, size: int) -> None:
         """Sends with this number of bytes have their outcome."""
@@ -227,7 +230,9 @@ class WireProducer:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
         first = self._first_of(sends)
-        batch = run_of(sends.table, now=self._gateway.ports.clock.now(), producer=self.name, first_sequence=first)
+        batch, now = sends.batch, self._gateway.ports.clock.now()
+        if batch is None:
+            batch = run_of(sends.table, now=now, producer=self.name, first_sequence=first)
         self._part.send(self._outgoing_vectorized(sends, batch, first))
 
     def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
@@ -261,6 +266,7 @@ class WireProducer:
             first,
             np.arange(len(batch)),
             done,
+            sends.size,
             only_end=self._deduplicate,
             divide=divide if len(sends) > 1 else None,
         )
@@ -322,18 +328,19 @@ class WireProducer:
 
     def _answer(self) -> None:
         """Receipts, and refusals, of all sends whose turn it is."""
-        frames = []
         while self._waiting and self._waiting[0].settled:
             sends = self._waiting.popleft()
-            frames.append(self._receipt(sends) if isinstance(sends, Send) else self._receipts(sends))
-        if frames and not self.closed:
-            self._session.write(b"".join(frames))
+            if self.closed:
+                continue
+            if isinstance(sends, Sends) and sends.error is None:
+                self._session.confirm(self.number, self.tp.wire_partition, sends)
+            else:
+                self._session.answer(self._receipt(sends) if isinstance(sends, Send) else self._refusals(sends))
         if self._refused and not self._waiting and not self.closed:
             self._session.fenced(self)
 
-    def _receipts(self, sends: Sends) -> bytes:
-        if sends.error is None:
-            return sends.receipts(self.number, self.tp.wire_partition)
+    def _refusals(self, sends: Sends) -> bytes:
+        assert sends.error is not None
         return b"".join(self._refusal(number, sends.error) for number in sends.sequence.tolist())
 
     def _refusal(self, sequence: int, error: tuple[int, str]) -> bytes:

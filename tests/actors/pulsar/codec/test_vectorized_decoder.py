@@ -16,7 +16,7 @@ from actors.pulsar.codec.fields import Bytes
 from actors.pulsar.codec.frames import Cut, Cutter, body_of
 from actors.pulsar.codec.protocol import Command, command, parse
 from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
-from actors.pulsar.codec.vectorized_decoder import Sends, read_sends, sends_in
+from actors.pulsar.codec.vectorized_decoder import Sends, read_sends, receipts, sends_in
 from storage.batch import LAST_TIME
 from tests.actors.pulsar.made import NOW, batch, frame, single
 
@@ -87,6 +87,13 @@ def agree(sends: Sends, mine: list[bytes]) -> None:
     assert (made.hashes == group.batch.hashes).all()
     due = [None if one.deliver_at is None else one.deliver_at.tolist() for one in (made, group.batch)]
     assert due[0] == due[1]
+    if sends.batch is not None:  # what frames of other producers have is a column here as well
+        assert sends.batch.rows.select(made.rows.schema.names).to_pylist() == made.rows.to_pylist()
+        others = sends.batch.rows.drop_columns(made.rows.schema.names)
+        assert all(column.null_count == len(made) for column in others.columns)
+        assert (sends.batch.hashes == made.hashes).all()
+        times = sends.batch.deliver_at
+        assert (None if times is None else times.tolist()) == due[0]
     assert sends.rows.tolist() == [send.rows for send in alone]
     assert sends.sequence.tolist() == [send.command.sequence_id for send in alone]
 
@@ -171,8 +178,38 @@ def test_a_frame_of_another_kind_is_no_send() -> None:
     assert sends_in(cut_of([b"\0\0\0\x04\0\0\0\0"])).tolist() == [False]
 
 
-def receipts(sends: Sends, producer: int, partition: int) -> list[Any]:
+@given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=12))
+def test_frames_that_all_have_keys_are_made_a_batch_at_once(given_frames: list[tuple[int, bytes]]) -> None:
+    read = read_sends(cut_of([one for _, one in given_frames]), 0, len(given_frames))
+    assert read is not None
+    assert all(sends is not None and sends.batch is not None for sends in read.values())
+
+
+def told(sends: Sends, producer: int, partition: int) -> list[Any]:
     return [parse(Command, found.command) for found in Cutter().feed(sends.receipts(producer, partition))]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1 << 40),
+            st.integers(-1, 300),
+            st.sampled_from([-1, 0, 5, 3 << 32 | 900_000]),
+            st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(-1, 1 << 60), st.integers(1, 300)), min_size=1),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_receipts_of_several_producers_are_those_of_each(given_sends: list[tuple[int, int, int, Any]]) -> None:
+    several = []
+    for producer, partition, first, frames in given_sends:
+        sequence, highest, rows = np.array(frames, np.int64).T
+        several.append(
+            (producer, partition, Sends(sequence, highest, rows, pa.record_batch({"key": []}), 9, first=first))
+        )
+    each = [sends.receipts(producer, partition) for producer, partition, sends in several]
+    assert receipts(several) == b"".join(each)
 
 
 @pytest.mark.parametrize("first", [-1, 3 << 32 | 900_000])
@@ -181,9 +218,9 @@ def test_receipts_say_where_each_frame_begins(first: int, partition: int) -> Non
     rows = np.array([1, 4, 2])
     sequence, highest = np.array([0, 130, 1 << 54]), np.array([-1, 133, 0])
     sends = Sends(sequence, highest, rows, pa.record_batch({"key": []}), 9, first=first)
-    told = receipts(sends, 70_000, partition)
-    assert [one.type for one in told] == [7, 7, 7]
-    for number, one in enumerate(told):
+    answers = told(sends, 70_000, partition)
+    assert [one.type for one in answers] == [7, 7, 7]
+    for number, one in enumerate(answers):
         receipt = one.send_receipt
         assert (receipt.producer_id, receipt.sequence_id) == (70_000, sequence[number])
         assert receipt.HasField("highest_sequence_id") == (highest[number] >= 0)
