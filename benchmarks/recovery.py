@@ -32,7 +32,7 @@ from actors.wire import Blob, Reply, Request
 from benchmarks._arguments import count
 from cluster.disk import FileDisk
 from cluster.real import RealClock, Tasks
-from cluster.stores import AsyncMeta, AsyncObjects
+from cluster.store_ports import AsyncMeta, AsyncObjects
 from storage.batch import make_batch
 from storage.frame import Buffer, Run, make_run
 from storage.metadata import MemoryMetadata

@@ -27,7 +27,8 @@ from cluster.bootstrap.environment import is_controller_host
 from cluster.disk import FileDisk
 from cluster.net import CONTROLLER as CONTROLLER
 from cluster.pulsar.ports import wanted_ports
-from cluster.stores import AsyncMeta, AsyncObjects, open_metadata, open_objects
+from cluster.store_ports import AsyncMeta, AsyncObjects
+from cluster.stores import open_metadata, open_objects
 from cluster.tables import CatalogTables
 from storage.errors import Invalid
 

@@ -9,7 +9,7 @@ Old versions are trimmed, so that a record that is rewritten a million times sta
 before it always remain.
 
 The stores: `MemoryMetadata` here, `storage.metadata_sqlite` for the processes of one machine,
-`storage.metadata_objects` on any object store. All block, all are safe for threads; cluster.stores gives them to
+`storage.metadata_objects` on any object store. All block, all are safe for threads; cluster.store_ports gives them to
 actors. tests/conformance/metadata.py says what all of them must do.
 """
 

@@ -11,7 +11,7 @@ it leaves nothing but a temporary file. The folder is synced before `put` answer
 is a folder with "+" behind its name, which no object name can contain: so "a" and "a/b" can both exist, and no name
 leads out of the folder.
 
-All stores here block; cluster.stores gives them to actors.
+All stores here block; cluster.store_ports gives them to actors.
 """
 
 from __future__ import annotations

@@ -89,3 +89,10 @@ def parse(text: str) -> int:
     if not colon or not ledger.isdigit() or not entry.isdigit():
         raise Invalid(f"a message id is LEDGER:ENTRY, for example 3:17, not {text!r}")
     return position(int(ledger), int(entry))
+
+
+def ascending(positions: Positions) -> Positions:
+    """The same positions (int64) ascending, each once."""
+    if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
+        return np.unique(positions)
+    return positions

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.grace import Grace
 from actors.dispatcher.leases import Leases
@@ -21,7 +19,7 @@ from actors.messages import Attach, Attached, Detach
 from actors.names import check_name
 from actors.signal import Signal
 from storage.errors import Conflict, Invalid, Unavailable
-from storage.position import Positions
+from storage.position import ascending
 
 
 class Consumers:
@@ -155,10 +153,3 @@ class Consumers:
             if self._sessions.is_open(session):
                 self._leases.retire(session)
         return silent is not None
-
-
-def ascending(positions: Positions) -> Positions:
-    """The same positions (int64) ascending, each once."""
-    if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
-        return np.unique(positions)
-    return positions

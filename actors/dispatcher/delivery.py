@@ -10,7 +10,6 @@ from collections.abc import Callable
 from actors.backoff import Backoff
 from actors.cutting import cut_delivery
 from actors.dispatcher.backlog import Backlog
-from actors.dispatcher.consumers import ascending
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.open_runs import mark_overtook
@@ -20,7 +19,7 @@ from actors.messages import Acknowledge, Acknowledged, Delivery, Done, FindOpen,
 from actors.topic_client import RETRY_FIRST, RETRY_MOST
 from actors.wall_clock import pause_until
 from storage.errors import Conflict, Fenced
-from storage.position import Positions
+from storage.position import Positions, ascending
 
 
 class Deliverer:

@@ -33,7 +33,7 @@ from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic.producers import Producers
 from actors.topic.resources import ProcessResources
-from actors.topic.results import is_source
+from actors.topic.source_names import is_source
 from actors.topic.tail import TAIL_BYTES, CachedRun, RunCache
 from actors.wire import Blob
 from storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable

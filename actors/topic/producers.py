@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from actors.ledger.record import ProducerRecord, StoredRun
 from actors.messages import Published
 from actors.shared_future import SharedFuture
-from actors.topic.results import Results, is_source
+from actors.topic.results import Results
+from actors.topic.source_names import is_source
 from storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 
 REMEMBERED_RUNS = 16

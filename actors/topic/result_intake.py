@@ -10,7 +10,8 @@ from actors.messages import Published, PublishResults
 from actors.ports import Ports
 from actors.shared_future import SharedFuture
 from actors.topic.log import PartitionLog
-from actors.topic.results import MARK, Results, packed
+from actors.topic.results import Results, packed
+from actors.topic.source_names import producer_of
 from actors.topic.termination import Termination
 from actors.wire import Blob
 from storage.batch import StoredBatch
@@ -55,7 +56,7 @@ class ResultIntake:
                 header = packed(messages)
                 pushed: SharedFuture[Published] = SharedFuture()
                 results.push(source, messages, pushed)
-                self._log.append(run, MARK + request.source, int(messages[0]), blob, header)
+                self._log.append(run, producer_of(request.source), int(messages[0]), blob, header)
                 return await pushed
             else:
                 self._termination.check()

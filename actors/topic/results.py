@@ -27,12 +27,11 @@ import numpy.typing as npt
 from actors.ledger.record import ResultsRecord
 from actors.messages import Published, PublishResults
 from actors.shared_future import SharedFuture
+from actors.topic.source_names import source_of
 from storage.cursor import Cursor
 from storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError
 from storage.position import EARLIEST, Positions, show
 
-MARK = "="
-"""Before the name of a source where the name of a producer stands, which never begins with it."""
 MAX_SOURCES = 1_000
 MAX_CURSOR_BYTES = 4 * 1024 * 1024
 """What all cursors of a partition may take in its record."""
@@ -41,11 +40,6 @@ MAX_POSITIONS_BYTES = 2_048
 """What the positions of one run may take in its frame's header."""
 FORGET_MS = 30 * 24 * 3600 * 1000
 """A source that was silent for so long is forgotten."""
-
-
-def is_source(producer: str) -> bool:
-    """Whether a run of this producer holds results."""
-    return producer.startswith(MARK)
 
 
 def check_results(request: PublishResults, topic: str, *, deduplicates: bool) -> None:
@@ -160,7 +154,7 @@ class Results:
 
     def confirm(self, producer: str, first: int) -> SharedFuture[Published] | None:
         """The run is confirmed whose lowest position this is; returns what waits for it."""
-        source = self._sources.get(producer.removeprefix(MARK))
+        source = self._sources.get(source_of(producer))
         pending = None if source is None else source.pending.pop(first, None)
         if source is None or pending is None:
             return None
@@ -169,7 +163,7 @@ class Results:
 
     def replay(self, producer: str, positions: bytes, now: int) -> None:
         """A confirmed run was found in the log while taking over. Raises Corrupt."""
-        source = self._sources.setdefault(producer.removeprefix(MARK), ResultSource(seen=now))
+        source = self._sources.setdefault(source_of(producer), ResultSource(seen=now))
         try:
             source.cursor.acknowledge(unpacked(positions))
         except Invalid as error:

@@ -24,7 +24,7 @@ from actors.ledger.record import (
 from actors.messages import TopicSettings
 from cluster import inspect
 from cluster.config import Configuration, load
-from cluster.stores import AsyncMeta
+from cluster.store_ports import AsyncMeta
 from storage.batch import make_batch
 from storage.cursor import Cursor
 from storage.errors import NotFound

@@ -12,8 +12,9 @@ from typing import TypeVar
 import pytest
 
 from actors.ports import Meta, Objects, Version
-from cluster import stores
-from cluster.stores import MOST_TOGETHER, AsyncMeta, AsyncObjects, check_stores, open_metadata, open_objects
+from cluster import store_ports
+from cluster.store_ports import ATTEMPTS, MOST_TOGETHER, AsyncMeta, AsyncObjects
+from cluster.stores import check_stores, open_metadata, open_objects
 from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.metadata import MemoryMetadata, NewVersion, Record
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "FIRST_PAUSE_MS", 0)
+    monkeypatch.setattr(store_ports, "FIRST_PAUSE_MS", 0)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +168,13 @@ class _Flaky(MemoryObjects):
 
 
 async def test_what_is_harmless_is_repeated_and_a_put_is_not() -> None:
-    flaky = _Flaky(stores.ATTEMPTS - 1)
+    flaky = _Flaky(ATTEMPTS - 1)
     objects = AsyncObjects(flaky)
     MemoryObjects.put(flaky, "a", b"x")
     assert await objects.get("a") == b"x"
     assert await objects.names("") == ["a"]
     await objects.delete("a")
-    assert flaky.calls == {"get": stores.ATTEMPTS, "names": stores.ATTEMPTS, "delete": stores.ATTEMPTS}
+    assert flaky.calls == {"get": ATTEMPTS, "names": ATTEMPTS, "delete": ATTEMPTS}
     with pytest.raises(Unavailable):
         await objects.put("b", b"x")
     assert flaky.calls["put"] == 1
@@ -181,15 +182,15 @@ async def test_what_is_harmless_is_repeated_and_a_put_is_not() -> None:
 
 
 async def test_repetition_is_bounded_and_for_unavailable_alone() -> None:
-    flaky = _Flaky(stores.ATTEMPTS)
+    flaky = _Flaky(ATTEMPTS)
     objects = AsyncObjects(flaky)
     with pytest.raises(Unavailable):
         await objects.get("a")
-    assert flaky.calls["get"] == stores.ATTEMPTS
+    assert flaky.calls["get"] == ATTEMPTS
     flaky.calls["get"] = flaky.failures
     with pytest.raises(NotFound):
         await objects.get("a")
-    assert flaky.calls["get"] == stores.ATTEMPTS + 1
+    assert flaky.calls["get"] == ATTEMPTS + 1
     objects.close()
 
 

@@ -11,7 +11,7 @@ from actors.messages import AddRun
 from actors.ports import Net, Ports
 from cluster.disk import FileDisk
 from cluster.real import RealClock, StructuredLog, Tasks, make_rng
-from cluster.stores import AsyncMeta
+from cluster.store_ports import AsyncMeta
 from tests.actors.bookie.world import NoNet
 
 

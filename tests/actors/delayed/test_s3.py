@@ -12,7 +12,7 @@ from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
 from actors.ports import Net, Ports
 from cluster.real import Tasks
-from cluster.stores import AsyncMeta, AsyncObjects
+from cluster.store_ports import AsyncMeta, AsyncObjects
 from storage.frame import Buffer
 from storage.metadata import MemoryMetadata
 from storage.position import position

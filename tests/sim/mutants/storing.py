@@ -41,7 +41,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="a store's own trouble is said of what a client asked",
-        module="cluster.stores",
+        module="cluster.store_ports",
         old='            raise Unavailable(f"the store refuses: {error}") from error',
         new="            raise",
         world=LEDGER,
