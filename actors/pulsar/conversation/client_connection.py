@@ -37,6 +37,7 @@ from actors.pulsar.conversation.intake import (
     MOST_REST_MS,
     MOST_REST_OF_MANY_MS,
     TURN,
+    TURN_OF_MANY,
     VECTORIZED_TURN,
     rest,
 )
@@ -158,7 +159,7 @@ class ClientConnection(ClientSession):
     @property
     def _has_many(self) -> bool:
         """Whether its SENDs may be as many pieces of work."""
-        return len(self.producers) > MANY_PRODUCERS
+        return len(self.producers) >= MANY_PRODUCERS
 
     def _turn(self) -> None:
         """Handle the frames that were read in order, as far as there is room, and neighbouring SENDs together.
@@ -167,7 +168,7 @@ class ClientConnection(ClientSession):
         """
         left, gateway = TURN, self.gateway
         shared = self._has_many or gateway.speakers.others(self, gateway.ports.clock.monotonic())
-        most = MANY_PRODUCERS if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
+        most = TURN_OF_MANY if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
         try:
             while self._read and left and not (self.intake.full or self.closed):
                 reading = self._read[0]

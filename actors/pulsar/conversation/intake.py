@@ -19,11 +19,12 @@ SENDs are what a gateway is for. A connection that has the gateway to itself has
 together as there are. While others speak they are part of a turn: a message of another one then waits for a turn, and
 not for a megabyte of this one's.
 
-SENDs of a thousand producers are as many pieces of work, though, each of which makes every turn of the event loop
+SENDs of thousands of producers are as many pieces of work, though, each of which makes every turn of the event loop
 longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
-sessions and appends are given up of which nothing is wrong. So a connection with more than MANY_PRODUCERS always has
-its SENDs taken up in turns, of so many; and as nobody but the loop's lateness tells how much is left to do of those
-before, it rests for as long as that wants.
+sessions and appends are given up of which nothing is wrong. So a connection with MANY_PRODUCERS has its SENDs taken up
+TURN_OF_MANY at a time; and as nobody but the loop's lateness tells how much is left to do of those before, it rests for
+as long as that wants. With fewer producers several messages of one wait behind its append, and go together: taken up in
+turns they would cost more, and not less.
 
 Questions cost other actors and threads something as well. So where questions of a connection wait for their turn, each
 that has its answer makes way for the next one after a rest, and the longer it took, the longer that is.
@@ -55,8 +56,10 @@ TURN = 50
 """So many frames are taken up one by one before others have their turn,"""
 VECTORIZED_TURN = 500
 """or so many SENDs that are decoded together."""
-MANY_PRODUCERS = 100
-"""Whoever has more of them has no more SENDs than this taken up in a turn."""
+MANY_PRODUCERS = 2_000
+"""Of whoever has so many,"""
+TURN_OF_MANY = 100
+"""no more SENDs than this are taken up in a turn."""
 SPEAKS_MS = 200
 """Who has said something within this time is somebody for whom others make room."""
 REST_MS = 1

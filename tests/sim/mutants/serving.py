@@ -72,6 +72,14 @@ SERVING: list[Mutant] = [
         test=f"{INTAKE}::test_what_was_asked_ends_with_the_connection",
     ),
     Mutant(
+        name="sends of many producers are taken up at once",
+        module="actors.pulsar.conversation.client_connection",
+        old="TURN_OF_MANY if self._has_many else VECTORIZED_TURN",
+        new="VECTORIZED_TURN",
+        world=GATEWAY,
+        test=f"{INTAKE}::test_sends_of_many_producers_are_taken_up_in_turns",
+    ),
+    Mutant(
         name="several CONNECTs of one connection are under way",
         module="actors.pulsar.conversation.client_connection",
         old="        self.intake.connect(True)\n",

@@ -11,18 +11,18 @@ from actors.pulsar.codec.frames import U32, encode, encode_message
 from actors.pulsar.codec.protocol import Metadata, Schema, command
 from actors.pulsar.codec.send_decoder import Send
 from actors.pulsar.codec.vectorized_decoder import Sends
-from actors.pulsar.conversation import client_session, intake
+from actors.pulsar.conversation import client_connection, client_session, intake
 from actors.pulsar.conversation.client_connection import FRAME_MS, KEEP_ALIVE_MS, ClientConnection
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, Gateway
 from actors.pulsar.conversation.intake import (
     GREETING_BYTES,
-    MANY_PRODUCERS,
     MOST_AT_ONCE,
     MOST_REQUESTS,
     MOST_REST_OF_MANY_MS,
     RESTS,
     SPEAKS_MS,
     TURN,
+    TURN_OF_MANY,
     VECTORIZED_TURN,
 )
 from actors.pulsar.conversation.topic_names import TopicPartition
@@ -208,13 +208,14 @@ def test_who_publishes_makes_room_while_others_speak(vectorized: bool, most: int
     played(scenario)
 
 
-@pytest.mark.parametrize(("vectorized", "most"), [(True, MANY_PRODUCERS), (False, TURN)])
+@pytest.mark.parametrize(("vectorized", "most"), [(True, TURN_OF_MANY), (False, TURN)])
 @pytest.mark.parametrize("late", [0, 200])
 def test_sends_of_many_producers_are_taken_up_in_turns(
     vectorized: bool, most: int, late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where nobody else speaks, and the later the loop is, the longer each turn is waited for."""
-    count = 10 * MANY_PRODUCERS
+    count = 10 * TURN_OF_MANY
+    monkeypatch.setattr(client_connection, "MANY_PRODUCERS", count)
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         topic, clock = Topic(vectorized), connection.gateway.ports.clock
