@@ -70,7 +70,7 @@ class Clock(Protocol):
 
 
 class Net(Protocol):
-    """Peers."""
+    """How an actor reaches others, and hands large payloads to them."""
 
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         """Ask a peer and wait at most `timeout` ms: a reply or `Unknown`, nothing else.
@@ -344,7 +344,7 @@ class Processes(Protocol):
 
 
 class Watch(Protocol):
-    """Knows when processes have ended. Only the speed of recovery hangs on it, never a promise."""
+    """Knows when processes have ended. Only the speed of recovery depends on it, never a promise."""
 
     async def ended(self, process: str) -> None:
         """Return once that process has ended for certain; wait for ever where that cannot be known.

@@ -30,7 +30,7 @@ class _Ends:
 
 
 class RepeatedEnds:
-    """The ends of one actor."""
+    """The ends of one actor, by their reasons."""
 
     def __init__(self) -> None:
         self._by_reason: dict[str, _Ends] = {}

@@ -32,7 +32,7 @@ class Start:
 
 
 class StartOrder:
-    """Lets starts begin."""
+    """Lets the starts of one process begin in their turn."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports

@@ -124,7 +124,7 @@ def _make_namespace(catalog: Catalog) -> None:
 
 
 class IcebergTable:
-    """The table of one topic."""
+    """The Iceberg table of one topic's history."""
 
     def __init__(self, catalog: Catalog, urls: StoreUrls, topic: str) -> None:
         self._catalog, self._scan = catalog, HistoryScan(urls, topic)

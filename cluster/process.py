@@ -36,7 +36,7 @@ MakeActor = Callable[[str, Address, Tasks, dict[str, Any]], Actor]
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """One running actor."""
+    """An actor that runs in this process, and what belongs to it."""
 
     kind: str
     hosted: HostedActor

@@ -423,7 +423,7 @@ class ClusterProcesses:
         return sorted({str(node["address"]) for node in known_nodes() if node["alive"]})
 
     def node(self, lot: float) -> tuple[str, list[int], Callable[[], None]]:
-        """See ProcessFinder. Spares the head, without which there is no cluster, and what this process hangs on."""
+        """See ProcessFinder. Spares the head, without which there is no cluster, and what this process needs."""
         others = sorted(self._raylets(), key=lambda process: process.pid)
         if not others:
             raise LookupError("there is no node besides the head")

@@ -9,7 +9,7 @@ The number of objects is bounded: when there are too many, the next one holds al
 before it are deleted. A crash in between leaves changes in two objects; they have numbers that are never used twice
 (an owner counts from its epoch times a million), so they are told apart when they are read back.
 
-This is for people who look for a cause, and no promise hangs on it: a damaged or lost object is a gap, a store that
+This is for people who look for a cause, and no promise depends on it: a damaged or lost object is a gap, a store that
 does not answer is asked again later, and dispatching never waits for it. A bounded number of changes waits in memory.
 """
 

@@ -37,7 +37,7 @@ class SubscriptionConfiguration:
 
         A durable subscription stays durable (Conflict): its backlog must not go with a consumer.
 
-        An owner keeps the settings that it began with, and the trust in itself that hangs on its lease: when the new
+        An owner keeps the settings that it began with, and the trust in itself that depends on its lease: when the new
         ones are durable it ends, and the next one begins with them. Raises Invalid for settings that cannot work.
         """
         check_subscription(settings)

@@ -27,7 +27,7 @@ REST_MS = 10_000
 
 
 class ProgressReporter:
-    """Reports to the topic."""
+    """Tells the owner of the topic how far its subscription has come."""
 
     def __init__(
         self, ports: Ports, topic: TopicClient, identity: PartitionSubscription, epoch: int, state: SubscriptionState

@@ -37,7 +37,7 @@ def _none() -> Positions:
 
 @dataclass(slots=True, eq=False)
 class AttachedConsumer:
-    """One consumer.
+    """A consumer that messages can be sent to, and what it holds from before.
 
     claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
     that are done already (cleared, or acknowledged by another consumer): they keep their keys and are never sent again.
@@ -192,7 +192,7 @@ class Members:
         self.next_number = first_number
         self.sent_to_leavers = self.given_back_by_leavers = 0
         self._allowance: Counts | None = None
-        """As it was counted last; None once anything that it hangs on has changed."""
+        """As it was counted last; None once anything that it depends on has changed."""
         self._allowed = 0
         self._claiming = False
         self._heard: dict[int, None] = {}
@@ -315,7 +315,7 @@ class Members:
         return self._allowed
 
     def touch(self) -> None:
-        """Something changed that the allowance hangs on."""
+        """Something changed that the allowance depends on."""
         self._allowance = None
 
     def count_allowance(self) -> Counts:

@@ -80,7 +80,7 @@ class Policy(Protocol):
 
 
 class DrainingHashes:
-    """PIP-379."""
+    """The policy of PIP-379: a hash waits while another consumer than its owner has messages of it."""
 
     ordered = True
     strict = True

@@ -28,7 +28,7 @@ class ExpiryLimits(NamedTuple):
 
 
 class TopicExpiry:
-    """The limits of a topic."""
+    """How long, and how much of, what waits on a topic may wait; read seldom."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
         self._topic = topic

@@ -37,7 +37,7 @@ MOST_OLD = 20
 
 
 class PermissionCache:
-    """See the module."""
+    """Permissions that were read, and forgotten when the record of changes names them."""
 
     def __init__(self, ports: Ports, authorization: Authorization) -> None:
         self._ports, self._authorization = ports, authorization

@@ -44,7 +44,7 @@ MAX_ANSWERING = 64 * 1024 * 1024
 
 
 class RequestHandler(Protocol):
-    """Receives the requests."""
+    """Who answers what a listener receives."""
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         """Answer a request to an actor of this process. Raises nothing but its own cancellation."""

@@ -53,7 +53,7 @@ class PlacedWorker(Protocol):
 
 
 class WorkerPlaces(Protocol):
-    """Makes workers."""
+    """Where the workers of a pool run: makes them, and has some ready."""
 
     def spares(self) -> int:
         """How many processes are ready for a name."""

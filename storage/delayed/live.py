@@ -31,7 +31,7 @@ class BucketState(Enum):
 
 
 class Bucket:
-    """One sealed bucket.
+    """A sealed bucket as its owner works with it.
 
     key: (epoch, number) of its object. start, end: lowest and highest position. run: sorted entries in memory.
     stalled: loading fails at present, so its horizon is ignored and what is in memory goes on; refusals: so many times

@@ -19,7 +19,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
-    """One sealed bucket.
+    """What the manifest says of one sealed bucket.
 
     epoch, number: name of the object. start, end: lowest and highest position. count: entries. segments: their
     number. min_time, max_time: due times in ms. header_bytes: length of prefix and header. size: of the object.

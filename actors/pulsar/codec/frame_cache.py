@@ -1,7 +1,7 @@
 """A cache of recent frames, as their clients sent them.
 
 Where a whole frame goes to one consumer, what follows the command is what its producer sent: checksum, metadata and
-payload need not be made anew; of a part of one, its messages need not. Nothing hangs on this memory. What it does not
+payload need not be made anew; of a part of one, its messages need not. Nothing depends on this memory. What it does not
 have, or has no more, is encoded from the columns, which say the same.
 """
 

@@ -35,7 +35,7 @@ class _Admitted:
 
 
 class AccessControl:
-    """See the module."""
+    """Checks what clients ask for, and sends those away whose right was revoked."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports

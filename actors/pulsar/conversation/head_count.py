@@ -22,7 +22,7 @@ ASK_MS = 5_000
 
 
 class HeadCount:
-    """See the module."""
+    """Counts who is on a topic at all gateways, and refuses who comes when that is enough."""
 
     def __init__(self, ports: Ports, directory: Directory, limits: LimitRecords) -> None:
         self._ports, self._directory, self._limits = ports, directory, limits

@@ -22,7 +22,7 @@ _ID = {
 
 
 class Openings:
-    """Of one connection."""
+    """What one connection has asked to open, and has not taken back."""
 
     def __init__(self) -> None:
         self._wanted: dict[tuple[str, int], list[Any]] = {}

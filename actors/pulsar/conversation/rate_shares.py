@@ -19,7 +19,7 @@ from storage.errors import SluiceError
 
 
 class RateShares:
-    """See the module."""
+    """Asks the other gateways what they let pass, and sets this one's share of each rate."""
 
     def __init__(self, ports: Ports, rates: RateLimiter, head_count: HeadCount) -> None:
         self._ports, self._rates, self._head_count = ports, rates, head_count
