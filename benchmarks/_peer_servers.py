@@ -56,6 +56,16 @@ class Side:
         """Bytes of memory of all its processes."""
         return sum(map(_resident, self._processes()))
 
+    def threads(self) -> dict[str, tuple[float, float]]:
+        """Of each thread of its processes, seconds in which it ran, and in which it waited for a processor, so far."""
+        found = {}
+        for process in self._processes():
+            for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):  # it has ended
+                    ran, waited, _ = map(int, file.read_text().split())
+                    found[file.parent.name] = ran / 1e9, waited / 1e9
+        return found
+
     def _processes(self) -> list[psutil.Process]:
         assert self._process is not None
         try:

@@ -15,7 +15,8 @@ SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Ne
     unused      topics of a broker to which nobody is connected, and its restart until a message to one is confirmed
     existing    topics that nobody uses: records in a metadata file, without a broker
     silence     so many producers and as many Key_Shared consumers, a process each, as fast as they can: how long a
-                consumer gets nothing
+                consumer gets nothing, and how much of the time the broker's busiest thread worked, and waited for a
+                processor
 
 Processor time and memory are those of all processes of the broker, `idle` is in cores while everybody is connected and
 nothing happens. Processor time says more than the clock where others use the machine. The last line is JSON.
@@ -204,10 +205,11 @@ def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespa
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2 * number, mp_context=spawn) as pool:
         receiving = [pool.submit(_receive, side.url, name, options.flood) for _ in range(number)]
-        meter = Meter(side, 1)
+        meter, threads, began = Meter(side, 1), side.threads(), time.perf_counter()
         list(pool.map(_flood, [side.url] * number, [name] * number, [options.flood] * number))
         waits = [each.result() for each in receiving]
         cpu = meter.cpu_ms()
+        worked, waited = _busiest(threads, side.threads(), time.perf_counter() - began)
     whole = np.concatenate(waits)
     yield {
         "messages_s": len(whole) / options.flood,
@@ -215,7 +217,20 @@ def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespa
         "longest_ms": float(whole.max()),
         "longest_of_each_ms": float(np.median([each.max() for each in waits])),
         "over_100_ms": float((whole > 100).sum()) / number,
+        "busiest_worked": worked,
+        "busiest_waited": waited,
     }
+
+
+def _busiest(
+    before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]], seconds: float
+) -> tuple[float, float]:
+    """Of the thread of a broker that did most, the shares of the time in which it worked, and waited for its turn."""
+    shares = []
+    for thread, (ran, waited) in after.items():
+        known = before.get(thread, (0.0, 0.0))
+        shares.append(((ran - known[0]) / seconds, (waited - known[1]) / seconds))
+    return max(shares)
 
 
 def _flood(url: str, topic: str, seconds: float) -> None:
