@@ -23,6 +23,7 @@ from actors.backoff import Backoff
 from actors.directory import Directory
 from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
 from actors.ports import Address, Ports, Unknown
+from actors.producer.append_turns import AppendTurns
 from actors.signal import Signal
 from actors.wire import Blob
 from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay
@@ -198,8 +199,11 @@ class PartitionProducer:
         directory: Directory,
         config: ProducerConfig,
         on_published: Callable[[Run, Published], None] = lambda run, published: None,
+        turns: AppendTurns | None = None,
     ) -> None:
+        """turns: those of a connection, which bound how many appends it has under way; None: nothing does."""
         self._ports, self._directory = ports, directory
+        self._turns = turns
         self._config, self._on_published = config, on_published
         self._entrance = config.entrance
         self._queue: deque[Outgoing] = deque()
@@ -256,8 +260,18 @@ class PartitionProducer:
             await self._signal.wait(self._ports)
             self._signal.clear()
             while self._queue and self.closed is None:
-                await self._publish_group(self._gather())
+                await self._publish_next()
             self._idle.set()
+
+    async def _publish_next(self) -> None:
+        """Publish what is at the head of the queue when it is this partition's turn."""
+        turn = None if self._turns is None else await self._turns.begin()
+        try:
+            if self._queue and self.closed is None:
+                await self._publish_group(self._gather())
+        finally:
+            if turn is not None:
+                turn.end()
 
     async def _publish_group(self, gathered: list[Outgoing]) -> None:
         """Publish it, and tell its outcome. If one of its messages may not be stored the run is refused as a whole, so

@@ -10,6 +10,7 @@ from typing import Any
 from actors.policies.audited import DONE, REFUSED, Audited
 from actors.policies.authorization import Wish
 from actors.ports import Task
+from actors.producer.append_turns import AppendTurns
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import ServerError, command
 from actors.pulsar.codec.vectorized_decoder import Sends, receipts
@@ -71,6 +72,7 @@ class ClientSession:
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
         self.intake = Intake(gateway.held, self.look)
+        self.appends = AppendTurns(gateway.ports)
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
         self._confirmed: list[tuple[int, int, Sends]] = []
         """Frames whose receipts were not written yet, each with its producer and partition."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from actors.consumer.payload import published_run
 from actors.messages import Published
+from actors.producer.append_turns import AppendTurns
 from actors.producer.producer import Entrance, Outgoing, PartitionProducer, ProducerConfig
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.frames import encode
@@ -52,10 +53,11 @@ def stored_name(name: str) -> str:
 
 class ProducerSession(Protocol):
     """The connection of a producer, as the producer sees it. fails_by: Pulsar's code that makes this client fail a
-    message.
+    message. appends: those of all its producers that are under way.
     """
 
     fails_by: int
+    appends: AppendTurns
 
     def confirm(self, producer: int, partition: int, sends: Sends) -> None:
         """Send the receipts of frames of this producer, soon: with those of other producers."""
@@ -96,6 +98,7 @@ class WireProducer:
             gateway.directory,
             ProducerConfig(tp.topic, tp.partition, stored_name(name), self.incarnation, entrance=entrance),
             self._published,
+            session.appends,
         )
         self._next = 0
         self._deduplicate, self._numbers = deduplicate, Numbers()
