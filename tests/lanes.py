@@ -16,6 +16,14 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST = (
+    "tests/loadgen/test_flood.py",
+    "tests/cluster/bootstrap/test_nodes.py",
+    "tests/cluster/bootstrap/test_launch.py",
+    "tests/loadgen/test_chaos_live.py",
+    "tests/cluster/test_machines.py",
+)
+"""Files that take more than a minute, the longest first. Behind them come those with Spark, then the slow ones."""
 _MARK = re.compile(r"pytest\.mark\.(\w+)")
 _LONGEST_FIRST = ("spark", "slow")
 
@@ -32,7 +40,9 @@ def has_cluster(file: str) -> bool:
 
 
 def rank(file: str) -> int:
-    """Which files of a kind go first: those with Spark, then those with slow tests, then the others."""
+    """Which files of a kind go first."""
+    if file in LONGEST:
+        return LONGEST.index(file) - len(LONGEST)
     return next((at for at, mark in enumerate(_LONGEST_FIRST) if mark in marks(file)), len(_LONGEST_FIRST))
 
 

@@ -55,5 +55,5 @@ def test_a_folder_goes_from_one_to_the_other_and_back(tmp_path: Path) -> None:
     with cluster.connect(embedded=True, data_dir=tmp_path) as client:
         publish_and_take_half(client, 2)
         check_everything(client, 3)
-        assert client.alarms() == []
+        eventually(lambda: client.alarms() == [], lambda: str(client.alarms()))
     assert identity.of(tmp_path) == known
