@@ -75,9 +75,9 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="buckets that wait for a failing store are not counted",
-        module="actors.delayed.sealer",
-        old="for bucket in self._bucket_set.buckets if bucket.state is not BucketState.LIVE)",
-        new="for bucket in self._bucket_set.buckets if bucket.state is BucketState.BUILDING)",
+        module="actors.delayed.bucket_set",
+        old="return sum(len(bucket.run) for bucket in self.buckets if bucket.state is not BucketState.LIVE)",
+        new="return sum(len(bucket.run) for bucket in self.buckets if bucket.state is BucketState.BUILDING)",
         world=BROKER,
         test=f"{_AWAY}test_what_waits_for_a_failing_store_is_bounded_and_tells_so",
     ),

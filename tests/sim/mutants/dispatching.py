@@ -148,8 +148,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="permits are counted once and for all",
         module="actors.key_shared.members",
-        old='        """Something changed that the allowance hangs on."""\n        self._allowance = None\n',
-        new='        """Something changed that the allowance hangs on."""\n',
+        old='        """Something changed that the allowance depends on."""\n        self._allowance = None\n',
+        new='        """Something changed that the allowance depends on."""\n',
         world=BROKER,
         seed=0,
     ),
