@@ -15,12 +15,12 @@ def untouched(count: int, *dtypes: type[Any]) -> list[npt.NDArray[Any]]:
     is written there.
 
     For tables of which most are never used: numpy's zeros come from memory that was used before. Those that are used
-    together are made together: what they have of one place lies side by side, so it takes one page and not one for each
-    table, and a process may have only so many mappings.
+    together are made together, because a process may have only so many mappings.
     """
-    record = np.dtype([(f"f{number}", dtype) for number, dtype in enumerate(dtypes)], align=True)
-    pages = mmap.mmap(-1, count * record.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    starts = [0]
+    for dtype in dtypes:
+        starts.append(starts[-1] + -(-count * np.dtype(dtype).itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+    pages = mmap.mmap(-1, starts[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages refuses
         pages.madvise(mmap.MADV_NOHUGEPAGE)
-    records = np.frombuffer(pages, record, count)
-    return [records[name] for name in record.names or ()]
+    return [np.frombuffer(pages, dtype, count, start) for dtype, start in zip(dtypes, starts, strict=False)]
