@@ -19,6 +19,7 @@ A catalog is a SQL database, by default a SQLite file that needs no server, or a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -55,6 +56,7 @@ from pyiceberg.types import (
     StringType,
     TimestamptzType,
 )
+from sqlalchemy.exc import DatabaseError
 
 from cluster.history_scan import Described, HistoryScan, StoredObject, StoreUrls
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
@@ -106,11 +108,19 @@ def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        catalog = load_catalog(NAMESPACE, **properties)
+        catalog = _loaded(properties)
         _make_namespace(catalog)
         return catalog
     except (RESTError, OSError) as error:
         raise Unavailable(f"the catalog {uri} does not answer: {error}") from error
+
+
+def _loaded(properties: dict[str, str]) -> Catalog:
+    """The catalog. A database gets its two tables; who finds one made by others meanwhile fails, and looks again."""
+    for _ in range(2):
+        with contextlib.suppress(DatabaseError):
+            return load_catalog(NAMESPACE, **properties)
+    return load_catalog(NAMESPACE, **properties)
 
 
 def _make_namespace(catalog: Catalog) -> None:

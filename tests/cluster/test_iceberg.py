@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -224,6 +226,20 @@ def test_what_is_no_catalog_and_no_topic_is_told(days: Days, tmp_path: Path) -> 
     catalog = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}")
     with pytest.raises(NotFound, match="no records of a topic"):
         iceberg.IcebergTable(catalog, StoreUrls.in_folder(days.folder), "unknown").follow()
+
+
+def test_several_may_open_a_new_catalog_at_once(tmp_path: Path) -> None:
+    """As the processes of a cluster do: a database's tables are made by one of them, and all have the catalog."""
+    for attempt in range(3):
+        together = Barrier(8)
+
+        def opened(path: Path, together: Barrier = together) -> bool:
+            together.wait()
+            catalog = iceberg.open_catalog(f"sqlite:///{path}/c.db", f"file://{path}")
+            return bool(catalog.namespace_exists(iceberg.NAMESPACE))
+
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(opened, [tmp_path / str(attempt)] * 8))
 
 
 def test_what_leaves_is_committed_by_itself(tmp_path: Path) -> None:
