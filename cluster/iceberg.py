@@ -19,7 +19,6 @@ A catalog is a SQL database, by default a SQLite file that needs no server, or a
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -56,7 +55,6 @@ from pyiceberg.types import (
     StringType,
     TimestamptzType,
 )
-from sqlalchemy.exc import DatabaseError
 
 from cluster.history_scan import Described, HistoryScan, StoredObject, StoreUrls
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
@@ -118,8 +116,12 @@ def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -
 def _loaded(properties: dict[str, str]) -> Catalog:
     """The catalog. A database gets its two tables; who finds one made by others meanwhile fails, and looks again."""
     for _ in range(2):
-        with contextlib.suppress(DatabaseError):
+        try:
             return load_catalog(NAMESPACE, **properties)
+        except (RESTError, OSError):
+            raise
+        except Exception:  # a database says so in words of its own, and whatever else is wrong is still wrong
+            continue
     return load_catalog(NAMESPACE, **properties)
 
 
