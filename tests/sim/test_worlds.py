@@ -86,6 +86,7 @@ ONCE_FAILED = [
     ("ledger", 310411),  # a bookie that is still starting when it is asked for its copies
     ("candidates", 900086),  # who saw that the controller is gone took the office of the one that had followed already
     ("candidates", 900145),  # the same
+    ("gateway", 64000227),  # who subscribed again behind its own close was told that it is there, and then closed
     ("machines", 61),  # a start that a cut had swallowed was asked for again after two minutes only
     ("machines", 132),  # the same
 ]

@@ -149,6 +149,7 @@ class CommandHandlers:
         """PRODUCER: one more on a partition."""
         wishes = _wishes_of_producer(asked)
         await self._session.check(*wishes)
+        self._session.openings.check_closed("producer", asked)
         known = self._session.producers.get(asked.producer_id)
         if known is not None and known.ready:
             await self._produce(asked, known)
@@ -230,6 +231,7 @@ class CommandHandlers:
 
     async def subscribe(self, asked: Any) -> None:
         """SUBSCRIBE: one more consumer, or a reader."""
+        self._session.openings.check_closed("subscribe", asked)
         if (known := self._session.consumers.get(asked.consumer_id)) is not None:
             if known.opened:
                 self._session.say("success", request_id=asked.request_id)

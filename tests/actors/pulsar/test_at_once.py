@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.topic_names import find_partition
 from actors.pulsar.conversation.wire_consumer import WireConsumer
+from actors.pulsar.conversation.wire_producer import WireProducer
 from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 
@@ -68,9 +69,13 @@ def test_nobody_subscribes_during_the_second_of_two_seeks(monkeypatch: pytest.Mo
 
 async def _subscribed(clients: Clients, wire: Any, name: str) -> None:
     """As a client does it: who comes between the two seeks is sent away by the second, and asks again."""
+    await _accepted(clients, lambda: clients.consumer(wire, SHARED_SUBSCRIPTION, "c2", subscription=name))
+
+
+async def _accepted(clients: Clients, ask: Callable[[], Awaitable[Any]]) -> None:
     while True:
         try:
-            await clients.consumer(wire, SHARED_SUBSCRIPTION, "c2", subscription=name)
+            await ask()
         except Refusal as refusal:
             if refusal.code != ServerError.SERVICE_NOT_READY:
                 raise
@@ -154,6 +159,48 @@ def test_a_producer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatc
         await clients.producer(other, "b", EXCLUSIVE)
 
     with_gateways(scenario)
+
+
+def test_who_subscribes_again_behind_a_close_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer that is being closed is not the one that is asked for: seed 64000227 of the world gateway."""
+
+    async def scenario(clients: Clients) -> None:
+        _slow(clients, monkeypatch, WireConsumer, "looked_up")
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.consumer(wire, SHARED_SUBSCRIPTION, "c0")
+        wire.forget("close_consumer", consumer_id=0)
+        await _subscribed(clients, wire, "pulsar")
+        await clients.broker.quiet(1_000)
+        await clients.producer(wire, "a", SHARED)
+        await clients.send(wire, "c0")
+        await clients.broker.until(lambda: "c0" in clients.came)
+
+    with_gateways(scenario)
+
+
+def test_who_produces_again_behind_a_close_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sent before holds the close up."""
+
+    async def scenario(clients: Clients) -> None:
+        _slow(clients, monkeypatch, WireProducer, "flush")
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "a", SHARED)
+        wire.forget("close_producer", producer_id=0)
+        await _accepted(clients, lambda: clients.producer(wire, "a", SHARED))
+        await clients.broker.quiet(1_000)
+        await clients.send(wire, "c0")
+
+    with_gateways(scenario)
+
+
+def _slow(clients: Clients, monkeypatch: pytest.MonkeyPatch, of: type, name: str) -> None:
+    method = getattr(of, name)
+
+    async def slow(one: Any) -> None:
+        await clients.broker.quiet(50)
+        await method(one)
+
+    monkeypatch.setattr(of, name, slow)
 
 
 def _slow_places(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,14 @@ SHARING_CLIENTS: list[Mutant] = [
         test="tests/actors/pulsar/test_at_once.py",
     ),
     Mutant(
+        name="who is being closed counts as there",
+        module="actors.pulsar.conversation.openings",
+        old="in self._closing:\n            raise",
+        new="in self._wanted:\n            raise",
+        world=GATEWAY,
+        seed=64000227,
+    ),
+    Mutant(
         name="who gives up opening leaves a session behind",
         module="actors.consumer.partition",
         old='        await carry_through(self._ports, self._attach(first=True), f"attach-{self.partition}")\n',
