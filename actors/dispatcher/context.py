@@ -18,6 +18,7 @@ from actors.dispatcher.damping import Damping
 from actors.dispatcher.membership import Membership
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.progress import ProgressReporter
+from actors.dispatcher.redelivery_clock import RedeliveryClock
 from actors.dispatcher.sessions import Sessions
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription, SubscriptionState
@@ -88,6 +89,7 @@ class SubscriptionContext:
     core: Dispatch
     tracker: RescheduledTracker
     changed_delays: ChangedDelays
+    redelivery_clock: RedeliveryClock
     runs: OpenRuns
     sessions: Sessions
     store: CursorStore

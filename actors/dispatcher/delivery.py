@@ -36,6 +36,7 @@ class Deliverer:
         """on_routed: called after a dispatch, some of whose messages may have failed for good."""
         self._ports, self._ownership, self._state = context.ports, context.ownership, context.state
         self._core, self._runs, self._sessions = context.core, context.runs, context.sessions
+        self._clock = context.redelivery_clock
         self._store, self._wakeups = context.store, context.wakeups
         self._reader, self._backlog, self._leases = reader, backlog, leases
         self._on_routed = on_routed
@@ -168,7 +169,7 @@ class Deliverer:
         """Route whenever something changed; ends with the dispatcher."""
         signal = self._wakeups.route
         while True:
-            now = self._ports.clock.now()
+            now = self._clock.now()
             wakeup = self._core.wakeup(now)
             await signal.wait(self._ports, None if wakeup is None else pause_until(wakeup, now))
             signal.clear()
@@ -182,7 +183,7 @@ class Deliverer:
                 self._wakeups.due.set()
 
     def _route(self) -> None:
-        for assignment in self._core.route(self._ports.clock.now()):
+        for assignment in self._core.route(self._clock.now()):
             session = self._sessions.find(assignment.consumer)
             assert session is not None, "the core routed to a consumer without a session"
             parts = self._runs.parts(assignment.positions, assignment.redeliveries, assignment.dispatch)

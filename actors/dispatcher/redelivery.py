@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.redelivery_clock import RedeliveryClock
 from actors.dispatcher.sessions import Session
 from actors.key_shared import Dispatch
 from actors.messages import GivenBack, NegativeAcknowledge, RedeliverUnacknowledged
@@ -27,8 +28,8 @@ class Redelivery:
     """Takes back messages that consumers did not finish."""
 
     def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
-        self._ports, self._core, self._cursor = context.ports, context.core, context.cursor
-        self._store, self._wake = context.store, context.wakeups.route.set
+        self._core, self._cursor = context.core, context.cursor
+        self._store, self._wake, self._clock = context.store, context.wakeups.route.set, context.redelivery_clock
         self._backlog = backlog
 
     async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> GivenBack:
@@ -39,7 +40,7 @@ class Redelivery:
             self._core.negative_acknowledge(
                 session.number,
                 positions,
-                now=self._ports.clock.now(),
+                now=self._clock.now(),
                 delay=request.delay,
                 counted=request.counted,
                 seen=seen,
@@ -60,7 +61,7 @@ class Redelivery:
             done = np.unique(request.done)
             self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number)
             unseen = session.void(request.consumer_epoch, request.turn)
-            self._core.redeliver_all(session.number, positions, unseen=unseen, now=self._ports.clock.now(), counts=seen)
+            self._core.redeliver_all(session.number, positions, unseen=unseen, now=self._clock.now(), counts=seen)
             self._wake()
         await self._store.barrier()
 
@@ -70,8 +71,8 @@ class RecordedRedeliveries:
 
     field = "redeliveries"
 
-    def __init__(self, ports: Ports, core: Dispatch) -> None:
-        self._ports, self._core = ports, core
+    def __init__(self, ports: Ports, core: Dispatch, clock: RedeliveryClock) -> None:
+        self._ports, self._core, self._clock = ports, core, clock
 
     def to_record(self) -> Any:
         before = self._core.not_durable
@@ -81,7 +82,7 @@ class RecordedRedeliveries:
         return rows
 
     async def load(self, stored: Any) -> None:
-        self._core.remember(redeliveries.decode(stored or b""), self._ports.clock.now())
+        self._clock.begin_with(redeliveries.decode(stored or b""))
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:

@@ -23,6 +23,7 @@ from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.parked_keys import RecordedParkedKeys
 from actors.dispatcher.progress import ProgressReporter
 from actors.dispatcher.redelivery import RecordedRedeliveries
+from actors.dispatcher.redelivery_clock import RedeliveryClock
 from actors.dispatcher.sessions import Sessions, first_session
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription, Recorded, SubscriptionState
@@ -76,8 +77,10 @@ async def take_over(
     )
     changed_delays = ChangedDelays(ports, identity, epoch, state.cursor, fresh=fresh)
     places = RecordedPlaces(ports, core, state.settings)
+    clock = RedeliveryClock(ports, core)
     recorded: list[Recorded] = [
-        RecordedRedeliveries(ports, core),
+        clock,
+        RecordedRedeliveries(ports, core, clock),
         changed_delays,
         RecordedParkedKeys(core, state.cursor),
         places,
@@ -112,6 +115,7 @@ async def take_over(
         core=core,
         tracker=RescheduledTracker(tracker, changed_delays.now),
         changed_delays=changed_delays,
+        redelivery_clock=clock,
         runs=OpenRuns(),
         sessions=sessions,
         store=CursorStore(ports, record, snapshot, sessions.all, ownership.end, state.membership.trust_ms),

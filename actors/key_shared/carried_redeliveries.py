@@ -57,6 +57,15 @@ class CarriedRedeliveries:
         found, self._rows = self._rows.pick(known), self._rows.pick(~known)
         return found
 
+    def delays(self) -> bool:
+        """Whether any of them waits for a time."""
+        return bool((self._rows.until > 0).any())
+
+    def shift(self, by: int) -> None:
+        """All these times are so many ms later, or earlier."""
+        until = self._rows.until
+        self._rows = self._rows._replace(until=np.where(until > 0, np.maximum(until + by, 1), 0))
+
     def forget(self, positions: Positions) -> None:
         """These (ascending) are done."""
         if len(self):

@@ -33,6 +33,11 @@ class Delays:
         """When to look again; None: there is nothing to look at."""
         return self._groups[0][0] if self._groups else None
 
+    def shift(self, by: int) -> None:
+        """All these times are so many ms later, or earlier."""
+        self._groups = [(max(at + by, 1), number, positions) for at, number, positions in self._groups]
+        heapq.heapify(self._groups)
+
     def take(self, now: int) -> Positions | None:
         """Positions to look at now, ascending; None: there are no more."""
         return heapq.heappop(self._groups)[2] if self._groups and self._groups[0][0] <= now else None

@@ -289,6 +289,14 @@ class Dispatch:
         """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`nacks`)."""
         return nacks.snapshot(self._core)
 
+    def clock_was_set(self, by: int) -> None:
+        """The clock behind every `now` was set forward by so many ms: what is left of redelivery delays stays."""
+        nacks.clock_was_set(self._core, by)
+
+    def delays_redeliveries(self) -> bool:
+        """Whether any message waits for the end of a redelivery delay."""
+        return nacks.delays(self._core)
+
     def has_dead_letters(self) -> bool:
         """Some message was redelivered more than max_redeliver_count times, and goes to the dead letters."""
         return self._core.window.count[DEAD] > 0 and not self._core.parked.on

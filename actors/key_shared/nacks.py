@@ -168,6 +168,21 @@ def wake(core: Core, now: int) -> None:
         core.settle_limits()
 
 
+def clock_was_set(core: Core, by: int) -> None:
+    """The clock that says what is now was set forward by so many ms: what is left of all delays stays as it is."""
+    window = core.window
+    rows = window.rows_in(WAITING)
+    window.since[rows] = np.maximum(window.since[rows] + by, 1)
+    core.delays.shift(by)
+    core.carried.shift(by)
+    core.at(core.now + by)
+
+
+def delays(core: Core) -> bool:
+    """Whether any message waits because it was given back with a delay."""
+    return core.window.count[WAITING] > 0 or core.carried.delays()
+
+
 def _wait(core: Core, rows: Rows, until: npt.NDArray[np.int64]) -> None:
     """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
     core.window.since[rows] = until

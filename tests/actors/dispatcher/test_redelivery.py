@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from actors.wall_clock import LOOK_MS
 from storage.errors import Unavailable
 from tests.actors.dispatcher.test_rejoin import new_owner
 from tests.scenarios.key_shared.broker import Broker, play
@@ -148,3 +149,60 @@ def test_what_was_acknowledged_just_before_does_not_come_again() -> None:
         assert client.came() == ["a", "b", "b"]
 
     play(scenario)
+
+
+@pytest.mark.parametrize("leap", [3_600_000, -3_600_000])
+def test_a_delay_is_as_long_though_the_clock_is_wrong(leap: int) -> None:
+    """It begins while the clock is wrong, and ends when that is right again: seed 64000215 of the world leaps."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        begun = broker.world.loop.now
+        broker.world.skews["broker"] = leap
+        await client.nack(client.got[0], delay=DELAY)
+        await broker.quiet(1_000)
+        broker.world.skews["broker"] = 0
+        await broker.until(lambda: len(client.got) == 2, 2 * DELAY)
+        assert DELAY <= broker.world.loop.now - begun <= DELAY + LOOK_MS
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("leap", [3_600_000, -3_600_000])
+def test_a_clock_that_leaps_meanwhile_ends_no_delay(leap: int) -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        begun = broker.world.loop.now
+        await client.nack(client.got[0], delay=DELAY)
+        await broker.quiet(1_000)
+        broker.world.skews["broker"] = leap
+        await broker.publish("b")
+        await broker.until(lambda: len(client.got) == 2)
+        assert client.got[1].key == "b"
+        await broker.until(lambda: len(client.got) == 3, 2 * DELAY)
+        assert DELAY <= broker.world.loop.now - begun <= DELAY + LOOK_MS
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("before", [0, 3_600_000])
+def test_the_next_owner_waits_no_longer_than_was_left(before: int) -> None:
+    """Its own clock is behind, or that of the owner before was ahead."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1", acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        begun = broker.world.loop.now
+        broker.world.skews["broker"] = before
+        await client.nack(client.got[0], delay=DELAY)
+        broker.world.skews["broker"] = before - 3_600_000
+        await new_owner(broker)
+        await broker.until(lambda: len(client.got) == 2, 3 * DELAY)
+        assert broker.world.loop.now - begun >= DELAY
+
+    play(scenario, lease_ms=LEASE_MS)

@@ -162,6 +162,36 @@ def test_many_different_delays_end_each_in_its_time() -> None:
         assert came == np.flatnonzero((due <= new.now) & (due > new.now - 7)).tolist()
 
 
+@pytest.mark.parametrize("by", [3_600_000, -3_600_000])
+def test_what_is_left_of_a_delay_stays_when_the_clock_is_set(by: int) -> None:
+    """Of what is here, and of what was not read yet."""
+    flow = Driver()
+    flow.now = 7_200_000
+    flow.join("c1")
+    flow.send(X, Y, X)
+    flow.nack("c1", "1:0", delay=60_000)
+    flow.nack("c1", "1:1", delay=20_000)
+    new = next_owner(flow)
+    new.join("c1")
+    new.publish(X)
+    assert counts(new) == {}
+    new.now += 10_000
+    new.dispatch.clock_was_set(by)
+    new.now += by
+    assert new.dispatch.delays_redeliveries()
+    new.publish(Y, X)
+    assert counts(new) == {2: 0}
+    new.now += 9_999
+    assert counts(new) == {}
+    new.now += 1
+    assert counts(new) == {1: 1}
+    new.now += 39_999
+    assert counts(new) == {}
+    new.now += 1
+    assert counts(new) == {0: 1}
+    assert not new.dispatch.delays_redeliveries()
+
+
 def test_what_was_given_back_too_often_stays_dead() -> None:
     flow = Driver(max_redeliver_count=1)
     flow.join("c1")
