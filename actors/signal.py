@@ -7,9 +7,9 @@ wait behaves the same in every world.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Callable
 
-from actors.ports import Ports
+from actors.ports import Ports, Timer
 
 
 class Signal:
@@ -37,22 +37,46 @@ class Signal:
         """Let later waits block again."""
         self._set = False
 
-    async def wait(self, ports: Ports, milliseconds: int | None = None) -> bool:
-        """Wait until it is set (True) or for a time in ms (False); None waits without end."""
+    async def wait(
+        self, ports: Ports, milliseconds: int | None = None, longer: Callable[[], int] | None = None
+    ) -> bool:
+        """Wait until it is set (True) or for a time in ms (False); None waits without end. longer: asked when the time
+        is over for how many ms more to wait, 0 for none. Who need not do anything yet is not woken for that.
+        """
         if self._set:
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        timer = None if milliseconds is None else ports.clock.timer(milliseconds, partial(_ring, waiter))
+        alarm = None if milliseconds is None else _Alarm(ports, waiter, milliseconds, longer)
         try:
             return await waiter
         finally:
-            if timer is not None:
-                timer.cancel()
+            if alarm is not None:
+                alarm.timer.cancel()
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
 
-def _ring(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
+class _Alarm:
+    """Ends a wait when its time is over."""
+
+    __slots__ = ("_longer", "_ports", "_waiter", "timer")
+
+    def __init__(
+        self, ports: Ports, waiter: asyncio.Future[bool], milliseconds: int, longer: Callable[[], int] | None
+    ) -> None:
+        self._ports, self._waiter, self._longer = ports, waiter, longer
+        self.timer: Timer = ports.clock.timer(milliseconds, self._ring)
+
+    def _ring(self) -> None:
+        if self._waiter.done():
+            return
+        try:
+            more = 0 if self._longer is None else self._longer()
+        except Exception as error:
+            self._waiter.set_exception(error)
+            return
+        if more > 0:
+            self.timer = self._ports.clock.timer(more, self._ring)
+        else:
+            self._waiter.set_result(False)

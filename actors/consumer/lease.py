@@ -66,8 +66,11 @@ class Lease:
         """Call `on_over`, which calls `end`, whenever the lease of a session is over; until this is closed."""
         while not self._closed:
             self._changed.clear()
-            left = self._renewed + self._lasts + 1 - self._ports.clock.monotonic()
-            if not self._held or left > 0:
-                await self._changed.wait(self._ports, left if self._held else None)
+            if not self._held or self._until_told() > 0:
+                await self._changed.wait(self._ports, self._until_told() if self._held else None, self._until_told)
             else:
                 on_over()
+
+    def _until_told(self) -> int:
+        """Milliseconds until its end is told, unless it is renewed before."""
+        return self._renewed + self._lasts + 1 - self._ports.clock.monotonic() if self._held else 0

@@ -41,15 +41,16 @@ class Leases:
         self._wakeups, self._ownership = context.wakeups, context.ownership
         self._waited_for = Signal()
         """A lease is waited for that was not before."""
+        self._was_idle = False
+        """There was nothing that could be sent when that was looked at last."""
         self.unidentified: dict[int, str] = {}
 
     async def run(self, look: Callable[[], None]) -> None:
         """End expired sessions, twice in the time of trust; where nothing waits, no later than the first lease that may
         end. look: called each time that no consumer is awaited, while there is anything that could be sent.
         """
-        idle = False
         while True:
-            await self._waited_for.wait(self._ports, self._rest())
+            await self._waited_for.wait(self._ports, self._rest(), self._rest_longer)
             self._waited_for.clear()
             self._store.look_if_idle()
             now = self._ports.clock.monotonic()
@@ -61,9 +62,20 @@ class Leases:
             if self._membership.all(LeaseState.AWAITED):
                 self._wakeups.came_or_went()
             else:
-                idle, was_idle = self._core.idle(), idle
-                if not (idle and was_idle):
+                self._was_idle, was_idle = self._core.idle(), self._was_idle
+                if not (self._was_idle and was_idle):
                     look()
+
+    def _rest_longer(self) -> int:
+        """How long (ms) there still is nothing to look at but who owns the subscription; 0: there is. The leases that
+        might have ended by now were renewed, which is all that happens in a subscription that is not used.
+        """
+        membership, now = self._membership, self._ports.clock.monotonic()
+        waited_for = membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED)
+        if waited_for or not (self._was_idle and self._core.idle()) or membership.overdue(LeaseState.ATTACHED, now):
+            return 0
+        self._store.look_if_idle()
+        return self._rest()
 
     def _rest(self) -> int:
         """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
