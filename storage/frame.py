@@ -25,6 +25,7 @@ from operator import attrgetter
 
 import google_crc32c
 import msgpack
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -52,6 +53,8 @@ MAX_HEAD_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES
 """Prefix and header: the part of a frame that its own checksum covers."""
 MAX_FRAME_BYTES = MAX_HEAD_BYTES + 12 * MAX_RUN_MESSAGES + MAX_RUN_BYTES
 _CRC = struct.Struct("<I")
+_PACK = msgspec.msgpack.Encoder().encode
+"""The same bytes as msgpack's own, which takes a quarter of a megabyte of memory for each head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ def payload_crc(payload: Buffer) -> int:
 def encode_head(header: Header, payload_bytes: int) -> bytes:
     """Prefix and header of a frame; the payload follows as it is."""
     values = _VALUES(header)
-    packed: bytes = msgpack.packb(values if header.positions else values[:-1])
+    packed = _PACK(values if header.positions else values[:-1])
     if len(packed) > MAX_HEADER_BYTES:
         raise Invalid(f"the header needs {len(packed)} bytes, the limit is {MAX_HEADER_BYTES}")
     columns = header.columns_bytes

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.messages import NO_POSITIONS
-from storage.batch import order_keys
+from storage.batch import bytes_of, order_keys
 from storage.position import Positions
 
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
@@ -184,7 +184,7 @@ class Unread(Received):
     def _counted(self) -> tuple[int, ...]:
         """The bytes of each run, which take Arrow longer to count than a message takes otherwise here."""
         if not self._sizes:
-            self._sizes = tuple(rows.nbytes for rows, _ in self._pieces)
+            self._sizes = tuple([bytes_of(rows) for rows, _ in self._pieces])
         return self._sizes
 
     @property

@@ -32,7 +32,7 @@ from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
 from actors.wire import Blob, owned
-from storage.batch import decode_body, rows_of_body
+from storage.batch import StoredBatch, decode_body, rows_of_body
 from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from storage.frame import Run, index_columns, payload_crc
 from storage.position import MAX_ENTRY, positions_of, run_positions
@@ -43,6 +43,8 @@ GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
 AHEAD_ENTRIES = 256
 """So many messages that are wanted next the topic is told of, at most."""
+MOST_SPARE = 4
+"""A published run is kept as it was made as long as that takes at most so many times its own bytes."""
 JOIN_ROWS = 4_096
 """Pieces are joined up to this many rows; a piece of half of it stays alone."""
 
@@ -414,12 +416,12 @@ def _concatenate(group: list[Unread]) -> Unread:
     )
 
 
-def published_run(ledger: int, first_entry: int, run: Run) -> DecodedRun:
-    """A run that this process made and published. It is not checked, because it was not read."""
-    columns = run.count * (12 if run.delayed else 4)
-    due, _ = index_columns(run.payload[:columns], run.count, run.delayed)
-    rows = rows_of_body(run.payload[columns:], run.shape)
-    return DecodedRun(ledger, first_entry, rows, due, len(run.payload))
+def published_run(ledger: int, first_entry: int, run: Run, batch: StoredBatch) -> DecodedRun:
+    """A run that this process made of a batch and published. It is not checked, because it was not read."""
+    rows, size = batch.rows, max(len(run.payload), batch.rows.get_total_buffer_size())
+    if size > MOST_SPARE * len(run.payload):  # a slice, which would keep the memory of all of them
+        rows, size = rows_of_body(run.payload[run.count * (12 if run.delayed else 4) :], run.shape), len(run.payload)
+    return DecodedRun(ledger, first_entry, rows, batch.deliver_at, size)
 
 
 def _sent(part: Part, payload: memoryview, *, kept: bool) -> DecodedRun | None:

@@ -47,7 +47,8 @@ class Quorum:
     def write_set(self, run: int, bookies: Sequence[str]) -> tuple[str, ...]:
         """The bookies of an ensemble that store a run, in order of their slots."""
         first = run % self.ensemble
-        return tuple(bookies[(first + step) % self.ensemble] for step in range(self.write))
+        ring = tuple(bookies)
+        return (ring + ring)[first : first + self.write]
 
     def stored_in(self, slot: int, run: int) -> bool:
         """Whether a slot of the ensemble belongs to the write set of a run."""

@@ -115,4 +115,6 @@ class WriteState:
         return confirmed
 
     def _enough(self, pending: PendingRun) -> bool:
-        return sum(bookie in pending.acked for bookie in self.write_set(pending.run)) >= self.quorum.ack
+        if len(pending.acked) < self.quorum.ack:
+            return False
+        return sum([bookie in pending.acked for bookie in self.write_set(pending.run)]) >= self.quorum.ack

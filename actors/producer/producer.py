@@ -26,7 +26,7 @@ from actors.ports import Address, Ports, Unknown
 from actors.producer.append_turns import AppendTurns
 from actors.signal import Signal
 from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay
+from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, bytes_of, has_keyed_delay
 from storage.errors import (
     Conflict,
     Corrupt,
@@ -84,7 +84,7 @@ class Outgoing:
     def bytes(self) -> int:
         """About how many bytes the batch takes."""
         if self.size is None:
-            self.size = int(self.batch.rows.nbytes)
+            self.size = bytes_of(self.batch.rows)
         return self.size
 
 
@@ -191,14 +191,16 @@ class ProducerConfig:
 
 
 class PartitionProducer:
-    """The appends of one producer to one partition, in order. on_published: called with each run and where it is."""
+    """The appends of one producer to one partition, in order. on_published: called with each run, where it is,
+    and what it was made of.
+    """
 
     def __init__(
         self,
         ports: Ports,
         directory: Directory,
         config: ProducerConfig,
-        on_published: Callable[[Run, Published], None] = lambda run, published: None,
+        on_published: Callable[[Run, Published, StoredBatch], None] = lambda run, published, batch: None,
         turns: AppendTurns | None = None,
     ) -> None:
         """turns: those of a connection, which bound how many appends it has under way; None: nothing does."""
@@ -326,7 +328,7 @@ class PartitionProducer:
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
         self.last_sequence = first_sequence + run.count - 1
-        self._on_published(run, published)
+        self._on_published(run, published, batch)
         first = position(published.ledger, published.first_entry) if published.ledger else -1
         self._report(gathered, first, None)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.batch import MAX_KEY_BYTES, decode_body, encode_body, make_batch, schema_of, shape_of
+from storage.batch import MAX_KEY_BYTES, bytes_of, decode_body, encode_body, make_batch, schema_of, shape_of
 from storage.errors import Corrupt, Invalid
 from storage.hashing import masked_hash
 
@@ -118,3 +118,13 @@ def test_rows_keep_their_times_and_hashes_when_taken() -> None:
     assert taken.hashes.tolist() == [masked_hash(b"d"), masked_hash(b"a")]
     assert batch.take(np.array([0, 1])).deliver_at is None
     assert batch.slice(1, 3).rows["payload"].to_pylist() == [b"x", b"y"]
+
+
+def test_small_rows_count_about_what_they_take() -> None:
+    """A slice of few counts with the others, one of many does not."""
+    few = make_batch(pa.record_batch({"payload": [b"x" * 100] * 3}), now=1, producer="p").rows
+    many = make_batch(pa.record_batch({"payload": [b"x" * 100] * 1_000}), now=1, producer="p").rows
+    assert few.nbytes // 2 < bytes_of(few.slice(1, 1)) < 2 * few.nbytes
+    assert bytes_of(many) == many.nbytes
+    assert bytes_of(many.slice(1, 2)) == many.slice(1, 2).nbytes
+    assert bytes_of(few.slice(1, 0)) == 0

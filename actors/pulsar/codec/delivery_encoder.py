@@ -142,9 +142,10 @@ def encode_part(
     ):
         return came
     starts = first_rows(part, counted=not whole)
-    ends = np.append(starts[1:], len(part))
-    wanted = part.open[starts] & _in(starts, between)
-    starts, ends = starts[wanted], ends[wanted]
+    ends = starts + 1 if len(starts) == len(part) else np.append(starts[1:], len(part))
+    if between is not None or not part.open.all():
+        wanted = part.open[starts] & _in(starts, between)
+        starts, ends = starts[wanted], ends[wanted]
     data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= vectorized_from else None
     if data is None:
         data = _bytes_of(part, starts, ends, to)

@@ -322,9 +322,10 @@ class WireConsumer:
             self._lost(self)
             return
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.indexes)
-        self.permits -= pieces.messages
+        messages = pieces.messages
+        self.permits -= messages
         self._write(pieces.data)
-        passed = Passed(self.tp.topic, self.tp.partition, self.asked.role, pieces.messages, len(pieces.data))
+        passed = Passed(self.tp.topic, self.tp.partition, self.asked.role, messages, len(pieces.data))
         if wait := gateway.rates.delivered(passed):
             self._noting = True
             gateway.ports.spawn(self._pause(wait), "rate")

@@ -274,10 +274,10 @@ class WireProducer:
             divide=divide if len(sends) > 1 else None,
         )
 
-    def _published(self, run: Run, at: Published) -> None:
+    def _published(self, run: Run, at: Published, batch: StoredBatch) -> None:
         """Readers of the partition at this gateway need not ask for runs that were published here."""
         if not at.duplicate and self._gateway.is_read(self.tp.topic, self.tp.partition):
-            self._gateway.decoded.add(published_run(at.ledger, at.first_entry, run))
+            self._gateway.decoded.add(published_run(at.ledger, at.first_entry, run, batch))
 
     def _first_of(self, sends: Sends) -> int:
         """The sequence of the first row at the topic."""

@@ -83,15 +83,23 @@ def part_of(rows: list[int], blob: Blob | None, ledger: int = 1) -> Part:
 def test_what_was_published_here_is_what_is_read(delayed: bool) -> None:
     """And nobody is asked for it."""
     columns = {"key": ["a", "b"], "payload": ["1", "2"]} | ({"deliver_at": [0, 77]} if delayed else {})
-    run = make_run(make_batch(pa.record_batch(columns), now=9, producer="p"))
+    batch = make_batch(pa.record_batch(columns), now=9, producer="p")
     machine, decoded = Machine(), DecodedRuns()
-    decoded.add(published_run(1, 0, run))
+    decoded.add(published_run(1, 0, make_run(batch), batch))
     payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, decoded)
     part = part_of([1], None)
     (got,) = asyncio.run(payloads.resolve(part, 1, 1))
     assert got.rows.column("payload").to_pylist() == [b"2"]
     assert got.deliver_at.tolist() == [77 if delayed else 0]
     assert machine.asked == 0
+
+
+def test_what_was_published_here_keeps_no_memory_of_others() -> None:
+    every = make_batch(pa.record_batch({"payload": [b"x" * 100] * 1_000}), now=9, producer="p")
+    part = every.slice(7, 9)
+    kept = published_run(1, 0, make_run(part), part)
+    assert kept.rows.equals(part.rows)
+    assert kept.rows.get_total_buffer_size() < 10_000 < every.rows.get_total_buffer_size()
 
 
 def test_what_is_not_taken_out_yet_keeps_no_memory_of_others() -> None:
