@@ -209,7 +209,7 @@ class Core:
         freed = self.tables.released(hashes)
         if len(freed):
             self.drains.freed(self.tables, members, freed, self.now)
-            drained(members, self.tables.holder, freed)
+            drained(members, self.tables.holders(freed), freed)
             self.recheck = True
         if self.policy.remembers():
             self.recheck = True

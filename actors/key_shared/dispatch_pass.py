@@ -41,7 +41,7 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
     if core.tables.revoked_messages:
         yield Gate.REDELIVERY, tables.revoked[rows.hashes] > 0
     if rows.fresh and core.policy.ordered and core.window.count[REPLAY]:
-        yield Gate.EARLIER_WAITS, tables.replayed[rows.hashes] > 0
+        yield Gate.EARLIER_WAITS, tables.any_replayed(rows.hashes)
     gate = core.policy.gate(tables, core.window, rows)
     if gate is not None:
         yield gate

@@ -95,7 +95,7 @@ class Drains:
     def freed(self, tables: HashTables, members: Members, hashes: npt.NDArray[np.intp], now: int) -> None:
         """These stopped draining because what was out of them is done or given back."""
         self.cleared += len(hashes)
-        holders = tables.holder[hashes]
+        holders = tables.holders(hashes)
         for slot in np.unique(holders).tolist():
             member, mine = members.by_slot[slot], holders == slot
             name = "" if member is None else member.name

@@ -432,11 +432,11 @@ def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
             trial.remove(member.slot)
     before, after = core.tables.owner[1:], trial.owners()[1:]
     moved = before != after
-    would_drain = moved & (core.tables.pending[1:] > 0) & (core.tables.holder[1:] != after)
-    gone = np.isin(core.tables.holder[1:], [m.slot for m in core.members if m.number in leaving])
+    pending, holder = core.tables.pending[1:], core.tables.holder[1:]
+    would_drain = moved & (pending > 0) & (holder != after)
+    gone = np.isin(holder, [m.slot for m in core.members if m.number in leaving])
     would_drain &= ~gone
-    holders = core.tables.holder[1:][would_drain]
-    pending = core.tables.pending[1:][would_drain]
+    holders, pending = holder[would_drain], pending[would_drain]
     left = len(core.members) - len(leaving) + add
     return {
         "consumers": left,

@@ -129,12 +129,12 @@ def _name(members: Members, slot: int, gone: AttachedConsumer | None) -> str:
     return NOBODY if member is None else f"{member.name}#{member.number}"
 
 
-def drained(members: Members, holder: Reduced, freed: npt.NDArray[np.intp]) -> None:
-    """Hashes came free at their former holders: count them, and prepare the news."""
-    for slot in np.unique(holder[freed]):
+def drained(members: Members, holders: Reduced, freed: npt.NDArray[np.intp]) -> None:
+    """Hashes came free at their former holders, one for each: count them, and prepare the news."""
+    for slot in np.unique(holders):
         member = members.by_slot[int(slot)]
         if member is not None:
-            member.note_drained(freed[holder[freed] == slot])
+            member.note_drained(freed[holders == slot])
             if len(member.drained) > _EVENTS_A_CONSUMER:
                 member.drained[:] = [np.unique(np.concatenate(member.drained))]
 

@@ -18,16 +18,15 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from actors.key_shared.hash_groups import HashGroups
 from actors.key_shared.redelivery_order import Repeated
 from actors.key_shared.window import HashIndex, Mask, Reduced
 from storage.errors import InvariantViolation
-from storage.hashing import HASH_RANGE
-from storage.lazy_zeros import untouched
 from storage.position import Positions, show
 
 _ONE = np.int32(1)
+_HELD, _NEXT = 1, 2
 _STORIES = 16
 
 
@@ -47,16 +46,13 @@ class Sentinel:
         self.stories: deque[str] = deque(maxlen=_STORIES)
         self.checked_repeated = 0
         self._repeated = Repeated() if repeated else None
-        # They come with the first message that is sent: a subscription that is idle has no use for them.
-        self._holder: Reduced = np.zeros(0, np.uint16)
-        self._held: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        self._next: Positions = np.zeros(0, np.int64)
-        """The first delivery of a hash has to be at this position or behind it."""
+        self._hashes = HashGroups(np.uint16, np.int32, np.int64)
+        """The holder, how many messages are held, and at or behind which position the first delivery has to be."""
 
     @property
     def held(self) -> int:
         """Messages that are sent and not given back."""
-        return int(self._held.sum())
+        return int(self._hashes.columns[_HELD].sum())
 
     def sent(
         self, slots: Reduced, hashes: HashIndex, positions: Positions, first: Mask | None, placed: Mask | None = None
@@ -73,13 +69,15 @@ class Sentinel:
         if first is not None:
             slots, hashes, positions = slots[first], hashes[first], positions[first]
         self.checked_order += len(hashes)
-        late = positions < self._next[hashes]
+        rows = self._hashes.rows(hashes)
+        following: Positions = self._hashes.columns[_NEXT]
+        late = positions < following[rows]
         wrong = int(np.count_nonzero(late)) + int(np.count_nonzero(back))
         if not wrong:
             # Within one consumer positions rise, so the last of equal hashes is the highest.
-            self._next[hashes] = positions + 1
+            following[rows] = positions + 1
             return
-        np.maximum.at(self._next, hashes, positions + 1)
+        np.maximum.at(following, rows, positions + 1)
         self.violations_order += wrong
         at = int(late.argmax()) if late.any() else 0
         self._tell(
@@ -102,13 +100,14 @@ class Sentinel:
 
     def take(self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None) -> None:
         """Messages are with these consumers from now on, sent now or held since before a change of owner."""
-        self._open_books()
         self.checked_holder += len(hashes)
-        before = self._holder[hashes]
-        wrong = (self._held[hashes] > 0) & (before != slots)
-        self._holder[hashes] = slots
-        wrong |= self._holder[hashes] != slots
-        np.add.at(self._held, hashes, _ONE)
+        rows = self._hashes.rows(hashes)
+        holder, held, _ = self._hashes.columns
+        before = holder[rows]
+        wrong = (held[rows] > 0) & (before != slots)
+        holder[rows] = slots
+        wrong |= holder[rows] != slots
+        np.add.at(held, rows, _ONE)
         if self._repeated is not None:
             self._repeated.take(hashes, positions, placed)
         if wrong.any():
@@ -125,21 +124,18 @@ class Sentinel:
 
         positions: which, one a hash; only for the stronger promise. again: they are to go out again.
         """
-        self._open_books()
         if self._repeated is not None and positions is not None:
             self._repeated.given_back(hashes, positions, again=again)
-        np.subtract.at(self._held, hashes, _ONE)
-        if (self._held[hashes] < 0).any():
+        rows = self._hashes.rows(hashes)
+        held = self._hashes.columns[_HELD]
+        np.subtract.at(held, rows, _ONE)
+        if (held[rows] < 0).any():
             raise InvariantViolation("more messages of a hash came back than were ever sent")
 
     def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
         """These were put aside, and go out before what follows them of their hash."""
         if self._repeated is not None:
             self._repeated.wanted_again(hashes, positions)
-
-    def _open_books(self) -> None:
-        if not len(self._held):
-            self._holder, self._held, self._next = untouched(HASH_RANGE, np.uint16, np.int32, np.int64)
 
     def _tell(self, story: str) -> None:
         self.stories.append(story)

@@ -17,6 +17,7 @@ from storage.position import show
 
 _JOIN_NAMES = {"read_position": "readPosition", "last_sent_position": "lastSentPosition"}
 _HASHES_SHOWN = 1000
+_NO_HASHES = np.zeros(0, np.intp)
 
 
 def stats(core: Core, now: int) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def _consumer(core: Core, member: AttachedConsumer) -> dict[str, Any]:
     members, tables = core.members, core.tables
     slot = member.slot
     joined = core.policy.recent.get(slot) if isinstance(core.policy, RecentlyJoined) else None
-    draining = np.flatnonzero(tables.draining_mask() & (tables.holder == slot))
+    draining = np.flatnonzero(tables.draining_mask() & (tables.holder == slot)) if tables.draining else _NO_HASHES
+    pending = tables.pending[draining] if tables.draining else draining
     return {
         "consumerName": member.name,
         "consumerNumber": member.number,
@@ -80,10 +82,10 @@ def _consumer(core: Core, member: AttachedConsumer) -> dict[str, Any]:
         "lastConsumedTimestamp": int(members.last_sent[slot]),
         "drainingHashesCount": len(draining),
         "drainingHashesClearedTotal": member.drained_total,
-        "drainingHashesUnackedMessages": int(tables.pending[draining].sum()),
+        "drainingHashesUnackedMessages": int(pending.sum()),
         "drainingHashes": [
-            {"hash": int(at), "unackMsgs": int(tables.pending[at]), "blockedAttempts": int(tables.attempts[at])}
-            for at in draining[:_HASHES_SHOWN]
+            {"hash": int(at), "unackMsgs": int(count), "blockedAttempts": int(tables.attempts[at])}
+            for at, count in zip(draining[:_HASHES_SHOWN], pending, strict=False)
         ],
         **({} if joined is None else {f"{_JOIN_NAMES[core.settings.policy]}WhenJoining": show(joined)}),
         "keyHashRangeArrays": [list(pair) for pair in ranges_of(tables.owner, slot)],

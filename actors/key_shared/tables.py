@@ -27,6 +27,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from actors.key_shared.hash_groups import HashGroups
 from actors.key_shared.window import NO_SLOT, HashIndex, Mask, Reduced
 from storage.hashing import HASH_RANGE
 from storage.lazy_zeros import untouched
@@ -34,6 +35,7 @@ from storage.position import Positions
 
 NOTHING_HELD = np.iinfo(np.int64).max
 _ONE = np.int32(1)
+_HOLDER, _PENDING, _REPLAYED = range(3)
 _NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 _NONE_DRAIN: Mask = np.zeros(HASH_RANGE, np.bool_)
 _NONE_DRAIN.setflags(write=False)
@@ -66,13 +68,10 @@ class HashTables:
     def __init__(self, *, tracking: bool = True, holding: bool = False, revoking: bool = False) -> None:
         self.tracking = tracking
         self.owner = _NOBODY
-        self.holder: Reduced
-        self.pending: npt.NDArray[np.int32]
-        self.replayed: npt.NDArray[np.int32]
+        self._out = HashGroups(np.uint16, np.int32, np.int32)
+        """`holder`, `pending` and `replayed`."""
         self.attempts: npt.NDArray[np.int32]
-        self.holder, self.pending, self.replayed, self.attempts = untouched(
-            HASH_RANGE, np.uint16, np.int32, np.int32, np.int32
-        )
+        (self.attempts,) = untouched(HASH_RANGE, np.int32)
         self.drains: Mask = _NONE_DRAIN
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
@@ -92,8 +91,29 @@ class HashTables:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays; it does not depend on how many hashes drain."""
-        arrays = (self.owner, self.holder, self.pending, self.replayed, self.attempts, self.drains)
-        return sum(int(array.nbytes) for array in (*arrays, self.held_from, self.revoked))
+        arrays = (self.owner, self.attempts, self.drains, self.held_from, self.revoked)
+        return self._out.nbytes + sum(int(array.nbytes) for array in arrays)
+
+    @property
+    def holder(self) -> Reduced:
+        """See above; not to be written to."""
+        return self._out.whole(_HOLDER)
+
+    def holders(self, hashes: HashIndex) -> Reduced:
+        """The holder of each of these hashes."""
+        rows = self._out.rows(hashes)
+        holders: Reduced = self._out.columns[_HOLDER][rows]
+        return holders
+
+    @property
+    def pending(self) -> npt.NDArray[np.int32]:
+        """See above; not to be written to."""
+        return self._out.whole(_PENDING)
+
+    @property
+    def replayed(self) -> npt.NDArray[np.int32]:
+        """See above; not to be written to."""
+        return self._out.whole(_REPLAYED)
 
     def draining_mask(self) -> Mask:
         """Which hashes are draining, by the definition; bool, shape (65536,)."""
@@ -120,16 +140,19 @@ class HashTables:
     def sent(self, hashes: HashIndex, slots: Reduced) -> None:
         """Messages of these hashes went to these slots."""
         self._used = True
-        np.add.at(self.pending, hashes, _ONE)
-        self.holder[hashes] = slots
+        rows = self._out.rows(hashes)
+        holder, pending, _ = self._out.columns
+        np.add.at(pending, rows, _ONE)
+        holder[rows] = slots
 
     def released(self, hashes: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Messages of these hashes are no longer pending; returns the draining hashes that this freed, unique."""
-        np.subtract.at(self.pending, hashes, _ONE)
+        rows = self._out.rows(hashes)
+        pending = self._out.columns[_PENDING]
+        np.subtract.at(pending, rows, _ONE)
         if self.draining == 0:
             return _NO_HASHES
-        hit = hashes[self.drains[hashes]]
-        freed = np.unique(hit[self.pending[hit] == 0]) if len(hit) else _NO_HASHES
+        freed = np.unique(hashes[self.drains[hashes] & (pending[rows] == 0)]) if len(hashes) else _NO_HASHES
         self.drains[freed] = False
         self.draining -= len(freed)
         self.freed_attempts = self.attempts[freed]
@@ -149,8 +172,16 @@ class HashTables:
 
     def queued(self, hashes: HashIndex) -> None:
         """Messages with a known place in the order wait to be sent."""
-        np.add.at(self.replayed, hashes, _ONE)
+        rows = self._out.rows(hashes)
+        np.add.at(self._out.columns[_REPLAYED], rows, _ONE)
 
     def unqueued(self, hashes: HashIndex) -> None:
         """The reverse of `queued`."""
-        np.subtract.at(self.replayed, hashes, _ONE)
+        rows = self._out.rows(hashes)
+        np.subtract.at(self._out.columns[_REPLAYED], rows, _ONE)
+
+    def any_replayed(self, hashes: HashIndex) -> Mask:
+        """Of which of these hashes such messages wait, bool, one a hash."""
+        rows = self._out.rows(hashes)
+        waits: Mask = self._out.columns[_REPLAYED][rows] > 0
+        return waits

@@ -69,7 +69,7 @@ def test_only_so_many_consumers_are_remembered() -> None:
     tables.drains, tables.draining, tables.freed_attempts = np.arange(HASH_RANGE) == 5, 1, np.zeros(1, np.int32)
     for number in range(CONSUMERS_KEPT + 3):
         members.add(number, f"c{number}", 0, number)
-        tables.holder[5] = number
+        tables.sent(np.array([5]), np.array([number], np.uint16))
         drains.owners_changed(tables, number)
         drains.freed(tables, members, np.array([5]), number)
     assert len(drains.stats()["drainingHashesByConsumer"]) == CONSUMERS_KEPT

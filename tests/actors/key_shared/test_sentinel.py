@@ -109,7 +109,7 @@ def test_a_broken_order_gate_cannot_hide() -> None:
     flow.join("c1", permits=1)
     flow.send(X, X)
     # As if the routing had forgotten that 1:1 waits.
-    flow.dispatch.tables.replayed[:] = 0
+    flow.dispatch.tables.unqueued(np.array([flow.hash_of(X)]))
     flow.publish(X)
     flow.permits["c1"] = 2
     flow.dispatch._core.members.credited[0] = 2
@@ -143,8 +143,11 @@ def test_check_finds_every_count_that_is_off(what: str) -> None:
     elif what == "owner":
         core.tables.owner = core.tables.owner.copy()  # the table itself is that of every subscription with these owners
         core.tables.owner[flow.hash_of(X)] += 1
+    elif what == "replayed":
+        core.tables.queued(np.array([flow.hash_of(X)]))
     else:
-        getattr(core.tables, what)[flow.hash_of(X)] += 1
+        one = np.array([flow.hash_of(X)])
+        core.tables.sent(one, core.tables.holders(one))
     with pytest.raises(InvariantViolation):
         flow.dispatch.check()
 

@@ -1,0 +1,90 @@
+"""Columns with a number for each of the 65,536 hashes, of which memory is taken for the hashes that were used.
+
+A broker has such columns for each partition of each subscription, and with a thousand partitions a partition has few
+keys. A page of each column for each of its hashes would be most of a partition's memory. So hashes come in groups of
+GROUP neighbours, and a group gets its rows when one of it is used first. With more than MOST_GROUPS of them every hash
+has its own row, and looking them up costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.key_shared.window import HashIndex
+from storage.hashing import HASH_RANGE
+from storage.lazy_zeros import untouched
+
+_BITS = 6
+GROUP = 1 << _BITS
+MOST_GROUPS = 128
+_FIRST_GROUPS = 8
+"""So many have room at the beginning."""
+_NONE = -1
+
+
+class HashGroups:
+    """The columns. columns: an array for each type, all 0 at first; they are others whenever `rows` made room."""
+
+    def __init__(self, *dtypes: type[Any]) -> None:
+        self._dtypes = dtypes
+        self._starts: npt.NDArray[np.int32] | None = None
+        """The first row of each group, _NONE if it has none."""
+        self._groups: npt.NDArray[np.intp] = np.zeros(0, np.intp)
+        """Those that have rows, in the order of the rows."""
+        self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
+
+    def rows(self, hashes: HashIndex) -> HashIndex:
+        """The rows of these hashes in the columns."""
+        if self._starts is None:
+            if len(self.columns[0]):
+                return hashes
+            self._starts = np.full(HASH_RANGE // GROUP, _NONE, np.int32)
+        groups = hashes >> _BITS
+        starts = self._starts[groups]
+        if starts.min(initial=0) < 0:
+            if not self._add(np.unique(groups[starts < 0]).astype(np.intp)):
+                return hashes
+            starts = self._starts[groups]
+        rows: HashIndex = starts + (hashes & (GROUP - 1))
+        return rows
+
+    def whole(self, column: int) -> npt.NDArray[Any]:
+        """One column with a row for each hash, shape (65536,); not to be written to."""
+        if self._starts is None and len(self.columns[column]):
+            return self.columns[column]
+        every = np.zeros(HASH_RANGE, self._dtypes[column])
+        hashes = self._hashes()
+        every[hashes] = self.columns[column][: len(hashes)]
+        every.setflags(write=False)
+        return every
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(column.nbytes for column in self.columns) + (0 if self._starts is None else self._starts.nbytes)
+
+    def _hashes(self) -> npt.NDArray[np.intp]:
+        """The hashes that have rows, in the order of the rows."""
+        return ((self._groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
+
+    def _add(self, groups: npt.NDArray[np.intp]) -> bool:
+        """Rows for these groups too. False: now every hash has its own."""
+        assert self._starts is not None
+        count = len(self._groups) + len(groups)
+        if count > MOST_GROUPS:
+            dense = untouched(HASH_RANGE, *self._dtypes)
+            hashes = self._hashes()
+            for new, old in zip(dense, self.columns, strict=True):
+                new[hashes] = old[: len(hashes)]
+            self.columns, self._starts, self._groups = dense, None, groups[:0]
+            return False
+        self._starts[groups] = np.arange(len(self._groups), count) << _BITS
+        self._groups = np.concatenate([self._groups, groups])
+        room = len(self.columns[0])
+        if count * GROUP > room:
+            more = max(room, _FIRST_GROUPS * GROUP, count * GROUP - room)
+            self.columns = [np.concatenate([old, np.zeros(more, old.dtype)]) for old in self.columns]
+        return True
