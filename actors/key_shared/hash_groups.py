@@ -2,8 +2,8 @@
 
 A broker has such columns for each partition of each subscription, and with a thousand partitions a partition has few
 keys. A page of each column for each of its hashes would be most of a partition's memory. So hashes come in groups of
-GROUP neighbours, and a group gets its rows when one of it is used first. With more than MOST_GROUPS of them every hash
-has its own row, and looking them up costs nothing.
+GROUP neighbours, and a group gets its rows when one of it is used first. With more than MOST_GROUPS of them, or as soon
+as MANY hashes come at a time, every hash has its own row, and looking them up costs nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from storage.lazy_zeros import untouched
 _BITS = 6
 GROUP = 1 << _BITS
 MOST_GROUPS = 128
+MANY = 256
 _FIRST_GROUPS = 8
 """So many have room at the beginning."""
 _NONE = -1
@@ -42,11 +43,17 @@ class HashGroups:
             if len(self.columns[0]):
                 return hashes
             self._starts = np.full(HASH_RANGE // GROUP, _NONE, np.int32)
+        if len(hashes) >= MANY:
+            self._widen()
+            return hashes
         groups = hashes >> _BITS
         starts = self._starts[groups]
         if starts.min(initial=0) < 0:
-            if not self._add(np.unique(groups[starts < 0]).astype(np.intp)):
+            new = np.unique(groups[starts < 0]).astype(np.intp)
+            if len(self._groups) + len(new) > MOST_GROUPS:
+                self._widen()
                 return hashes
+            self._add(new)
             starts = self._starts[groups]
         rows: HashIndex = starts + (hashes & (GROUP - 1))
         return rows
@@ -70,21 +77,20 @@ class HashGroups:
         """The hashes that have rows, in the order of the rows."""
         return ((self._groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
 
-    def _add(self, groups: npt.NDArray[np.intp]) -> bool:
-        """Rows for these groups too. False: now every hash has its own."""
+    def _widen(self) -> None:
+        """Every hash has its own row from now on."""
+        hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
+        for new, old in zip(columns, self.columns, strict=True):
+            new[hashes] = old[: len(hashes)]
+        self.columns, self._starts, self._groups = columns, None, self._groups[:0]
+
+    def _add(self, groups: npt.NDArray[np.intp]) -> None:
+        """Rows for these groups too."""
         assert self._starts is not None
         count = len(self._groups) + len(groups)
-        if count > MOST_GROUPS:
-            dense = untouched(HASH_RANGE, *self._dtypes)
-            hashes = self._hashes()
-            for new, old in zip(dense, self.columns, strict=True):
-                new[hashes] = old[: len(hashes)]
-            self.columns, self._starts, self._groups = dense, None, groups[:0]
-            return False
         self._starts[groups] = np.arange(len(self._groups), count) << _BITS
         self._groups = np.concatenate([self._groups, groups])
         room = len(self.columns[0])
         if count * GROUP > room:
             more = max(room, _FIRST_GROUPS * GROUP, count * GROUP - room)
             self.columns = [np.concatenate([old, np.zeros(more, old.dtype)]) for old in self.columns]
-        return True
