@@ -16,7 +16,7 @@ pending message of a hash is released, because nothing is sent of a draining has
 the last change of owners, minus what was freed since, and `check` compares it with the definition.
 
 A broker has a table for each partition of each subscription, and most of them are idle. So an array takes memory where
-it was written to, what messages touch takes it only for the hashes that were used (`hash_groups`), equal tables of owners
+it was written to, what messages touch takes it for the hashes that were used (`hash_groups`), equal tables of owners
 are one, and so are those of subscriptions in which nothing drains.
 """
 
