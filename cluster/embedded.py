@@ -17,7 +17,7 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,9 @@ class EmbeddedCluster:
             self.close()
             raise
 
-    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
+    def answer(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
         """Answer a request from another process. Raises nothing but its own cancellation."""
-        return await self.actors.answer_here(actor, kind, packed)
+        return self.actors.answer_here(actor, kind, packed)
 
     def close(self) -> None:
         """End every actor and the loop. Confirmed messages are on the disk. Idempotent; a forked child ends nothing."""

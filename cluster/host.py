@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,24 +92,28 @@ class Requests:
         self._actors, self._ready, self._process, self._find = actors, ready, process, find
         self._booted = False
 
-    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
+    def answer(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
         if not self._booted:
-            try:
-                await self._ready()
-            except SluiceError as error:
-                return pack_error(error)
-            except Exception as error:
-                return Unknown(f"{self._actors.name} does not start: {error!r}")
-            self._booted = True
+            return self._answer_when_booted(actor, kind, packed)
+        return self.answer_here(actor, kind, packed)
+
+    async def _answer_when_booted(self, actor: str, kind: str, packed: Packed) -> Answer:
+        try:
+            await self._ready()
+        except SluiceError as error:
+            return pack_error(error)
+        except Exception as error:
+            return Unknown(f"{self._actors.name} does not start: {error!r}")
+        self._booted = True
         return await self.answer_here(actor, kind, packed)
 
-    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+    def answer_here(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
         """Answer what this process asks itself, also while it boots: a controller lists its own process as well."""
         if actor == NAMING:
-            return await naming.answer(packed, self._find)
+            return naming.answer(packed, self._find)
         if actor == process_requests.ACTOR:
-            return await process_requests.answer(self._process, kind, packed)
-        return await self._actors.answer_here(actor, kind, packed)
+            return process_requests.answer(self._process, kind, packed)
+        return self._actors.answer_here(actor, kind, packed)
 
     def has(self, address: Address) -> bool:
         """Whether the actor at an address runs here."""

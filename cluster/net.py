@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -105,12 +105,12 @@ class DirectNet:
         self._tasks: dict[asyncio.Future[Answer], asyncio.Task[None]] = {}
         """What actors of this process are doing, by the answers that are waited for."""
 
-    async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+    def call(self, to: Address, request: Request[R], timeout: int) -> Coroutine[Any, Any, R | Unknown]:
         if to == CONTROLLER and not self._is_here(to):
-            return await self._controllers.call(
+            return self._controllers.call(
                 lambda host, left: self._call(f"{host}/{CONTROLLER_NAME}", request, left), timeout
             )
-        return await self._call(to, request, timeout)
+        return self._call(to, request, timeout)
 
     def _is_here(self, to: Address) -> bool:
         return self._local is not None and self._local.has(to)

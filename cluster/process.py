@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -104,14 +104,18 @@ class ProcessActors:
                 del self._failed[next(iter(self._failed))]
             self._dropped(actor, reason)
 
-    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """Answer a request to an actor of this process. Raises nothing but its own cancellation."""
+    def answer_here(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
+        """Answer a request to an actor of this process. Raises nothing but its own cancellation.
+
+        No coroutine around that of the actor: each would be resumed as often as it.
+        """
         running = self._actors.get(actor)
-        if running is None and actor in self._failed:
+        return self._missed(actor) if running is None else running.hosted.answer(kind, packed)
+
+    async def _missed(self, actor: str) -> Unknown:
+        if actor in self._failed:
             return ended(f"{self.name}/{actor}", self._failed[actor])
-        if running is None:
-            return Unknown(f"no actor {actor} in {self.name}", gone=True)
-        return await running.hosted.answer(kind, packed)
+        return Unknown(f"no actor {actor} in {self.name}", gone=True)
 
     def has(self, address: Address) -> bool:
         """Whether the actor at an address runs here."""

@@ -8,10 +8,8 @@ heard, has the poll repeated; a repetition of a turn brings the same delivery ag
 
 from __future__ import annotations
 
-import asyncio
-from typing import cast
-
 from actors.consumer.hand_backs import CALL_TIMEOUT
+from actors.interruption import Interruption
 from actors.messages import Delivery, Poll
 from actors.ports import Address, Ports, Unknown
 
@@ -25,8 +23,8 @@ class LongPoll:
 
     def __init__(self, ports: Ports) -> None:
         self._ports, self.growth = ports, GROWTH
-        self._wait, self._beats, self._interrupted = FIRST_WAIT, False, False
-        self._asking: asyncio.Task[None] | None = None
+        self._wait, self._beats = FIRST_WAIT, False
+        self._interruption = Interruption()
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""
@@ -50,18 +48,10 @@ class LongPoll:
     def again(self) -> None:
         """Ask again: nobody knows whether there is a session that the poll waits for."""
         self._wait, self._beats = FIRST_WAIT, False
-        if self._asking is not None and not self._interrupted:
-            self._interrupted = True
-            self._asking.cancel()
+        self._interruption.end()
 
     async def ask(self, to: Address, request: Poll) -> Delivery | Unknown:
         """The answer; Unknown also when it is to be asked again. Raises the refusal."""
-        self._asking = task = cast("asyncio.Task[None]", asyncio.current_task())
-        try:
-            return await self._ports.net.call(to, request, request.wait + CALL_TIMEOUT - FIRST_WAIT)
-        except asyncio.CancelledError:
-            if self._interrupted and task.uncancel() == 0:
-                return Unknown("the poll is to be asked again")
-            raise
-        finally:
-            self._asking, self._interrupted = None, False
+        timeout = request.wait + CALL_TIMEOUT - FIRST_WAIT
+        answer = await self._interruption.of(self._ports.net.call(to, request, timeout))
+        return Unknown("the poll is to be asked again") if answer is None else answer

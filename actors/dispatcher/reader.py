@@ -9,9 +9,8 @@ rest goes to the decision core.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from actors.backoff import Backoff
 from actors.dispatcher.backlog import Backlog
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.hot_keys import HotKeys
-from actors.ledger.fan_out import FanOut
+from actors.interruption import Interruption
 from actors.messages import IndexRead, ReadEnds, RunIndex
 from actors.signal import Signal
 from actors.topic_log import READ_MOST
@@ -57,7 +56,7 @@ class Reader:
         if context.end is not None:
             self._reaches(context.end)
         self._log = context.log()
-        self._asked: FanOut[None, IndexRead] = FanOut(self._ports, "read")
+        self._asking = Interruption()
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
 
@@ -82,7 +81,7 @@ class Reader:
         """A read under way becomes void."""
         self.generation += 1
         self._log.begin_anew()
-        self._asked.wake()
+        self._asking.end()
 
     async def restore_index(self) -> None:
         """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
@@ -183,26 +182,13 @@ class Reader:
         generation = self.generation
         start = self._next()
         compacted = self._sessions.read_compacted
-        reply = await self._answer(self._log.read(start, min(room, READ_MOST), wait=self._wait, compacted=compacted))
+        asked = self._log.read(start, min(room, READ_MOST), wait=self._wait, compacted=compacted)
+        reply = await self._asking.of(asked)  # None as soon as the read is void
         nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
         self._wait = min(self._wait * 2, MOST_READ_WAIT) if nothing else READ_WAIT
         if reply is not None:
             await self._take(reply, generation, start)
         return True
-
-    async def _answer(self, reading: Coroutine[Any, Any, IndexRead]) -> IndexRead | None:
-        """The topic's answer; None as soon as the read is void. Raises what the topic refuses with."""
-        asked = self._asked = FanOut(self._ports, "read")
-        asked.start(None, reading)
-        try:
-            if not await asked.within():
-                return None
-            _, outcome = await asked.next()
-        finally:
-            asked.cancel()
-        if isinstance(outcome, SluiceError):
-            raise outcome
-        return outcome
 
     def _next(self) -> int:
         """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""

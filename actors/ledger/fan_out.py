@@ -41,15 +41,11 @@ class FanOut(Generic[K, T]):
         return self._open > 0
 
     async def within(self, milliseconds: int | None = None) -> bool:
-        """Whether an outcome is there or comes within a time (ms), before `wake`."""
+        """Whether an outcome is there or comes within a time (ms)."""
         self._signal.clear()
         if not self._outcomes:
             await self._signal.wait(self._ports, milliseconds)
         return bool(self._outcomes)
-
-    def wake(self) -> None:
-        """End a waiting `within`, with or without an outcome."""
-        self._signal.set()
 
     async def next(self) -> tuple[K, T | SluiceError]:
         """The next outcome, in order of arrival."""
