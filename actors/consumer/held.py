@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -210,10 +209,17 @@ class Unread(Received):
         return pa.concat_batches(taken)
 
 
-@lru_cache(maxsize=64)
+_NONE: dict[tuple[str, ...], pa.RecordBatch] = {}
+"""No rows, by the names of their columns. Arrow takes longer to make a key of a schema than to compare two."""
+
+
 def _none_of(schema: pa.Schema) -> pa.RecordBatch:
     """No rows. A slice of some without any would keep the memory of all of them."""
-    return pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
+    names = tuple(schema.names)
+    none = _NONE.get(names)
+    if none is None or not none.schema.equals(schema):
+        none = _NONE[names] = pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
+    return none
 
 
 class FirstOfKeys:

@@ -8,6 +8,7 @@ asked is being answered, or too much of the answers has not been taken, nothing 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import Callable
@@ -138,7 +139,11 @@ class _Incoming:
         self._loop = asyncio.get_running_loop()
         self._greeter, self._answers, self._on_moved = greeter, answers, on_moved
         self._answering = 0
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._numbers = itertools.count()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Those that answer, which the event loop alone would let go. Each takes itself out: told of its end, the loop
+        would take one more turn.
+        """
         self._carrier = FramedSocket(
             sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)), secured
         )
@@ -164,9 +169,8 @@ class _Incoming:
         self._answering += frame.size
         if self._answering > MAX_ANSWERING:
             self._carrier.pause()
-        task = self._loop.create_task(self._answer(frame, packed))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        number = next(self._numbers)
+        self._tasks[number] = self._loop.create_task(self._answer(number, frame, packed))
 
     def _greet(self, frame: WireFrame) -> None:
         try:
@@ -182,22 +186,25 @@ class _Incoming:
             self._carrier.admit(MAX_FRAME)
             self._on_moved(self)
 
-    async def _answer(self, frame: WireFrame, packed: Packed) -> None:
+    async def _answer(self, number: int, frame: WireFrame, packed: Packed) -> None:
         actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
         try:
-            answer = await self._answers.answer(actor, kind, packed)
-            self._send(frame.correlation, answer)
-        except Exception as error:
-            # A defect of ours. The caller and the connection have no part in it: he is told, and it reads on.
-            logger.exception("%s of %s could not be answered", kind, actor)
-            self._send(frame.correlation, Unknown(f"the answer could not be written: {type(error).__name__}"))
+            try:
+                answer = await self._answers.answer(actor, kind, packed)
+                self._send(frame.correlation, answer)
+            except Exception as error:
+                # A defect of ours. The caller and the connection have no part in it: he is told, and it reads on.
+                logger.exception("%s of %s could not be answered", kind, actor)
+                self._send(frame.correlation, Unknown(f"the answer could not be written: {type(error).__name__}"))
+            finally:
+                self._answering -= frame.size
+            if self._carrier.full:
+                self._carrier.pause()
+                await self._carrier.room()
+            if self._answering <= MAX_ANSWERING and not self._carrier.full:
+                self._carrier.resume()
         finally:
-            self._answering -= frame.size
-        if self._carrier.full:
-            self._carrier.pause()
-            await self._carrier.room()
-        if self._answering <= MAX_ANSWERING and not self._carrier.full:
-            self._carrier.resume()
+            del self._tasks[number]
 
     def _send(self, number: int, answer: Answer) -> None:
         if isinstance(answer, Packed):
