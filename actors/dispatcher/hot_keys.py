@@ -6,7 +6,7 @@ stands in the message, so one message of each of the heaviest hashes is remember
 million messages these counts are halved: what was heavy once fades.
 
 A third summary is by the time for which consumers hold a key's messages, from their delivery until they are
-acknowledged. It is estimated: at every look, a few times in a lease, each message that is held then counts for the time
+acknowledged. It is estimated: at every look, every few seconds, each message that is held then counts for the time
 since the look before. That costs the way of a message nothing, and what is held for long is seen at every look. Looks
 that find little are counted together, because a broker has many partitions of which each has a few messages.
 
@@ -40,6 +40,8 @@ HELD_GROUP = 1_024
 FADE = 1_000_000
 FADE_MS = 600_000
 """After so long of looking the times held are halved."""
+LOOK_MS = 2_000
+"""Looks are no closer to each other."""
 HELD_BACK_MS = 10_000
 FEWEST = 100
 NAMED = 256
@@ -79,9 +81,12 @@ class HotKeys:
     def look(self) -> None:
         """Sample the messages that consumers hold; called from time to time."""
         now = self._ports.clock.monotonic()
-        passed, self._looked = now - self._looked, now
+        passed = now - self._looked
+        if passed < LOOK_MS:
+            return
+        self._looked = now
         hashes, positions = self._core.held_keys()
-        if not len(hashes) or passed <= 0:
+        if not len(hashes):
             return
         self._looks.append((hashes, positions, passed))
         self._seen += len(hashes)

@@ -20,10 +20,12 @@ from storage.errors import Fenced, SluiceError, Unavailable
 
 SECURE_TIMEOUT = 3_000
 """Whoever seeks waits for the answer, and can ask again."""
-PROGRESS_MS = 500
+PROGRESS_MS = 1_000
 RETRY_MS = 50
-REST_MS = 10_000
-"""A subscription that has everything and was told of looks so seldom, until it has something new to report."""
+EXPIRE_MS, REST_MS = 2_000, 10_000
+"""A subscription that has nothing new to report looks so seldom whether messages are too old, or the topic has a new
+owner; one that has everything and was told of, as seldom as the second says.
+"""
 
 
 class ProgressReporter:
@@ -64,9 +66,9 @@ class ProgressReporter:
         """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
         messages expire. has_all: whether all messages are done, as far as anybody knows.
         """
-        logged, rests = "", False
+        logged, rest = "", 0
         while True:
-            news = not rests or await store.saved.wait(self._ports, REST_MS)
+            news = not rest or await store.saved.wait(self._ports, rest)
             store.saved.clear()
             if news:
                 await self._ports.clock.sleep(PROGRESS_MS)  # more of it may come
@@ -78,11 +80,11 @@ class ProgressReporter:
                     if seeks == self._seeks:
                         # To this address and no other: a later owner may have heard from a later dispatcher already.
                         await self._send(address, reached)
-                logged, rests = "", has_all()
-                if not rests:
+                logged, rest = "", REST_MS if has_all() else EXPIRE_MS
+                if rest == EXPIRE_MS:
                     await expire()
             except SluiceError as error:
-                rests = False
+                rest = 0
                 if str(error) != logged:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)

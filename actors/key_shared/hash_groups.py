@@ -23,7 +23,8 @@ MOST_GROUPS = 128
 MANY = 256
 _FIRST_GROUPS = 8
 """So many have room at the beginning."""
-_NONE = -1
+_NONE = np.int32(-2 * HASH_RANGE)
+"""Less than any row is apart from its hash."""
 
 
 class HashGroups:
@@ -31,36 +32,36 @@ class HashGroups:
 
     def __init__(self, *dtypes: type[Any]) -> None:
         self._dtypes = dtypes
-        self._starts: npt.NDArray[np.int32] | None = None
-        """The first row of each group, _NONE if it has none."""
+        self._shifts: npt.NDArray[np.int32] | None = None
+        """How far the rows of each group are from their hashes, _NONE if it has none."""
         self._groups: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         """Those that have rows, in the order of the rows."""
         self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
 
     def rows(self, hashes: HashIndex) -> HashIndex:
         """The rows of these hashes in the columns."""
-        if self._starts is None:
+        if self._shifts is None:
             if len(self.columns[0]):
                 return hashes
-            self._starts = np.full(HASH_RANGE // GROUP, _NONE, np.int32)
+            self._shifts = np.full(HASH_RANGE // GROUP, _NONE, np.int32)
         if len(hashes) >= MANY:
             self._widen()
             return hashes
         groups = hashes >> _BITS
-        starts = self._starts[groups]
-        if starts.min(initial=0) < 0:
-            new = np.unique(groups[starts < 0]).astype(np.intp)
+        shifts = self._shifts[groups]
+        if np.minimum.reduce(shifts, initial=0) == _NONE:
+            new = np.unique(groups[shifts == _NONE]).astype(np.intp)
             if len(self._groups) + len(new) > MOST_GROUPS:
                 self._widen()
                 return hashes
             self._add(new)
-            starts = self._starts[groups]
-        rows: HashIndex = starts + (hashes & (GROUP - 1))
+            shifts = self._shifts[groups]
+        rows: HashIndex = hashes + shifts
         return rows
 
     def whole(self, column: int) -> npt.NDArray[Any]:
         """One column with a row for each hash, shape (65536,); not to be written to."""
-        if self._starts is None and len(self.columns[column]):
+        if self._shifts is None and len(self.columns[column]):
             return self.columns[column]
         every = np.zeros(HASH_RANGE, self._dtypes[column])
         hashes = self._hashes()
@@ -71,7 +72,7 @@ class HashGroups:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(column.nbytes for column in self.columns) + (0 if self._starts is None else self._starts.nbytes)
+        return sum(column.nbytes for column in self.columns) + (0 if self._shifts is None else self._shifts.nbytes)
 
     def _hashes(self) -> npt.NDArray[np.intp]:
         """The hashes that have rows, in the order of the rows."""
@@ -82,13 +83,13 @@ class HashGroups:
         hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
         for new, old in zip(columns, self.columns, strict=True):
             new[hashes] = old[: len(hashes)]
-        self.columns, self._starts, self._groups = columns, None, self._groups[:0]
+        self.columns, self._shifts, self._groups = columns, None, self._groups[:0]
 
     def _add(self, groups: npt.NDArray[np.intp]) -> None:
         """Rows for these groups too."""
-        assert self._starts is not None
+        assert self._shifts is not None
         count = len(self._groups) + len(groups)
-        self._starts[groups] = np.arange(len(self._groups), count) << _BITS
+        self._shifts[groups] = (np.arange(len(self._groups), count) - groups) << _BITS
         self._groups = np.concatenate([self._groups, groups])
         room = len(self.columns[0])
         if count * GROUP > room:

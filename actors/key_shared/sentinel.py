@@ -64,12 +64,11 @@ class Sentinel:
         """
         if self._repeated is not None:
             self._check_repeated(hashes, positions, placed)
-        self.take(slots, hashes, positions, placed)
+        rows = self.take(slots, hashes, positions, placed)
         back = (positions[1:] <= positions[:-1]) & (slots[1:] == slots[:-1])
         if first is not None:
-            slots, hashes, positions = slots[first], hashes[first], positions[first]
+            slots, hashes, positions, rows = slots[first], hashes[first], positions[first], rows[first]
         self.checked_order += len(hashes)
-        rows = self._hashes.rows(hashes)
         following: Positions = self._hashes.columns[_NEXT]
         late = positions < following[rows]
         wrong = int(np.count_nonzero(late)) + int(np.count_nonzero(back))
@@ -98,8 +97,10 @@ class Sentinel:
                 f"message of its hash is out, or behind one ({int(np.count_nonzero(wrong))} messages)"
             )
 
-    def take(self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None) -> None:
-        """Messages are with these consumers from now on, sent now or held since before a change of owner."""
+    def take(self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None) -> HashIndex:
+        """Messages are with these consumers from now on, sent now or held since before a change of owner. Returns the
+        rows of their hashes.
+        """
         self.checked_holder += len(hashes)
         rows = self._hashes.rows(hashes)
         holder, held, _ = self._hashes.columns
@@ -118,6 +119,7 @@ class Sentinel:
                 f"{self.name(int(slots[at]))} while {self.name(int(before[at]))} holds unacknowledged messages of "
                 f"the hash ({int(wrong.sum())} messages)"
             )
+        return rows
 
     def given_back(self, hashes: HashIndex, positions: Positions | None = None, *, again: bool = False) -> None:
         """Messages of these hashes are acknowledged or have left their consumer.

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from actors.dispatcher import Dispatcher
+from actors.dispatcher.progress import EXPIRE_MS
 from actors.messages import Attach, Attached, Detach, FindTime, PositionFound, TopicSettings
 from actors.policies import policy_records
 from storage.errors import Corrupt, Invalid
@@ -107,7 +108,7 @@ def test_ot_3_what_is_evicted_for_its_age_settles_every_counter(monkeypatch: pyt
         await actor.parts.seeker.expire_old()
         assert await _counts(broker) == (10, 10, 10), "without a ttl nothing is evicted"
         expiring(broker, actor, settings, monkeypatch, broker.ports.clock.now() - between)
-        await broker.until(lambda: actor.parts.context.state.cursor.mark_delete & 0xFFFFFFFF == 4, 1_000)
+        await broker.until(lambda: actor.parts.context.state.cursor.mark_delete & 0xFFFFFFFF == 4, EXPIRE_MS + 500)
         monkeypatch.undo()
         await broker.quiet(1_000)
         assert (await broker.stats())["totalMsgExpired"] == 5
