@@ -182,7 +182,16 @@ class Deliverer:
             if self._backlog.any_delayed() and self._core.due_room() > 0:
                 self._wakeups.due.set()
 
+    def _leave_out(self) -> None:
+        """What waits for a consumer's poll is another one's as soon as that is active, and may come back later."""
+        for session in self._sessions.all():
+            if session.outbox:
+                left = session.keep(self._core.pending(session.number))
+                self._core.never_arrived(session.number, left)
+
     def _route(self) -> None:
+        if self._state.settings.type == "failover":
+            self._leave_out()
         for assignment in self._core.route(self._clock.now()):
             session = self._sessions.find(assignment.consumer)
             assert session is not None, "the core routed to a consumer without a session"

@@ -20,7 +20,7 @@ from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.ports import Task
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced
-from storage.position import Positions
+from storage.position import Positions, positions_of
 
 EPOCH_SESSIONS = 1 << 24
 """Session numbers of different epochs never meet: a late request of an old session is always refused."""
@@ -116,6 +116,21 @@ class Session:
             self._outbox_bytes += size if fits else 0
             self.outbox.append(part if fits else msgspec.structs.replace(part, blob=None))
         self.ready.set()
+
+    def keep(self, held: Positions) -> int:
+        """Of what waits for its next poll leave out all but these (ascending); returns how many messages that were."""
+        left = 0
+        for part in self.outbox:
+            here = np.isin(positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry), held)
+            if not here.all():
+                left += int(len(here) - here.sum())
+                part.overtook = part.overtook[np.isin(part.overtook, part.rows[here])]
+                part.redeliveries = part.redeliveries[here] if len(part.redeliveries) else part.redeliveries
+                part.rows = part.rows[here]
+        if left:
+            self.outbox = [part for part in self.outbox if len(part.rows)]
+            self._outbox_bytes = sum(0 if part.blob is None else part.blob.size for part in self.outbox)
+        return left
 
     def tell(self, events: list[Event]) -> None:
         """Something for it to know, as far as it wants to know it."""

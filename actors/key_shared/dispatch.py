@@ -275,6 +275,13 @@ class Dispatch:
         member = core.members.by_number.get(consumer)
         return 0 if member is None else nacks.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
 
+    def never_arrived(self, consumer: int, count: int) -> None:
+        """So many messages that were routed to a consumer were not sent, and are elsewhere: their permits are free."""
+        member = self._core.members.by_number.get(consumer)
+        if member is not None and count:
+            self._core.members.take_back(member, count)
+            self._core.look_again()
+
     def remember(self, rows: Redeliveries, now: int) -> None:
         """Take over the redelivery counts of an earlier owner; for a new object."""
         self._state.carried.begin_with(rows)

@@ -66,3 +66,32 @@ def test_what_was_never_published_is_not_done() -> None:
         await broker.until(lambda: len(client.got) == 2)
 
     play(scenario)
+
+
+def test_what_another_consumer_has_finished_is_not_sent_any_more() -> None:
+    """Of a Failover subscription: it waited for the next poll of the consumer that was active before."""
+
+    async def scenario(broker: Broker) -> None:
+        former = await broker.join("b", queue=2)
+        await broker.publish("k")
+        await broker.until(lambda: len(former.got) == 1)
+        await broker.quiet(100)
+        heal = broker.world.partition(["broker"], ["b"])
+        await broker.publish("on its way")
+        await broker.quiet(100)
+        await broker.publish("waits")
+        await broker.quiet(100)
+        active = await broker.join("a")
+        await broker.until(lambda: active.came() == ["on its way", "waits"])
+        await active.parts[0].wait_confirmed()
+        heal()
+        await broker.until(lambda: len(former.got) == 2)
+        assert former.came() == ["k", "on its way"]
+        await active.close()
+        await broker.publish("x", "y", "z")
+        await broker.until(lambda: former.came()[-1] == "z")
+        assert former.came()[2:] == ["x", "y", "z"]
+        await broker.quiet(1_100)
+        assert (await broker.consumer_stats())["b"]["availablePermits"] == 2, "what was not sent took no room"
+
+    play(scenario, type="failover", lease_ms=60_000)
