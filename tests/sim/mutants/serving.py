@@ -133,7 +133,7 @@ SERVING: list[Mutant] = [
         old='self._waited = self.asked.settings.type == "failover"',
         new="self._waited = False",
         world="relay",
-        seed=120,
+        seed=7350148,
     ),
     Mutant(
         name="what waited for its batch goes out whoever has acknowledged it",
@@ -141,7 +141,7 @@ SERVING: list[Mutant] = [
         old="            part.close(its[~np.isin(part.positions[its], still)])\n",
         new="            pass\n",
         world="relay",
-        seed=103,
+        seed=7350148,
     ),
     Mutant(
         name="what came of a batch stands for all of it",
