@@ -119,18 +119,10 @@ class Session:
 
     def keep(self, held: Positions) -> int:
         """Of what waits for its next poll leave out all but these (ascending); returns how many messages that were."""
-        left = 0
-        for part in self.outbox:
-            here = np.isin(positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry), held)
-            if not here.all():
-                left += int(len(here) - here.sum())
-                part.overtook = part.overtook[np.isin(part.overtook, part.rows[here])]
-                part.redeliveries = part.redeliveries[here] if len(part.redeliveries) else part.redeliveries
-                part.rows = part.rows[here]
-        if left:
-            self.outbox = [part for part in self.outbox if len(part.rows)]
-            self._outbox_bytes = sum(0 if part.blob is None else part.blob.size for part in self.outbox)
-        return left
+        before = sum(len(part.rows) for part in self.outbox)
+        self.outbox = [left for part in self.outbox if len((left := _held_of(part, held)).rows)]
+        self._outbox_bytes = sum(0 if part.blob is None else part.blob.size for part in self.outbox)
+        return before - sum(len(part.rows) for part in self.outbox)
 
     def tell(self, events: list[Event]) -> None:
         """Something for it to know, as far as it wants to know it."""
@@ -203,6 +195,17 @@ class Session:
         """The revocation was sent, or everything came back; the number stays."""
         if self.revocation is not None:
             self.revocation = Revocation(number=self.revocation.number)
+
+
+def _held_of(part: Part, held: Positions) -> Part:
+    """The rows of a part that are among these positions (ascending)."""
+    here = np.isin(positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry), held)
+    if here.all():
+        return part
+    rows, counts = part.rows[here], part.redeliveries
+    overtook = part.overtook[np.isin(part.overtook, rows)]
+    counts = counts[here] if len(counts) else counts
+    return msgspec.structs.replace(part, rows=rows, redeliveries=counts, overtook=overtook)
 
 
 def first_session(epoch: int) -> int:
