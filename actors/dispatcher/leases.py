@@ -128,9 +128,12 @@ class Leases:
         self._changed()
 
     def _is_late_copy(self, session: Session) -> bool:
-        """It never polled, and another session has its name: its consumer had ended before this first request came."""
-        namesakes = [other for other in self._sessions.all() if other.name == session.name and other is not session]
-        return session.turn == 0 and bool(namesakes)
+        """It never polled, and another session has its name and a place: its consumer had ended before this one came.
+        Who has handed the place over to this one has none.
+        """
+        ring, all_ = self._core.ring, self._sessions.all()
+        namesakes = [other for other in all_ if other.name == session.name and other is not session]
+        return session.turn == 0 and any(ring.of(other.number) is not None for other in namesakes)
 
     def dismiss(self, reason: str) -> None:
         """End every session; see `Membership.dismiss`."""

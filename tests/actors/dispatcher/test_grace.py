@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Acknowledge, Attach, Explain, Poll, SubscriptionSettings, Text, shown
+from actors.messages import Acknowledge, Attach, Detach, Explain, Poll, SubscriptionSettings, Text, shown
 from actors.messages.settings import check_subscription
+from actors.ports import Unknown
 from actors.wire import Request
 from storage.errors import Conflict, Invalid
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
@@ -302,6 +303,29 @@ def test_a_planned_hand_over_moves_nobody_elses_hashes(policy: str, selector: st
         assert (stats["hashesMovedTotal"], stats["handOversTotal"]) == (moved, 1)
 
     play(scenario, policy=policy, selector=selector, **KEEPS)
+
+
+@pytest.mark.parametrize("end", ["close", "crash"])
+def test_who_took_over_and_left_at_once_keeps_its_hashes(end: str) -> None:
+    """It had asked for nothing yet, and the one before, of the same name, is attached still: grace 65001073."""
+
+    async def scenario(broker: Broker) -> None:
+        _, b, _ = await three(broker)
+        before = await owners(broker)
+        await b.parts[0].handing_over.offer("b")
+        net, address = broker.world.client("network").net, await broker.address()
+        newcomer = await net.call(address, Attach(consumer="b", incarnation="new.0"), 20_000)
+        assert not isinstance(newcomer, Unknown)
+        await net.call(address, Detach(session=newcomer.session), 20_000)
+        if end == "crash":
+            b.crash()
+        else:
+            await b.close()
+        after = await attached(broker, "a", "c")
+        assert after == {name: before[name] for name in "ac"}
+        assert [kept["consumerName"] for kept in (await broker.stats())["keptConsumers"]] == ["b"]
+
+    play(scenario, **KEEPS)
 
 
 def test_a_hand_over_outlives_owners() -> None:

@@ -9,6 +9,14 @@ _UNITS = "tests/actors/dispatcher/test_grace.py"
 
 KEEPING_PLACES: list[Mutant] = [
     Mutant(
+        name="who handed its place over keeps the newcomer's from being kept",
+        module="actors.dispatcher.leases",
+        old="any(ring.of(other.number) is not None for other in namesakes)",
+        new="any(ring is not None for other in namesakes)",
+        world=GRACE,
+        test=f"{_UNITS}::test_who_took_over_and_left_at_once_keeps_its_hashes",
+    ),
+    Mutant(
         name="the place of a consumer that left is not kept",
         module="actors.key_shared.hash_assignments",
         old="    keep = keep and core.keeps_places and",
