@@ -50,23 +50,24 @@ class Side:
 
     def cpu(self) -> float:
         """Processor seconds of all its processes so far."""
-        return sum(map(_seconds, self._processes()))
+        return sum(map(_seconds, self.processes()))
 
     def memory(self) -> int:
         """Bytes of memory of all its processes."""
-        return sum(map(_resident, self._processes()))
+        return sum(map(_resident, self.processes()))
 
     def threads(self) -> dict[str, tuple[float, float]]:
         """Of each thread of its processes, seconds in which it ran, and in which it waited for a processor, so far."""
         found = {}
-        for process in self._processes():
+        for process in self.processes():
             for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):  # it has ended
                     ran, waited, _ = map(int, file.read_text().split())
                     found[file.parent.name] = ran / 1e9, waited / 1e9
         return found
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """All of them, without the clients'."""
         assert self._process is not None
         try:
             root = psutil.Process(self._process.pid)
@@ -276,6 +277,10 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
+
+    def process(self) -> psutil.Process:
+        """For who measures it."""
+        return psutil.Process(self._process.pid)
 
     def hear(self) -> dict[str, Any]:
         """The next answer."""

@@ -4,8 +4,9 @@
 
 Needs the packages of the extra `peers`. Redis is Debian's redis-server; Pulsar is its binary distribution, unpacked in
 the folder that --pulsar or SLUICE_PULSAR_HOME names; --checkout adds another checkout of Sluice. What is not there is
-said in one line and left out; `gateway` is Sluice in one process with Pulsar's own Python client. Each broker runs for
-the whole comparison, in a temporary folder, and syncs to disk before it confirms: Sluice two copies, the others one.
+said in one line and left out; `gateway` is Sluice in one process with Pulsar's own Python client, and `cluster`, only
+where --sides names it, is a cluster with that client. Each broker runs for the whole comparison, in a temporary folder,
+and syncs to disk before it confirms: Sluice two copies, the others one.
 
     paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received;
              --clients do so at once, each on a topic of its own
@@ -34,6 +35,8 @@ import numpy as np
 
 from benchmarks._arguments import amount, count, count_or_none
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
+from benchmarks._thread_times import table as times_of
+from benchmarks._thread_times import thread_times
 
 KEYS = 10_000
 Figures = dict[str, float]
@@ -58,9 +61,13 @@ def paced(side: Side, topic: str, options: argparse.Namespace) -> Figures:
         for one in clients:
             one.hear()
         _all_paced(clients, options.warm, options.every_ms)
+        processes = [*side.processes(), *(one.process() for one in clients)] if options.threads else []
+        threads = thread_times(processes)
         cpu = side.cpu()
         told = _all_paced(clients, options.paced, options.every_ms)
         cpu = side.cpu() - cpu + sum(one["cpu"] for one in told)
+        if options.threads:
+            print("\n".join(times_of(threads, thread_times(processes), options.paced * options.clients)), flush=True)
     figures = {"cpu_us": cpu * 1e6 / (options.paced * options.clients)}
     for kind in ("confirmed", "delivered"):
         for quantile in (50, 99):
@@ -133,6 +140,7 @@ def sides(options: argparse.Namespace, root: Path) -> list[Side]:
     if options.checkout:
         found.append(SluiceSide("checkout", root / "checkout", Path(options.checkout)))
     found.append(GatewaySide("gateway", root / "gateway", options.pulsar_batching))
+    found.append(GatewaySide("cluster", root / "cluster", options.pulsar_batching, one_process=False))
     found.append(RedisSide("redis", root / "redis"))
     found.append(PulsarSide("pulsar", root / "pulsar", Path(home) if home else None, options.pulsar_batching))
     return [one for one in found if one.name in options.sides]
@@ -197,13 +205,15 @@ def _names(known: list[str]) -> Any:
 def main() -> None:
     """Parse the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = ["sluice", "checkout", "gateway", "redis", "pulsar"]
+    every = ["sluice", "checkout", "gateway", "cluster", "redis", "pulsar"]
+    usual = [name for name in every if name != "cluster"]
     parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))
-    parser.add_argument("--sides", type=_names(every), default=every, help="which to compare, for example sluice,redis")
+    parser.add_argument("--sides", type=_names(every), default=usual, help="which to compare, for example sluice,redis")
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--paced", type=count, default=500, help="messages of a round and client")
     parser.add_argument("--every-ms", type=amount, default=10.0)
     parser.add_argument("--clients", type=count, default=1, help="clients at once that send paced messages")
+    parser.add_argument("--threads", action="store_true", help="of paced messages, what each thread takes")
     parser.add_argument("--singles", type=count, default=100_000, help="messages of a round")
     parser.add_argument("--batches", type=count, default=1_000_000, help="messages of a round")
     parser.add_argument("--warm", type=count_or_none, default=200, help="messages before those that count")
