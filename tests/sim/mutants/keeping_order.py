@@ -38,7 +38,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="UNORDERED if counted and not core.nack_ordered else REPLAY",
         new="UNORDERED if counted else REPLAY",
         world=NACK_ORDER,
-        seed=0,
+        seed=5,
     ),
     Mutant(
         name="a key does not wait out the delay of what came back",
@@ -86,7 +86,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="            self._parts = deque(\n",
         new="            _ = deque(\n",
         world=NACK_ORDER,
-        seed=13,
+        seed=20,
     ),
     Mutant(
         name="the mark of what was seen too early is in no record",

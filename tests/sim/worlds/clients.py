@@ -271,7 +271,7 @@ class SimConsumer:
             consumer.taken(part)
             part.shown = len(part)
             if self._notes_late:
-                if not part.open.any():
+                if self.gone or not part.open.any():  # whoever has closed is shown nothing any more
                     continue
                 self._note(part)
             thinking = 1 if self.calm else self.rng.randrange(self.traffic.think_ms)
