@@ -56,6 +56,11 @@ class OwnershipProof:
         """Monotonic ms: up to here an owner is proved that found its record its own when this was the notice."""
         return self.proven if notice == self.notice else self._before.get(notice, 0)
 
+    @property
+    def looking(self) -> bool:
+        """Whether somebody looks just now."""
+        return self._looking is not None
+
     async def look(self, ports: Ports, age: int = 0) -> None:
         """Look for a notice, together with all who look just now, unless somebody did less than `age` ms ago. Raises
         what the store refuses with.

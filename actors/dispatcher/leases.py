@@ -14,6 +14,7 @@ permits or look-ahead are used up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from actors.backoff import Backoff
 from actors.dispatcher.context import SubscriptionContext
@@ -27,6 +28,8 @@ from storage.errors import SluiceError
 LIVENESS_MS = 5_000
 """Pulsar's connectionLivenessCheckTimeoutMillis."""
 RETRY_FIRST, RETRY_MOST = 50, 2_000
+LOOKS = 4
+"""So often in the time of a lease is looked whether what waits moves, and which keys are held."""
 
 
 class Leases:
@@ -41,46 +44,57 @@ class Leases:
         self._wakeups, self._ownership = context.wakeups, context.ownership
         self._waited_for = Signal()
         """A lease is waited for that was not before."""
+        self._looked = 0
         self._was_idle = False
         """There was nothing that could be sent when that was looked at last."""
         self.unidentified: dict[int, str] = {}
 
     async def run(self, look: Callable[[], None]) -> None:
         """End expired sessions, twice in the time of trust; where nothing waits, no later than the first lease that may
-        end. look: called each time that no consumer is awaited, while there is anything that could be sent.
+        end. look: called a few times in a lease while there is anything that could be sent and no consumer is awaited.
         """
         while True:
-            await self._waited_for.wait(self._ports, self._rest(), self._rest_longer)
+            await self._waited_for.wait(self._ports, self._rest(), partial(self._rest_longer, look))
             self._waited_for.clear()
-            self._store.look_if_idle()
             now = self._ports.clock.monotonic()
             for member in self._membership.overdue(LeaseState.ATTACHED, now):
                 session = self._sessions.find(member.session)
                 if session is not None:
                     self.end(session, "lease expired")
             self.forget_retired(self._membership.overdue(LeaseState.RETIRED, now))
+            self._store.look_if_idle()
             if self._membership.all(LeaseState.AWAITED):
                 self._wakeups.came_or_went()
             else:
-                self._was_idle, was_idle = self._core.idle(), self._was_idle
-                if not (self._was_idle and was_idle):
-                    look()
+                self._look(look)
 
-    def _rest_longer(self) -> int:
-        """How long (ms) there still is nothing to look at but who owns the subscription; 0: there is. The leases that
-        might have ended by now were renewed, which is all that happens in a subscription that is not used.
+    def _rest_longer(self, look: Callable[[], None]) -> int:
+        """How long (ms) there still is nothing to end; 0: there is. What else there is to do takes no task: thousands
+        of subscriptions may have something waiting, each with timers of its own.
         """
         membership, now = self._membership, self._ports.clock.monotonic()
         waited_for = membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED)
-        if waited_for or not (self._was_idle and self._core.idle()) or membership.overdue(LeaseState.ATTACHED, now):
+        if waited_for or membership.overdue(LeaseState.ATTACHED, now):
             return 0
         self._store.look_if_idle()
+        self._look(look)
         return self._rest()
+
+    def _look(self, look: Callable[[], None]) -> None:
+        """Call `look` if it is time; once more when nothing waits any more."""
+        now = self._ports.clock.monotonic()
+        if now < self._looked + self._membership.lease_ms // LOOKS:
+            return
+        self._was_idle, was_idle = self._core.idle(), self._was_idle
+        if not (self._was_idle and was_idle):
+            self._looked = now
+            look()
 
     def _rest(self) -> int:
         """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
         membership, short = self._membership, max(self._membership.trust_ms // 2, 1)
-        if not self._core.idle() or membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED):
+        waited_for = membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED)
+        if waited_for or not (self._was_idle and self._core.idle()):
             return short
         ends = [member.until for member in membership.all(LeaseState.ATTACHED)]
         left = min(ends, default=0) - self._ports.clock.monotonic() if ends else membership.lease_ms

@@ -86,9 +86,14 @@ class CursorStore:
         return self._completed >= self._asked and not self._writing.locked()
 
     def look_if_idle(self) -> None:
-        """Look at the record unless it was written lately; to be called every half of `trust_ms`."""
-        if self._ports.clock.monotonic() - self._record.proven > self._trust // 4:
+        """Look at the record unless it was written lately, or is being looked at for all owners of this process; to be
+        called every half of `trust_ms`.
+        """
+        if not (self._fresh() or self._record.being_proved):
             self._dirty.set()
+
+    def _fresh(self) -> bool:
+        return self._ports.clock.monotonic() - self._record.proven <= self._trust // 4
 
     def certain(self) -> bool:
         """Whether this dispatcher knows, recently enough to lengthen a lease, that it owns the subscription."""
@@ -126,7 +131,8 @@ class CursorStore:
 
     async def _look(self) -> None:
         try:
-            await self._record.prove()
+            if self._record.lost or not self._fresh():  # others of this process may have looked meanwhile
+                await self._record.prove()
             self._done.set()
         except Unavailable:
             await self._ports.clock.sleep(RETRY_MS)
