@@ -5,17 +5,49 @@ cost a broker a tenth of its time, and one with a thousand partitions, which are
 objects grow with the partitions too: looking at them at every 50,000 still took a tenth of the time in which a thousand
 partitions were sent to, and found next to nothing.
 
+What has survived two looks stays for long: a broker of thousands of topics is millions of objects of that kind, and a
+look at all of them, during which nothing else happens in the process, takes seconds. So these are set aside
+(`gc.freeze`), and looked at again only when memory has grown to GROWTH times of what was left the last time. Objects
+without cycles are freed as ever. So garbage in old cycles takes no more memory than that, and looks at everything come
+while a process grows, and not while it serves.
+
 A user's own process is left as it is.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
+from typing import Any
 
-THRESHOLDS = (200_000, 10, 10)
+THRESHOLDS = (200_000, 2, 1_000_000)
+GROWTH = 2
 
 
 def collect_seldom() -> None:
     """Never look at what is there by now, and seldom at the rest. To be called after the imports."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+    gc.callbacks.append(SetAside())
+
+
+class SetAside:
+    """Called by Python before and after each look, see `gc.callbacks`."""
+
+    def __init__(self) -> None:
+        self._left = sys.getallocatedblocks()
+        """Blocks of memory in use after the last look at everything."""
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        if phase != "stop" or info["generation"] == 0:
+            return
+        blocks = sys.getallocatedblocks()
+        if info["generation"] == 2:
+            self._left = blocks
+            gc.set_threshold(*THRESHOLDS)
+            gc.freeze()
+        elif blocks < GROWTH * self._left:
+            gc.freeze()
+        else:  # the next look is at everything
+            gc.unfreeze()
+            gc.set_threshold(*THRESHOLDS[:2], 0)

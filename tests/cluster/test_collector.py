@@ -1,4 +1,4 @@
-"""Processes of Sluice's own look for cycles seldom."""
+"""Processes of Sluice's own look for cycles seldom. Each test has a process, because there is one collector in it."""
 
 from __future__ import annotations
 
@@ -35,5 +35,60 @@ assert Cycle.alive < THRESHOLDS[0] * 2, Cycle.alive
 """
 
 
+PROLOGUE = """
+import gc, weakref
+from cluster.collector import GROWTH, THRESHOLDS, collect_seldom
+
+class Node:
+    def __init__(self):
+        self.self = self
+
+def young(number):
+    return [Node() for _ in range(number)]
+
+collect_seldom()
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(info["generation"]) if phase == "stop" else None)
+OLD = THRESHOLDS[0] * (THRESHOLDS[1] + 4)
+"""
+
+
+def run(program: str) -> str:
+    """What it prints."""
+    done = subprocess.run([sys.executable, "-c", PROLOGUE + program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_what_is_there_is_not_looked_through_and_cycles_still_go() -> None:
     subprocess.run([sys.executable, "-c", CODE], check=True, timeout=60)
+
+
+def test_what_is_old_is_not_looked_at_again() -> None:
+    said = run("""
+kept = young(OLD)
+assert 1 in looks, looks
+frozen = gc.get_freeze_count()
+assert frozen > OLD // 2, frozen
+looks.clear()
+for _ in range(400):
+    young(THRESHOLDS[0] // 10)  # garbage in cycles
+print(max(looks), len(gc.get_objects()) < OLD)
+""")
+    assert said.split() == ["1", "True"]
+
+
+def test_garbage_in_old_cycles_is_found_before_memory_grows_far() -> None:
+    said = run("""
+garbage = young(OLD)
+assert gc.get_freeze_count() > OLD // 2
+last = weakref.ref(garbage[0])
+del garbage
+kept = []
+for _ in range(8 * GROWTH):
+    kept += young(OLD)
+    if last() is None:
+        break
+print(last() is None, 2 in looks, gc.get_threshold() == THRESHOLDS)
+""")
+    assert said.split() == ["True", "True", "True"]
