@@ -125,6 +125,10 @@ class Directory:
             await self._look_up((topic, None, b""), partition)
         return address
 
+    def known_topic(self, topic: str, partition: int) -> Address:
+        """The owner of a partition as far as it is known; empty if it is not."""
+        return self._known.get(topic, None, partition)
+
     async def _look_up(self, question: _Question, partition: int) -> None:
         """Ask for an owner, with all who ask at this moment. It may not be there yet when the answer is."""
         self._wanted.setdefault(question, {})[partition] = None

@@ -32,6 +32,10 @@ class TopicClient:
         """The owner's address. Raises NotFound, Unavailable."""
         return await self._directory.topic(self.topic, self.partition)
 
+    def known_owner(self) -> Address:
+        """Its address as far as it is known; empty if it is not."""
+        return self._directory.known_topic(self.topic, self.partition)
+
     async def ask(self, request: Request[R], timeout: int = CALL_TIMEOUT, *, to: Address = "") -> R:
         """The answer of the owner, or of the one at `to`.
 

@@ -68,7 +68,7 @@ class ProgressReporter:
         """
         logged, rest = "", 0
         while True:
-            news = not rest or await store.saved.wait(self._ports, rest)
+            news = not rest or await store.saved.wait(self._ports, rest, lambda: self._rest_longer(has_all))
             store.saved.clear()
             if news:
                 await self._ports.clock.sleep(PROGRESS_MS)  # more of it may come
@@ -88,6 +88,11 @@ class ProgressReporter:
                 if str(error) != logged:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)
+
+    def _rest_longer(self, has_all: Callable[[], bool]) -> int:
+        """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
+        now = self._topic.known_owner(), self._state.cursor.mark_delete
+        return REST_MS if has_all() and self._reported == now else 0
 
     def reported(self) -> bool:
         """Whether the topic knows how far this subscription is."""

@@ -114,6 +114,12 @@ class PartitionMetadata:
         if self._notice != self._proof.notice or self._ports.clock.monotonic() - self._verified >= UNTOLD_MS:
             await self.verify()
 
+    def is_proved(self, age: int) -> bool:
+        """Whether `prove` would have nothing to look at, if a proof that is `age` ms old is good enough."""
+        now = self._ports.clock.monotonic()
+        told = self._notice == self._proof.notice and now - self._verified < UNTOLD_MS
+        return told and now - self._proof.proven < age
+
     async def verify(self) -> None:
         """Look whether the partition has a newer owner, as an owner that was frozen must. Raises Fenced, Unavailable.
 

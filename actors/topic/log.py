@@ -415,12 +415,15 @@ class PartitionLog:
         for waiter in waiters:
             waiter.set()
 
-    async def news(self, milliseconds: int) -> bool:
-        """Wait for the next wake; False after so long. Nothing may be awaited between looking and calling this."""
+    async def news(self, milliseconds: int, longer: Callable[[], int] | None = None) -> bool:
+        """Wait for the next wake; False after so long. Nothing may be awaited between looking and calling this.
+
+        longer: see Signal.wait.
+        """
         signal = Signal()
         self._waiters.append(signal)
         try:
-            return await signal.wait(self._ports, milliseconds)
+            return await signal.wait(self._ports, milliseconds, longer)
         finally:
             if signal in self._waiters:
                 self._waiters.remove(signal)

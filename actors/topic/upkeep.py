@@ -37,8 +37,8 @@ REST_MS = 10_000
 """An owner at which nothing changes looks so seldom whether it is still the owner, until something is confirmed or
 reported; one that is closed is not woken sooner for what retention lets go of.
 """
-RESTS = 3
-"""So many of them pass until it looks at everything."""
+MOST_REST_MS = 60_000
+"""After so long it looks at everything."""
 LOOK_BYTES = 1024 * 1024
 """A partition with less in its only ledger has nothing that would leave or be compacted."""
 PRUNE_AT = 64
@@ -66,7 +66,7 @@ class Upkeep:
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
         self._replicating = self._offloading = self._compacting = False
-        self._verified = 0
+        self._verified = self._rests_until = 0
         self._fill_not_before = 0
         self._seen: tuple[object, ...] = ()
         self.marks: dict[str, int] = {}
@@ -144,14 +144,23 @@ class Upkeep:
         """
         state = (self._log.last_confirmed, self._log.record, dict(self.marks))
         changed, self._seen = state != self._seen, state
-        if not changed and not self.at_work and not self._lost:
-            for _ in range(RESTS):
-                if await self._log.news(REST_MS):
+        if not changed and not self._lost:
+            self._rests_until = self._ports.clock.monotonic() + MOST_REST_MS
+            while self._rests_until > self._ports.clock.monotonic() and not self.at_work:
+                if await self._log.news(REST_MS, self._rest_longer):
                     return
                 try:
                     await self._prove(self._ports.clock.monotonic())
                 except SluiceError:
                     return  # the next turn meets it as well
+
+    def _rest_longer(self) -> int:
+        """Milliseconds for which there is still nothing to do, not even a look whether there is a newer owner, because
+        others of this process have; 0: there is. So many that are not used wake no task.
+        """
+        if self.at_work or not self._log.metadata.is_proved(VERIFY_MS):
+            return 0
+        return REST_MS if self._rests_until > self._ports.clock.monotonic() else 0
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
