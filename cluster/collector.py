@@ -28,10 +28,10 @@ def collect_seldom() -> None:
     """Never look at what is there by now, and seldom at the rest. To be called after the imports."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
-    gc.callbacks.append(SetAside())
+    gc.callbacks.append(OldObjects())
 
 
-class SetAside:
+class OldObjects:
     """Called by Python before and after each look, see `gc.callbacks`."""
 
     def __init__(self) -> None:
