@@ -11,7 +11,7 @@ GIVING_BACK: list[Mutant] = [
     Mutant(
         name="delays and counts are in no record",
         module="actors.dispatcher.takeover",
-        old="        RecordedRedeliveries(ports, core),\n",
+        old="        RecordedRedeliveries(ports, core, clock),\n",
         new="",
         world=REDELIVERIES,
         seed=0,

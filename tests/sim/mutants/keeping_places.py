@@ -38,7 +38,7 @@ KEEPING_PLACES: list[Mutant] = [
         old="self._offered_place(request) or self._kept_place(request)",
         new="self._kept_place(request)",
         world=GRACE,
-        seed=10,
+        seed=14,
     ),
     Mutant(
         name="one that handed its place over gets another",

@@ -181,7 +181,7 @@ SERVING: list[Mutant] = [
         old="                if self.permits <= 0:",
         new="                if False:",
         world="relay",
-        seed=2,
+        seed=11,
     ),
     Mutant(
         name="an id stands for all of a batch that was sent in parts",
