@@ -62,7 +62,7 @@ KEEPING_PLACES: list[Mutant] = [
         old=" and not (living and entry == NEW))",
         new=")",
         world=GRACE,
-        seed=700016,
+        test=f"{_UNITS}::test_the_second_of_a_name_that_asked_for_nothing_is_gone",
     ),
     Mutant(
         name="the second of a name keeps no place",
