@@ -66,11 +66,25 @@ class SessionHeartbeat:
         """Whether it is to be renewed although its lease is young: its polls could wait longer then."""
         return self._poll.wants_heartbeats
 
-    def renewed(self, owner: Address, session: int, sent: int) -> None:
-        """A heartbeat that was sent at that time (monotonic ms) for this session was heard by that owner."""
+    @property
+    def turn(self) -> int:
+        """That of the poll that is under way, 0 if none is."""
+        return self._poll.turn
+
+    def renewed(self, owner: Address, session: int, sent: int, *, compares: bool) -> None:
+        """A heartbeat that was sent at that time (monotonic ms) for this session was heard by that owner. compares: see
+        HeartbeatAnswer.
+        """
         if self.owner() == (owner, session):
             self._lease.renew(sent)
-            self._poll.heard()
+            self._poll.heard(compares=compares)
+
+    def unasked(self, owner: Address, session: int, turn: int) -> None:
+        """The poll that was under way when the heartbeat was sent does not wait there. Unless it was answered
+        meanwhile, it is asked again.
+        """
+        if turn and self.owner() == (owner, session) and self._poll.turn == turn:
+            self._poll.again()
 
     def missed(self) -> None:
         """The last heartbeat did not renew it: it must see to its lease by itself."""
@@ -140,7 +154,7 @@ class Heartbeats:
         """timeout: an answer is of use for as long as a lease; meanwhile others are under way."""
         request = Heartbeat(owners=[owner for _, owner, _ in group], sessions=[session for _, _, session in group])
         for attempt in range(min(TRIES, len(group))):
-            sent = ports.clock.monotonic()
+            sent, request.turns = ports.clock.monotonic(), [member.turn for member, _, _ in group]
             try:
                 answer = await ports.net.call(group[(self._turn + attempt) % len(group)][1], request, timeout)
             except SluiceError as error:  # one that is not taken over yet, or an older version
@@ -158,4 +172,7 @@ class Heartbeats:
             if place in not_renewed:
                 member.missed()
             else:
-                member.renewed(owner, session, sent)
+                member.renewed(owner, session, sent, compares=answer.compares)
+        for place in answer.unasked:
+            member, owner, session = group[place]
+            member.unasked(owner, session, request.turns[place])

@@ -1,9 +1,12 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
-A poll waits a second for messages. While none come, the next one waits twice as long, up to half a minute: but only
+A poll waits a second for messages. While none come, the next one waits twice as long, up to five minutes: but only
 while heartbeats renew the lease, which the answer to such a poll comes too late for, and while there is no
 acknowledgement that its answer would confirm. Whoever learns meanwhile that the session is over, or may not have been
 heard, has the poll repeated; a repetition of a turn brings the same delivery again.
+
+A heartbeat asks as well whether the poll waits where it was sent to, so a lost answer is not missed for longer than
+that. An owner of an earlier version does not say so; there a poll waits half a minute at most.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from actors.messages import Delivery, Poll
 from actors.ports import Address, Ports, Unknown
 
 FIRST_WAIT = 1_000
-MOST_WAIT = 30_000
+MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 300_000
 GROWTH = 2
 
 
@@ -23,14 +26,16 @@ class LongPoll:
 
     def __init__(self, ports: Ports) -> None:
         self._ports, self.growth = ports, GROWTH
-        self._wait, self._beats = FIRST_WAIT, False
+        self._wait, self._most, self._beats = FIRST_WAIT, MOST_WAIT, False
         self._interruption = Interruption()
+        self.turn = 0
+        """That of the poll that is under way, 0 if none is."""
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""
         if unconfirmed:
             self._wait = FIRST_WAIT
-        return self._wait if self._beats else FIRST_WAIT
+        return min(self._wait, self._most) if self._beats else FIRST_WAIT
 
     @property
     def wants_heartbeats(self) -> bool:
@@ -39,11 +44,11 @@ class LongPoll:
 
     def answered(self, came: int) -> None:
         """With so many messages."""
-        self._wait = FIRST_WAIT if came else min(self._wait * self.growth, MOST_WAIT)
+        self._wait = FIRST_WAIT if came else min(self._wait * self.growth, MOST_WAIT_COMPARED)
 
-    def heard(self) -> None:
-        """A heartbeat renewed the lease."""
-        self._beats = True
+    def heard(self, *, compares: bool) -> None:
+        """A heartbeat renewed the lease. compares: see messages.HeartbeatAnswer."""
+        self._beats, self._most = True, MOST_WAIT_COMPARED if compares else MOST_WAIT
 
     def again(self) -> None:
         """Ask again: nobody knows whether there is a session that the poll waits for."""
@@ -53,5 +58,9 @@ class LongPoll:
     async def ask(self, to: Address, request: Poll) -> Delivery | Unknown:
         """The answer; Unknown also when it is to be asked again. Raises the refusal."""
         timeout = request.wait + CALL_TIMEOUT - FIRST_WAIT
-        answer = await self._interruption.of(self._ports.net.call(to, request, timeout))
+        self.turn = request.turn
+        try:
+            answer = await self._interruption.of(self._ports.net.call(to, request, timeout))
+        finally:
+            self.turn = 0
         return Unknown("the poll is to be asked again") if answer is None else answer

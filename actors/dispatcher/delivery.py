@@ -56,7 +56,11 @@ class Deliverer:
                 self._wakeups.route.set()
             if not session.waiting:
                 session.ready.clear()
-                await session.ready.wait(self._ports, request.wait)
+                session.polls += 1
+                try:
+                    await session.ready.wait(self._ports, request.wait)
+                finally:
+                    session.polls -= 1
         await self._store.be_certain()
         self._check_open(session)
         self._check_turn(session, request)

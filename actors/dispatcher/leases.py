@@ -121,6 +121,11 @@ class Leases:
         self.renew(session)
         return True
 
+    def waits(self, number: int, turn: int) -> bool:
+        """See SessionOwner."""
+        session = self._sessions.find(number)
+        return session is not None and session.waits_in(turn)
+
     def watch_session(self, session: Session, process: str) -> None:
         """End this session as soon as its process has ended."""
         if process and self._ports.watch is not None:

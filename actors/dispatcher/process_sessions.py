@@ -25,6 +25,9 @@ class SessionOwner(Protocol):
     def heartbeat(self, session: int) -> bool:
         """Renew a session; False if it is over, or if this dispatcher is not certain that it still is the owner."""
 
+    def waits(self, session: int, turn: int) -> bool:
+        """Whether a poll of that turn waits here for messages."""
+
 
 class ProcessSessions:
     """Every dispatcher of a process that serves; see `Ports.process`."""
@@ -46,11 +49,14 @@ class ProcessSessions:
             await ports.process.of(OwnershipProof).look(ports, PROOF_MS)
         except SluiceError as error:
             ports.log("notice_unknown", error=str(error))  # an owner may be certain without it
-        answer = HeartbeatAnswer()
-        for place, (address, session) in enumerate(zip(request.owners, request.sessions, strict=False)):
+        answer = HeartbeatAnswer(compares=True)
+        turns = [*request.turns, *[0] * (len(request.owners) - len(request.turns))]  # an earlier version says none
+        for place, (address, session, turn) in enumerate(zip(request.owners, request.sessions, turns, strict=False)):
             owner = self._owners.get(address)
             if owner is None:
                 answer.elsewhere.append(place)
             elif not owner.heartbeat(session):
                 answer.refused.append(place)
+            elif turn and not owner.waits(session, turn):
+                answer.unasked.append(place)
         return answer

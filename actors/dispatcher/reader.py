@@ -20,6 +20,7 @@ from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.hot_keys import HotKeys
 from actors.interruption import Interruption
 from actors.messages import IndexRead, ReadEnds, RunIndex
+from actors.ownership_proof import process_of
 from actors.signal import Signal
 from actors.topic_log import READ_MOST
 from storage.errors import Fenced, NotFound, SluiceError, Unavailable
@@ -27,8 +28,10 @@ from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, positions_of, run_positions
 
 LOOK_TIMEOUT = 1_000
-READ_WAIT, MOST_READ_WAIT = 2_000, 30_000
-"""Milliseconds that a read waits at the end of the topic: while nothing comes, twice as long each time."""
+READ_WAIT, MOST_READ_WAIT, MOST_READ_WAIT_HERE = 2_000, 30_000, 300_000
+"""Milliseconds that a read waits at the end of the topic: while nothing comes, twice as long each time. The last: of a
+topic whose owner is in this process, from where no answer is lost.
+"""
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
 SOON_MS = 10_000
@@ -185,7 +188,9 @@ class Reader:
         asked = self._log.read(start, min(room, READ_MOST), wait=self._wait, compacted=compacted)
         reply = await self._asking.of(asked)  # None as soon as the read is void
         nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
-        self._wait = min(self._wait * 2, MOST_READ_WAIT) if nothing else READ_WAIT
+        here = process_of(self._topic.known_owner()) == process_of(self._ports.me)
+        most = MOST_READ_WAIT_HERE if here else MOST_READ_WAIT
+        self._wait = min(self._wait * 2, most) if nothing else READ_WAIT
         if reply is not None:
             await self._take(reply, generation, start)
         return True

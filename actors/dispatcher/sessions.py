@@ -38,6 +38,8 @@ class Session:
     incarnation: str
     turn: int = 0
     answered: Delivery | None = None
+    polls: int = 0
+    """So many requests of a turn wait for its answer; a repetition comes beside the one before it."""
     outbox: list[Part] = field(default_factory=list)
     _outbox_bytes: int = 0
     """Of the payloads in it, at most MAX_ANSWER_BYTES."""
@@ -97,6 +99,10 @@ class Session:
             if 0 < self._asked < turn:
                 self._asked = 0
                 self.lives.set()
+
+    def waits_in(self, turn: int) -> bool:
+        """Whether a poll of that turn waits for messages."""
+        return turn == self.turn and self.answered is None and self.polls > 0
 
     def ask(self) -> None:
         """Ask whether it lives, by answering the poll that waits or comes next at once.

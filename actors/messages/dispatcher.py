@@ -149,21 +149,26 @@ class Poll(Request[Delivery], kw_only=True):
 
 class HeartbeatAnswer(Reply, kw_only=True):
     """Every session was renewed but those at these places. refused: by the owner. elsewhere: the owner is not in this
-    process.
+    process. unasked: renewed, but the poll of that turn does not wait there: it never came, or its answer is on its way
+    or was lost. compares: the turns were looked at; earlier versions do not.
     """
 
     refused: list[int] = []
     elsewhere: list[int] = []
+    unasked: list[int] = []
+    compares: bool = False
 
 
 class Heartbeat(Request[HeartbeatAnswer], kw_only=True):
     """Renew these sessions, whose consumers are all in the process that sends this. One dispatcher is asked, for all in
     its process. owners, sessions: addresses of dispatchers, and at the same place the number of the session there.
+    turns: at the same place the turn of the poll that is under way, 0 if none is.
     """
 
     reply: ClassVar[type[Reply]] = HeartbeatAnswer
     owners: Annotated[list[str], Meta(max_length=MOST_BEATS)]
     sessions: Annotated[list[int], Meta(max_length=MOST_BEATS)]
+    turns: Annotated[list[int], Meta(max_length=MOST_BEATS)] = []
 
 
 class Acknowledged(Reply, kw_only=True):

@@ -9,7 +9,7 @@ import pytest
 
 from actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
 from actors.consumer.lease import Lease
-from actors.consumer.long_poll import LongPoll
+from actors.consumer.long_poll import FIRST_WAIT, MOST_WAIT, MOST_WAIT_COMPARED, LongPoll
 from actors.dispatcher import Dispatcher
 from actors.factories import make_dispatcher
 from actors.messages import HeartbeatAnswer
@@ -43,13 +43,52 @@ def test_a_waiting_poll_outlasts_the_lease_many_times() -> None:
         await broker.quiet(100_000)
         broker.calls.clear()
         await broker.quiet(LONG_MS)
-        assert broker.calls["Poll"] <= LONG_MS // 30_000 + 1
+        assert broker.calls["Poll"] <= LONG_MS // MOST_WAIT_COMPARED + 1
         assert broker.calls["Attach"] == 0
         assert lost(client) == 0
         await broker.publish("a")
         await broker.until(lambda: client.came() == ["a"], 200)
 
     play(scenario, lease_ms=LEASE_MS)
+
+
+def test_a_lost_answer_is_missed_by_the_next_heartbeat() -> None:
+    """The poll waits for minutes, and its answer with the message is lost on its way."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.quiet(1_000_000)
+        broker.calls.clear()
+        await broker.until(lambda: broker.calls["Heartbeat"] == 1)
+        await broker.quiet(100)  # it is answered
+        heal = broker.world.partition(["broker"], ["c"], both=False)
+        await broker.publish("a")
+        await broker.quiet(200)
+        assert client.came() == []
+        heal()
+        await broker.until(lambda: client.came() == ["a"], LEASE_MS // 2)
+        await broker.quiet(LEASE_MS)
+        assert lost(client) == 0
+        assert broker.calls["Attach"] == 0
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+@pytest.mark.parametrize("compares", [False, True])
+def test_a_poll_waits_longest_where_heartbeats_ask_for_it(compares: bool) -> None:
+    """An owner of an earlier version does not say whether the poll waits."""
+
+    async def scenario(world: World) -> None:
+        poll = LongPoll(world.client("c"))
+        poll.heard(compares=compares)
+        waits = []
+        for _ in range(12):
+            waits.append(poll.wait(unconfirmed=False))
+            poll.answered(0)
+        assert waits[0] == FIRST_WAIT
+        assert waits[-1] == (MOST_WAIT_COMPARED if compares else MOST_WAIT)
+
+    World(1).play(scenario)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -141,6 +180,7 @@ def test_a_replaced_owner_renews_by_heartbeat_no_longer() -> None:
             "dispatcher-extra", lambda ports: make(ports, settings), machine="broker", placed=("dispatcher", settings)
         )
         await broker.until(lambda: client.got[0].part.revoked, LEASE_MS + LEASE_MS // 4 + 1_000)
+        await broker.quiet(100)  # it asks the controller, and in vain
         heal()
 
     play(scenario, lease_ms=LEASE_MS)
@@ -166,9 +206,9 @@ def test_a_heartbeat_counts_for_the_session_it_was_sent_for() -> None:
         sent = ports.clock.monotonic()
         session.place = ("p/new", 9)
         session.lease.begin(attached, LEASE_MS)
-        session.beat.renewed("p/old", 7, sent)
+        session.beat.renewed("p/old", 7, sent, compares=True)
         assert session.lease.left() == (LEASE_MS, LEASE_MS - 1_000)
-        session.beat.renewed("p/new", 9, sent)
+        session.beat.renewed("p/new", 9, sent, compares=True)
         assert session.lease.left() == (LEASE_MS, LEASE_MS)
 
     World(1).play(scenario)
@@ -183,7 +223,7 @@ def test_a_lease_is_renewed_from_when_the_heartbeat_was_sent() -> None:
         sent = ports.clock.monotonic()
         session.lease.begin(sent, LEASE_MS)
         await world.loop.pause(LEASE_MS + 1_000)
-        session.beat.renewed("p/old", 7, sent)
+        session.beat.renewed("p/old", 7, sent, compares=True)
         assert session.lease.over()
 
     World(1).play(scenario)

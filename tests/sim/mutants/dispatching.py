@@ -100,7 +100,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a seek waits for the read at the end of the topic",
         module="actors.dispatcher.reader",
-        old="        self._asked.wake()\n",
+        old="        self._asking.end()\n",
         new="        pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_seek.py::test_a_seek_does_not_wait_for_the_read_at_the_end",

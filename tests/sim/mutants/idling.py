@@ -42,6 +42,14 @@ IDLING: list[Mutant] = [
         test=f"{HEARTBEATS}::test_places_that_were_refused_are_not_renewed",
     ),
     Mutant(
+        name="a lost answer to a poll is missed when the poll ends",
+        module="actors.dispatcher.sessions",
+        old="        return turn == self.turn and self.answered is None and self.polls > 0\n",
+        new="        return True\n",
+        world=OWNERS,
+        test=f"{HEARTBEATS}::test_a_lost_answer_is_missed_by_the_next_heartbeat",
+    ),
+    Mutant(
         name="a new owner gives no notice",
         module="actors.fenced_record",
         old="            for process in self._untold:\n",

@@ -154,8 +154,13 @@ STORING: list[Mutant] = [
     Mutant(
         name="ack quorum off by one",
         module="actors.ledger.write_state",
-        old="for bookie in self.write_set(pending.run)) >= self.quorum.ack",
-        new="for bookie in self.write_set(pending.run)) >= max(1, self.quorum.ack - 1)",
+        old="""        if len(pending.acked) < self.quorum.ack:
+            return False
+        return sum([bookie in pending.acked for bookie in self.write_set(pending.run)]) >= self.quorum.ack
+""",
+        new="""        wanted = max(1, self.quorum.ack - 1)
+        return sum([bookie in pending.acked for bookie in self.write_set(pending.run)]) >= wanted
+""",
         world=LEDGER,
         seed=5,
     ),
