@@ -54,13 +54,7 @@ class Deliverer:
         if session.answered is None:
             if self._core.grant(session.number, request.granted):
                 self._wakeups.route.set()
-            if not session.waiting:
-                session.ready.clear()
-                session.polls += 1
-                try:
-                    await session.ready.wait(self._ports, request.wait)
-                finally:
-                    session.polls -= 1
+            await session.something(self._ports, request.wait)
         await self._store.be_certain()
         self._check_open(session)
         self._check_turn(session, request)

@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.messages import MOVES, Delivery, Event, Part, Revocation
 from actors.messages.limits import MAX_ANSWER_BYTES
-from actors.ports import Task
+from actors.ports import Ports, Task
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced
 from storage.position import Positions, positions_of
@@ -38,7 +38,7 @@ class Session:
     incarnation: str
     turn: int = 0
     answered: Delivery | None = None
-    polls: int = 0
+    _polls: int = 0
     """So many requests of a turn wait for its answer; a repetition comes beside the one before it."""
     outbox: list[Part] = field(default_factory=list)
     _outbox_bytes: int = 0
@@ -100,9 +100,20 @@ class Session:
                 self._asked = 0
                 self.lives.set()
 
+    async def something(self, ports: Ports, milliseconds: int) -> None:
+        """Wait until there is something to answer the present turn with, at most so long."""
+        if self.waiting:
+            return
+        self.ready.clear()
+        self._polls += 1
+        try:
+            await self.ready.wait(ports, milliseconds)
+        finally:
+            self._polls -= 1
+
     def waits_in(self, turn: int) -> bool:
         """Whether a poll of that turn waits for messages."""
-        return turn == self.turn and self.answered is None and self.polls > 0
+        return turn == self.turn and self.answered is None and self._polls > 0
 
     def ask(self) -> None:
         """Ask whether it lives, by answering the poll that waits or comes next at once.

@@ -44,7 +44,7 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a lost answer to a poll is missed when the poll ends",
         module="actors.dispatcher.sessions",
-        old="        return turn == self.turn and self.answered is None and self.polls > 0\n",
+        old="        return turn == self.turn and self.answered is None and self._polls > 0\n",
         new="        return True\n",
         world=OWNERS,
         test=f"{HEARTBEATS}::test_a_lost_answer_is_missed_by_the_next_heartbeat",
