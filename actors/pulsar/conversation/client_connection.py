@@ -365,13 +365,15 @@ class ClientConnection(ClientSession):
     async def _keep_alive(self) -> None:
         """Ping a silent client; one that is silent for two spells counts as gone.
 
-        To take what it was written is a sign of life as well, because meanwhile nothing is read from it.
+        To take what it was written is a sign of life as well, because meanwhile nothing is read from it. Nor is anything
+        read while what it sent before waits for its turn, which says nothing of the client.
         """
         clock, unsent = self.gateway.ports.clock, 0
         while not self.closed:
             await clock.sleep(KEEP_ALIVE_MS)
             now, before, unsent = clock.monotonic(), unsent, self.link.unsent()
-            if self.intake.throttled or (self.intake.choked and unsent < before):
+            waits = self._goes_on and not self.intake.choked
+            if self.intake.throttled or waits or (self.intake.choked and unsent < before):
                 self._heard = now
             half = self._begun is not None and now - self._begun > FRAME_MS
             if now - self._heard > 2 * KEEP_ALIVE_MS or half or not self.greeted:

@@ -239,6 +239,28 @@ def test_sends_of_many_producers_are_taken_up_in_turns(
     played(scenario)
 
 
+def test_who_waits_for_its_turn_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not listened to while what it sent is taken up, for longer than anybody may be silent."""
+    count = 200 * TURN_OF_MANY
+    monkeypatch.setattr(client_connection, "MANY_PRODUCERS", count)
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        topic, clock = Topic(True), connection.gateway.ports.clock
+        connection.producers = dict.fromkeys(range(count), cast(WireProducer, topic))
+        sleep, began = clock.sleep, world.loop.now
+        monkeypatch.setattr(clock, "sleep", lambda ms: sleep(1_000 if ms == 1 else ms))  # the loop is late
+        connection.data(b"".join(send(1, producer) for producer in range(count)))
+        while topic.all < count and not wire.closed:
+            await passes(world, 1_000)
+        assert world.loop.now - began > 3 * KEEP_ALIVE_MS
+        assert not wire.closed
+        connection.producers = {}
+        await passes(world, 4 * KEEP_ALIVE_MS)
+        assert wire.closed, "who is silent afterwards has gone"
+
+    played(scenario)
+
+
 def test_requests_under_way_are_few() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub, wire.reads = ask_stub(connection, world), True
