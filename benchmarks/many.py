@@ -44,7 +44,7 @@ import numpy.typing as npt
 
 from actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
-from benchmarks._arguments import amount, count
+from benchmarks._arguments import amount, count, count_or_none
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
 from storage.metadata import Record
 from storage.metadata_sqlite import SqliteMetadata
@@ -102,7 +102,9 @@ def topics(side: Side, client: pulsar.Client, number: int, options: argparse.Nam
     # Ten thousand messages that are begun at once take longer than the client waits for one otherwise.
     of_one = {"batching_enabled": False, "send_timeout_millis": WAIT_MS}
     producers = [client.create_producer(name, **of_one) for name in names]
-    yield {"producer_ms": meter.ms(), "producer_cpu_ms": meter.cpu_ms(), "idle_cores": idle(side, options.idle)}
+    yield {"producer_ms": meter.ms(), "producer_cpu_ms": meter.cpu_ms()}
+    time.sleep(options.settle)
+    yield {"idle_cores": idle(side, options.idle)}
     for which in ("first", "second", "third"):
         meter = Meter(side, number)
         for producer in producers:
@@ -394,6 +396,12 @@ def main() -> None:
     parser.add_argument("--flood", type=amount, default=20.0, help="seconds of full speed")
     parser.add_argument("--messages", type=count, default=100_000, help="to the topic of many partitions")
     parser.add_argument("--idle", type=amount, default=15.0, help="seconds in which nothing happens")
+    parser.add_argument(
+        "--settle",
+        type=count_or_none,
+        default=0,
+        help="seconds until that is measured of topics: what waits, waits longer",
+    )
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()

@@ -22,7 +22,7 @@ SECURE_TIMEOUT = 3_000
 """Whoever seeks waits for the answer, and can ask again."""
 PROGRESS_MS = 1_000
 RETRY_MS = 50
-EXPIRE_MS, REST_MS = 5_000, 10_000
+EXPIRE_MS, REST_MS = 5_000, 20_000
 """A subscription that has nothing new to report looks so seldom whether messages are too old, or the topic has a new
 owner; one that has everything and was told of, as seldom as the second says.
 """

@@ -365,8 +365,8 @@ class ClientConnection(ClientSession):
     async def _keep_alive(self) -> None:
         """Ping a silent client; one that is silent for two spells counts as gone.
 
-        To take what it was written is a sign of life as well, because meanwhile nothing is read from it. Nor is anything
-        read while what it sent before waits for its turn, which says nothing of the client.
+        To take what it was written is a sign of life as well, because meanwhile nothing is read from it. Nor is
+        anything read while what came before waits for its turn, which says nothing of the client.
         """
         clock, unsent = self.gateway.ports.clock, 0
         while not self.closed:
