@@ -27,6 +27,9 @@ GROWTH = 2
 def collect_seldom() -> None:
     """Never look at what is there by now, and seldom at the rest. To be called after the imports."""
     gc.freeze()
+    if not sys.getallocatedblocks():  # with another allocator than Python's own nobody counts
+        gc.set_threshold(THRESHOLDS[0])
+        return
     gc.set_threshold(*THRESHOLDS)
     gc.callbacks.append(OldObjects())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -53,9 +54,10 @@ OLD = THRESHOLDS[0] * (THRESHOLDS[1] + 4)
 """
 
 
-def run(program: str) -> str:
+def run(program: str, **environment: str) -> str:
     """What it prints."""
-    done = subprocess.run([sys.executable, "-c", PROLOGUE + program], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", PROLOGUE + program]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -92,3 +94,11 @@ for _ in range(8 * GROWTH):
 print(last() is None, 2 in looks, gc.get_threshold() == THRESHOLDS)
 """)
     assert said.split() == ["True", "True", "True"]
+
+
+def test_where_nobody_counts_memory_everything_is_looked_at() -> None:
+    said = run(
+        "kept = young(OLD)\nprint(gc.get_threshold()[0] == THRESHOLDS[0], gc.get_objects().count(kept[0]))",
+        PYTHONMALLOC="malloc",
+    )
+    assert said.split() == ["True", "1"]
