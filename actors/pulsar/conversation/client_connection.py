@@ -366,7 +366,8 @@ class ClientConnection(ClientSession):
         """Ping a silent client; one that is silent for two spells counts as gone.
 
         To take what it was written is a sign of life as well, because meanwhile nothing is read from it. Nor is
-        anything read while what came before waits for its turn, which says nothing of the client.
+        anything read while what came before waits for its turn, which says nothing of the client, and of the rest of a
+        frame as little.
         """
         clock, unsent = self.gateway.ports.clock, 0
         while not self.closed:
@@ -375,6 +376,7 @@ class ClientConnection(ClientSession):
             waits = self._goes_on and not self.intake.choked
             if self.intake.throttled or waits or (self.intake.choked and unsent < before):
                 self._heard = now
+                self._begun = None if self._begun is None else now
             half = self._begun is not None and now - self._begun > FRAME_MS
             if now - self._heard > 2 * KEEP_ALIVE_MS or half or not self.greeted:
                 self.end()

@@ -240,7 +240,7 @@ def test_sends_of_many_producers_are_taken_up_in_turns(
 
 
 def test_who_waits_for_its_turn_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not listened to while what it sent is taken up, for longer than anybody may be silent."""
+    """It is not listened to while what it sent is taken up, for longer than anybody may be silent, or a frame take."""
     count = 200 * TURN_OF_MANY
     monkeypatch.setattr(client_connection, "MANY_PRODUCERS", count)
 
@@ -249,11 +249,14 @@ def test_who_waits_for_its_turn_lives(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.producers = dict.fromkeys(range(count), cast(WireProducer, topic))
         sleep, began = clock.sleep, world.loop.now
         monkeypatch.setattr(clock, "sleep", lambda ms: sleep(1_000 if ms == 1 else ms))  # the loop is late
-        connection.data(b"".join(send(1, producer) for producer in range(count)))
-        while topic.all < count and not wire.closed:
+        last = send(2, 0)
+        connection.data(b"".join(send(1, producer) for producer in range(count)) + last[:10])
+        while topic.all < count:
             await passes(world, 1_000)
-        assert world.loop.now - began > 3 * KEEP_ALIVE_MS
+        assert world.loop.now - began > max(3 * KEEP_ALIVE_MS, 2 * FRAME_MS)
         assert not wire.closed
+        connection.data(last[10:])
+        assert topic.all == count + 1
         connection.producers = {}
         await passes(world, 4 * KEEP_ALIVE_MS)
         assert wire.closed, "who is silent afterwards has gone"
