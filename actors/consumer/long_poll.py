@@ -1,7 +1,7 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
-A poll waits a second for messages. While none come, the next one waits twice as long, up to five minutes: but only
-while heartbeats renew the lease, which the answer to such a poll comes too late for, and while there is no
+A poll waits a second for messages. While none come, the next one waits GROWTH times as long, up to five minutes: but
+only while heartbeats renew the lease, which the answer to such a poll comes too late for, and while there is no
 acknowledgement that its answer would confirm. Whoever learns meanwhile that the session is over, or may not have been
 heard, has the poll repeated; a repetition of a turn brings the same delivery again.
 
@@ -18,7 +18,8 @@ from actors.ports import Address, Ports, Unknown
 
 FIRST_WAIT = 1_000
 MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 300_000
-GROWTH = 2
+GROWTH = 8
+"""Of thousands of topics that had a message each polls again and again until it waits long."""
 
 
 class LongPoll:

@@ -29,8 +29,9 @@ from storage.position import Positions, entry_of, ledger_of, position, positions
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT, MOST_READ_WAIT, MOST_READ_WAIT_HERE = 2_000, 30_000, 300_000
-"""Milliseconds that a read waits at the end of the topic: while nothing comes, twice as long each time. The last: of a
-topic whose owner is in this process, from where no answer is lost.
+GROWTH, GROWTH_HERE = 2, 8
+"""Milliseconds that a read waits at the end of the topic: while nothing comes, so many times as long each time. HERE:
+of a topic whose owner is in this process, from where no answer is lost.
 """
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
@@ -189,8 +190,8 @@ class Reader:
         reply = await self._asking.of(asked)  # None as soon as the read is void
         nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
         here = process_of(self._topic.known_owner()) == process_of(self._ports.me)
-        most = MOST_READ_WAIT_HERE if here else MOST_READ_WAIT
-        self._wait = min(self._wait * 2, most) if nothing else READ_WAIT
+        growth, most = (GROWTH_HERE, MOST_READ_WAIT_HERE) if here else (GROWTH, MOST_READ_WAIT)
+        self._wait = min(self._wait * growth, most) if nothing else READ_WAIT
         if reply is not None:
             await self._take(reply, generation, start)
         return True
