@@ -28,10 +28,11 @@ from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, positions_of, run_positions
 
 LOOK_TIMEOUT = 1_000
-READ_WAIT, MOST_READ_WAIT, MOST_READ_WAIT_HERE = 2_000, 30_000, 300_000
+READ_WAIT, MOST_READ_WAIT, MOST_READ_WAIT_HERE = 2_000, 30_000, 120_000
 GROWTH, GROWTH_HERE = 2, 8
 """Milliseconds that a read waits at the end of the topic: while nothing comes, so many times as long each time. HERE:
-of a topic whose owner is in this process, from where no answer is lost.
+of a topic whose owner is in this process, from where no answer is lost. A topic that nobody uses any more is closed
+when the last read that waits there has ended, and not before.
 """
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+from actors.dispatcher.reader import MOST_READ_WAIT_HERE
 from actors.idle_owners import AT_ONCE, LOOK_MS
 from actors.messages import Closed, CloseIdle, CreateTopic, ListTopics, RemoveSubscription, TopicSettings
 from actors.ports import Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 CLOSE_MS = 5_000
-SOON_MS = 20_000
-"""Within this an owner that is idle is closed: its time, a ping before and after it, a look."""
+SOON_MS = 20_000 + MOST_READ_WAIT_HERE
+"""Within this an owner that is idle is closed: its time, a ping before and after it, a look; and before all that, at a
+topic, the last read of its subscription.
+"""
 HOUR_MS = 3_600_000
 ONE_BOOKIE = TopicSettings(ensemble=1, write_quorum=1, ack_quorum=1)
 closing = partial(play, close_idle_after_ms=CLOSE_MS)
