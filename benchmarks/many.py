@@ -114,6 +114,7 @@ def topics(side: Side, client: pulsar.Client, number: int, options: argparse.Nam
         for consumer in consumers:
             consumer.acknowledge(consumer.receive(WAIT_MS))
         yield {f"{which}_ms": meter.ms(), f"{which}_cpu_ms": meter.cpu_ms()}
+    time.sleep(options.settle)
     chosen, meter = random.Random(1), Meter(side, ALONE)
     for _ in range(ALONE):
         at = chosen.randrange(number)
@@ -400,7 +401,7 @@ def main() -> None:
         "--settle",
         type=count_or_none,
         default=0,
-        help="seconds until that is measured of topics: what waits, waits longer",
+        help="seconds of rest before that is measured of topics, and before messages are sent one at a time",
     )
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
