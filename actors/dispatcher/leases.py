@@ -72,9 +72,7 @@ class Leases:
         """How long (ms) there still is nothing to end; 0: there is. What else there is to do takes no task: thousands
         of subscriptions may have something waiting, each with timers of its own.
         """
-        membership, now = self._membership, self._ports.clock.monotonic()
-        waited_for = membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED)
-        if waited_for or membership.overdue(LeaseState.ATTACHED, now):
+        if self._waits_for_an_end() or self._membership.overdue(LeaseState.ATTACHED, self._ports.clock.monotonic()):
             return 0
         self._store.look_if_idle()
         self._look(look)
@@ -93,12 +91,15 @@ class Leases:
     def _rest(self) -> int:
         """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
         membership, short = self._membership, max(self._membership.trust_ms // 2, 1)
-        waited_for = membership.all(LeaseState.AWAITED) or membership.all(LeaseState.RETIRED)
-        if waited_for or not (self._was_idle and self._core.idle()):
+        if self._waits_for_an_end() or not (self._was_idle and self._core.idle()):
             return short
         ends = [member.until for member in membership.all(LeaseState.ATTACHED)]
         left = min(ends, default=0) - self._ports.clock.monotonic() if ends else membership.lease_ms
         return max(min(left, membership.lease_ms), short)
+
+    def _waits_for_an_end(self) -> bool:
+        """Whether the end of a lease is waited for."""
+        return bool(self._membership.all(LeaseState.AWAITED) or self._membership.all(LeaseState.RETIRED))
 
     # -- the living -----------------------------------------------------------------------------------------------
 

@@ -111,14 +111,16 @@ class PartitionMetadata:
     async def prove(self) -> None:
         """The same as `verify`, with one look for all owners of this process unless somebody gave it notice."""
         await self._proof.look(self._ports, RECENT_MS)
-        if self._notice != self._proof.notice or self._ports.clock.monotonic() - self._verified >= UNTOLD_MS:
+        if not self._is_told():
             await self.verify()
 
     def is_proved(self, age: int) -> bool:
         """Whether `prove` would have nothing to look at, if a proof that is `age` ms old is good enough."""
-        now = self._ports.clock.monotonic()
-        told = self._notice == self._proof.notice and now - self._verified < UNTOLD_MS
-        return told and now - self._proof.proven < age
+        return self._is_told() and self._ports.clock.monotonic() - self._proof.proven < age
+
+    def _is_told(self) -> bool:
+        """Whether the proof of the process speaks for this record, which was looked at since its newest notice."""
+        return self._notice == self._proof.notice and self._ports.clock.monotonic() - self._verified < UNTOLD_MS
 
     async def verify(self) -> None:
         """Look whether the partition has a newer owner, as an owner that was frozen must. Raises Fenced, Unavailable.
