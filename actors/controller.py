@@ -67,7 +67,8 @@ from actors.messages.settings import check_subscription, dead_letter_topic
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
-from actors.supervisor import CALLER_PATIENCE, Running, Supervisor, state_of
+from actors.running import Running
+from actors.supervisor import CALLER_PATIENCE, Supervisor, state_of
 from actors.topic_catalog import TopicCatalog, check_dead_letters, check_growth, check_settings
 from actors.unused_subscriptions import UnusedSubscriptions
 from actors.wire import Request

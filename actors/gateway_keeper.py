@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors.ports import Places, Ports
-from actors.supervisor import Running, Supervisor
+from actors.running import Running
+from actors.supervisor import Supervisor
 from storage.errors import SluiceError, Unavailable
 
 SURVEY_MS = 2_000

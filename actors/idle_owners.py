@@ -24,7 +24,8 @@ from actors.dispatcher.subscription import PartitionSubscription
 from actors.ledger.record import record_key
 from actors.messages import CloseIdle, SubscriptionSettings
 from actors.ports import Places, Ports, Unknown
-from actors.supervisor import Running, Supervisor, key_of
+from actors.running import Running, key_of
+from actors.supervisor import Supervisor
 from storage.delayed.manifest import decode_manifest
 from storage.errors import Corrupt, SluiceError
 

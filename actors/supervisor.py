@@ -17,14 +17,14 @@ be chosen for new ensembles until it says that it has room again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from actors.bookie_failure_detector import LOST_AFTER_MS, BookieFailureDetector
 from actors.host import why_ended
 from actors.messages import Alive, Ping
+from actors.ownership_proof import process_of
 from actors.ports import Address, Places, Ports, Unknown
-from actors.repeated_ends import RepeatedEnds
+from actors.running import NOWHERE, Running, RunningActors, key_of
 from actors.signal import Signal
 from actors.start_order import Start, StartOrder
 from storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
@@ -46,40 +46,6 @@ GATEWAY_REST_MS = 5_000
 """Between attempts to start a gateway that does not: each one costs a process."""
 
 
-@dataclass(slots=True)
-class Running:
-    """One actor that should run. address is empty while it is being started.
-
-    leaving: the address that it had and whether its process is frozen, until that one is ended. away: its machine
-    cannot be reached, and it stays what it is. refuses: why it takes no new runs, if it said so.
-    """
-
-    kind: str
-    name: str
-    settings: dict[str, Any]
-    address: Address = ""
-    leaving: tuple[Address, bool] | None = None
-    misses: int = 0
-    away: bool = False
-    idle_ms: int = 0
-    """See messages.Alive."""
-    closed: bool = False
-    restarts: int = 0
-    starting: Start | None = None
-    looking: Signal | None = None
-    problem: str = ""
-    refuses: str = ""
-    ends: RepeatedEnds = field(default_factory=RepeatedEnds)
-    _host: tuple[Address, str] = ("", "")
-
-    @property
-    def host(self) -> str:
-        """The process that has it. Kept, because ten thousand of them are looked at twice a second."""
-        if self._host[0] is not self.address:
-            self._host = (self.address, _host(self.address))
-        return self._host[1]
-
-
 class Supervisor:
     """Starts actors, watches them, and replaces the dead. failures: which bookies are down, and which for good."""
 
@@ -87,11 +53,7 @@ class Supervisor:
         self.ports = ports
         self.failures = BookieFailureDetector(lost_after_ms)
         self._places = places
-        self._running: dict[str, Running] = {}
-        self._kinds: dict[str, dict[str, Running]] = {}
-        """The same by kind: whoever asks for the bookies does not pass ten thousand topics."""
-        self._at: dict[Address, Running] = {}
-        """By where they run: a process that dies is reported by thousands."""
+        self._running = RunningActors()
         self._starts = StartOrder(ports)
         self._looked: dict[str, int] = {}
         self._resting: dict[str, int] = {}
@@ -104,30 +66,27 @@ class Supervisor:
         for kind, address, settings in await self._places.inventory():
             if kind in ("bookie", "topic", "dispatcher", "gateway"):
                 key = key_of(kind, settings)
-                self._enter(Running(kind, key, settings, address))
+                self._running.enter(Running(kind, key, settings, address))
 
     def all(self) -> list[Running]:
         """Every actor that should run, in order of kind and name."""
-        return [entry for _, entry in sorted(self._running.items())]
+        return self._running.all()
 
     def of_kind(self, kind: str) -> list[Running]:
         """The actors of a kind, in order of name."""
-        return [entry for _, entry in sorted(self._kinds.get(kind, {}).items())]
+        return self._running.of_kind(kind)
 
     def find(self, kind: str, settings: dict[str, Any]) -> Running | None:
         """The actor with these settings, if it should run."""
-        return self._running.get(key_of(kind, settings))
+        return self._running.find(key_of(kind, settings))
 
     def forget(self, entry: Running) -> None:
         """It is not started again. This does not end its process."""
-        if self._running.get(entry.name) is entry:
-            del self._running[entry.name], self._kinds[entry.kind][entry.name]
-            self._at.pop(entry.address, None)
+        self._running.forget(entry)
 
     def idle(self, least_ms: int) -> list[Running]:
         """Owners that nobody has used for so long; those of subscriptions first."""
-        found = [entry for entry in self._running.values() if entry.idle_ms >= least_ms and entry.address]
-        return sorted((entry for entry in found if entry.kind in OWNERS), key=lambda entry: entry.kind)
+        return self._running.idle(OWNERS, least_ms)
 
     def release(self, entry: Running, address: Address) -> bool:
         """It has closed at this address, and is not started again before somebody wants it. False: it was replaced."""
@@ -144,19 +103,9 @@ class Supervisor:
             self.ports.spawn(self._start_aside(entry), "wake")
 
     def remember(self, entry: Running) -> None:
-        if entry.name not in self._running:
-            self._enter(entry)
-
-    def _enter(self, entry: Running) -> None:
-        self._running[entry.name] = self._kinds.setdefault(entry.kind, {})[entry.name] = entry
-        self._runs_at(entry, entry.address)
-
-    def _runs_at(self, entry: Running, address: Address) -> None:
-        """It runs there by now; with an empty address nowhere."""
-        self._at.pop(entry.address, None)
-        entry.address = address
-        if address and self._running.get(entry.name) is entry:
-            self._at[address] = entry
+        """It is started again after all."""
+        if self._running.find(entry.name) is None:
+            self._running.enter(entry)
 
     async def end(self, kind: str, settings: dict[str, Any]) -> None:
         """End it, and do not start it again."""
@@ -180,9 +129,10 @@ class Supervisor:
     def want(self, kind: str, settings: dict[str, Any]) -> Running:
         """The actor with these settings; from now on it should run."""
         key = key_of(kind, settings)
-        if key not in self._running:
-            self._enter(Running(kind, key, settings))
-        return self._running[key]
+        if (entry := self._running.find(key)) is None:
+            entry = Running(kind, key, settings)
+            self._running.enter(entry)
+        return entry
 
     async def ensure(self, entry: Running, patience: int | None = None, *, wanted: bool = True) -> Address:
         """The address of an actor, started if need be, before others if it is `wanted`. Raises what its start raises,
@@ -217,7 +167,7 @@ class Supervisor:
                 entry.leaving = None
             if entry.kind in OWNERS:
                 await self._starts.turn(start)
-            self._runs_at(entry, await self._start(entry))
+            self._running.runs_at(entry, await self._start(entry))
             entry.misses, entry.problem, entry.refuses = 0, "", ""
             if entry.kind == "bookie":
                 self.failures.back(entry.settings["bookie"])
@@ -360,7 +310,7 @@ class Supervisor:
             if entry.address and entry.starting is None:
                 self.ports.log("moving", key=entry.name, address=entry.address)
                 entry.leaving, entry.misses = (entry.address, False), 0
-                self._runs_at(entry, "")
+                self._running.runs_at(entry, "")
         await self.try_all(entries, CALLER_PATIENCE, wanted=False)
 
     # -- watching -------------------------------------------------------------------------------------------------
@@ -370,15 +320,13 @@ class Supervisor:
         while True:
             await self.ports.clock.sleep(PING_MS)
             self._turn += 1
-            hosts: dict[str, list[Running]] = {}
-            for entry in list(self._running.values()):
-                if entry.address:
-                    hosts.setdefault(entry.host, []).append(entry)
-                elif entry.starting is None and self._may_start(entry):
+            for entry in self._running.inside(NOWHERE):
+                if entry.starting is None and self._may_start(entry):
                     self.ports.spawn(self._try_ensure(entry), "restart")
-            for entries in hosts.values():
+            for entries in self._running.processes():
                 first = self._turn * SAMPLE % len(entries) if len(entries) > SAMPLE else 0
-                for entry in [*entries, *entries][first : first + min(SAMPLE, len(entries))]:
+                for place in range(first, first + min(SAMPLE, len(entries))):
+                    entry = entries[place % len(entries)]
                     self.ports.spawn(self._look(entry, entry.address), "ping")
 
     def _may_start(self, entry: Running) -> bool:
@@ -401,7 +349,8 @@ class Supervisor:
         if entry.address != address:
             return
         if not isinstance(reply, Unknown):
-            entry.misses, entry.idle_ms = 0, reply.idle_ms
+            entry.misses = 0
+            self._running.was_idle(entry, reply.idle_ms)
             if entry.away:
                 self._is_back(entry)
             if bool(entry.refuses) != bool(reply.refuses):
@@ -443,17 +392,17 @@ class Supervisor:
 
     def _look_beside(self, address: Address) -> None:
         """One actor of a process was given up: look at the others in it."""
-        host, now = _host(address), self.ports.clock.monotonic()
-        if now - self._looked.get(host, now - BESIDE_MS) < BESIDE_MS:
+        process, now = process_of(address), self.ports.clock.monotonic()
+        if now - self._looked.get(process, now - BESIDE_MS) < BESIDE_MS:
             return
-        self._looked = {name: at for name, at in self._looked.items() if now - at < BESIDE_MS} | {host: now}
-        for other in list(self._running.values()):
-            if other.address != address and _host(other.address) == host:
+        self._looked = {name: at for name, at in self._looked.items() if now - at < BESIDE_MS} | {process: now}
+        for other in self._running.inside(process):
+            if other.address != address:
                 self.ports.spawn(self._look(other, other.address), "look beside")
 
     async def suspect(self, address: Address) -> None:
         """A caller got no answer from this address; returns when the actor there was replaced, if that was needed."""
-        if (entry := self._at.get(address)) is not None:
+        if (entry := self._running.at(address)) is not None:
             await self._look(entry, address, wanted=True)
 
     async def _ping(self, address: Address) -> Alive | Unknown:
@@ -464,7 +413,7 @@ class Supervisor:
 
     async def _replace(self, entry: Running, address: Address, *, frozen: bool, wanted: bool) -> None:
         self.ports.log("replacing", key=entry.name, address=address, frozen=frozen)
-        self._runs_at(entry, "")
+        self._running.runs_at(entry, "")
         entry.misses, entry.leaving = 0, (address, frozen)
         entry.restarts += 1
         if entry.kind == "bookie":
@@ -487,13 +436,3 @@ def state_of(entry: Running, lost: tuple[str, ...]) -> str:
     if entry.away:
         return "away"
     return "read-only" if entry.refuses else "running"
-
-
-def _host(address: Address) -> str:
-    return address.partition("/")[0]
-
-
-def key_of(kind: str, settings: dict[str, Any]) -> str:
-    """The name of an actor: its kind and what it serves."""
-    parts = (settings.get(name) for name in ("bookie", "machine", "topic", "partition", "subscription"))
-    return "/".join([kind, *(str(part) for part in parts if part is not None)])

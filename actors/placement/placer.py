@@ -17,8 +17,8 @@ from actors.placement.candidates import keep_candidates
 from actors.placement.placement import Placed, Placement
 from actors.placement.slots import STANDBY, HostProcess, is_broker, is_gateway, stem
 from actors.ports import Address, Introduction, Node, Ports, Processes, Unknown
+from actors.running import key_of
 from actors.signal import Signal
-from actors.supervisor import key_of
 from storage.errors import Corrupt, SluiceError, Unavailable
 
 

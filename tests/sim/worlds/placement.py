@@ -25,7 +25,8 @@ from actors.placement.placer import Placer
 from actors.placement.slots import STANDBY, is_broker, stem
 from actors.ports import Address, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
-from actors.supervisor import Running, Supervisor
+from actors.running import Running
+from actors.supervisor import Supervisor
 from actors.wire import Request
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
 from tests.sim.faults import Fault, Nemesis
