@@ -1,13 +1,17 @@
 """The history of assignments outlives the dispatcher that made it.
 
 Who owned which hashes, and why that changed, is kept by the decision core (`actors.key_shared.history`), the newest
-few hundred changes of it. Here each group of new changes becomes an object
-`assignments/<topic>/<partition>/<subscription>/<epoch>-<number>`, so that a later owner reads them back and can still
-answer who owned a key at a time before it. Groups gather while one is being written.
+few hundred changes of it. A later owner reads them back, and can still answer who owned a key at a time before it.
+
+The newest changes lie in the subscription's record as long as they are few and small: the version that says that a
+consumer came or left says this as well. So most subscriptions, with a consumer or two, need no objects. Once they are
+more, each group of changes becomes an object `assignments/<topic>/<partition>/<subscription>/<epoch>-<number>`, and
+leaves the record. Groups gather while one is being written.
 
 The number of objects is bounded: when there are too many, the next one holds all the changes that are kept, and those
-before it are deleted. A crash in between leaves changes in two objects; they have numbers that are never used twice
-(an owner counts from its epoch times a million), so they are told apart when they are read back.
+before it are deleted. A crash in between leaves changes in two objects, or in one and in the record; they have numbers
+that are never used twice (an owner counts from its epoch times a million), so they are told apart when they are read
+back.
 
 This is for people who look for a cause, and no promise depends on it: a damaged or lost object is a gap, a store that
 does not answer is asked again later, and dispatching never waits for it. A bounded number of changes waits in memory.
@@ -15,12 +19,13 @@ does not answer is asked again later, and dispatching never waits for it. A boun
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared import KEPT, Change, History
 from actors.ports import Ports
-from actors.signal import Signal
 from storage.errors import NotFound, Overloaded, Unavailable
 from storage.frame import payload_crc
 
@@ -29,6 +34,8 @@ MOST_OBJECTS = 16
 GROUP_MS = 200
 """Milliseconds for which changes gather before they are written."""
 RETRY_MS = 1_000
+MOST_RECORDED = 8
+"""Stretches of hashes that moved, in all changes together, that are left to the record."""
 
 
 class AssignmentHistory:
@@ -36,31 +43,70 @@ class AssignmentHistory:
 
     def __init__(self, ports: Ports, identity: PartitionSubscription, epoch: int, *, fresh: bool = False) -> None:
         """fresh: nobody owned it before, so there is nothing to read back."""
-        self._fresh = fresh
-        self._new = Signal()
-        self.history = History(epoch * CHANGES_AN_EPOCH, self._new.set)
+        self._read = fresh
+        """Whether what is in objects was read."""
+        self.history = History(epoch * CHANGES_AN_EPOCH, self._changed)
         self._prefix = f"assignments/{identity.topic}/{identity.partition}/{identity.subscription}/"
         self._ports, self._epoch = ports, epoch
         self._names: list[str] = []
-        self._written = self.history.number
+        self._stored = self.history.number
+        """The last change that is in an object."""
+        self._encoded: tuple[int, bytes] = (self._stored, b"")
         self._number = 0
+        self._begun = self._working = False
 
-    async def run(self) -> None:
-        """Read the stored history back, then record changes, for ever."""
-        while not (self._fresh or await self._load()):
+    # -- in the record: see Recorded ------------------------------------------------------------------------------
+
+    @property
+    def field(self) -> str:
+        return "assignments"
+
+    def to_record(self) -> Any:
+        """The changes that are in no object; none while they are on their way into one, because they are many."""
+        changes = self.history.since(self._stored)
+        if not changes or self._are_many(changes):
+            return None
+        if self._encoded[0] != changes[-1].number:
+            self._encoded = changes[-1].number, msgspec.json.encode(changes)
+        return self._encoded[1]
+
+    async def load(self, stored: Any) -> None:
+        changes = self._decode("the record", stored) if stored else []
+        if changes:
+            self.history.remember(changes)
+            self._stored = changes[0].number - 1
+
+    # -- in objects -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Read what is in objects, and keep in objects what is too much for the record from now on."""
+        self._begun = True
+        self._changed()
+
+    def _changed(self) -> None:
+        if not self._begun or self._working:
+            return
+        if not self._read or self._are_many(self.history.since(self._stored)):
+            self._working = True
+            self._ports.spawn(self._work(), "history")
+
+    @staticmethod
+    def _are_many(changes: list[Change]) -> bool:
+        return sum(len(change.moved) for change in changes) > MOST_RECORDED
+
+    async def _work(self) -> None:
+        """Read if that is not done, then write as long as there is too much for the record."""
+        while not (self._read or await self._load_objects()):
             await self._ports.clock.sleep(RETRY_MS)
-        while True:
-            await self._new.wait(self._ports)
+        while self._are_many(self.history.since(self._stored)):
             await self._ports.clock.sleep(GROUP_MS)
-            self._new.clear()
             whole = len(self._names) + 1 >= MOST_OBJECTS
-            group = list(self.history.changes) if whole else self.history.since(self._written)
-            if not group:
-                continue
+            group = list(self.history.changes) if whole else self.history.since(self._stored)
             await self._put(group)
-            self._written = group[-1].number
+            self._stored = group[-1].number
             if whole:
                 await self._drop(self._names[:-1])
+        self._working = False
 
     async def clear(self) -> None:
         """The subscription is gone, and with it what owners up to this one wrote. Raises Unavailable."""
@@ -68,19 +114,20 @@ class AssignmentHistory:
         for name in [name for name in await self._ports.objects.names(self._prefix) if name < later]:
             await self._ports.objects.delete(name)
 
-    async def _load(self) -> bool:
+    async def _load_objects(self) -> bool:
         """Read the newest changes back; False if the store did not answer or something vanished meanwhile."""
         try:
             names = await self._ports.objects.names(self._prefix)
             earlier: list[Change] = []
             for name in reversed(names):
-                earlier += self._decode(name, await self._ports.objects.get(name))
+                earlier += self._checked(name, await self._ports.objects.get(name))
                 if len(earlier) >= KEPT:
                     break
         except (Unavailable, Overloaded, NotFound) as error:
             self._ports.log("history_waits", error=str(error))
             return False
-        self._names = names
+        self._names, self._read = names, True
+        self._stored = max([self._stored, *(change.number for change in earlier)])
         self.history.remember(earlier)
         return True
 
@@ -107,11 +154,18 @@ class AssignmentHistory:
                 return  # the next owner finds it, or the next time here
             self._names.remove(name)
 
+    def _checked(self, name: str, data: bytes) -> list[Change]:
+        if int.from_bytes(data[:4], "little") != payload_crc(data[4:]):
+            self._damaged(name, "the checksum is wrong")
+            return []
+        return self._decode(name, data[4:])
+
     def _decode(self, name: str, data: bytes) -> list[Change]:
         try:
-            if int.from_bytes(data[:4], "little") != payload_crc(data[4:]):
-                raise msgspec.DecodeError("the checksum is wrong")
-            return msgspec.json.decode(data[4:], type=list[Change])
+            return msgspec.json.decode(data, type=list[Change])
         except msgspec.DecodeError as error:
-            self._ports.log("history_damaged", name=name, error=str(error))
+            self._damaged(name, str(error))
             return []
+
+    def _damaged(self, name: str, error: str) -> None:
+        self._ports.log("history_damaged", name=name, error=error)

@@ -84,6 +84,7 @@ async def take_over(
         changed_delays,
         RecordedParkedKeys(core, state.cursor),
         places,
+        history,
     ]
     if value is not None:
         for part in recorded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.dispatcher.assignment_history import MOST_OBJECTS, AssignmentHistory
+from actors.dispatcher.assignment_history import MOST_OBJECTS, MOST_RECORDED, AssignmentHistory
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.key_shared import Dispatch
 from actors.key_shared.history import KEPT
@@ -17,10 +17,23 @@ class Owner:
     """What of a dispatcher matters here: an epoch, a core, and the history."""
 
     def __init__(self, world: World, epoch: int) -> None:
-        self.ports = world.client(f"owner-{epoch}")
+        self.world, self.ports = world, world.client(f"owner-{epoch}")
         self.past = AssignmentHistory(self.ports, PartitionSubscription("t", 0, "s"), epoch)
         self.core = Dispatch(SubscriptionSettings(), history=self.past.history)
-        self.ports.spawn(self.past.run(), "history")
+
+    def begin(self) -> Owner:
+        """Read what is in objects, and write some."""
+        self.past.begin()
+        return self
+
+    def objects(self) -> int:
+        """How many objects there are."""
+        return len([name for name in self.world.objects.objects if name.startswith(PREFIX)])
+
+    async def took_over(self, before: Owner) -> Owner:
+        """Begin with the record that another one left."""
+        await self.past.load(before.past.to_record())
+        return self
 
     def join(self, name: str) -> int:
         """A consumer comes."""
@@ -33,14 +46,14 @@ class Owner:
 
 def test_a_new_owner_knows_who_owned_a_hash_before_it() -> None:
     async def play(world: World) -> None:
-        first = Owner(world, 1)
+        first = Owner(world, 1).begin()
         first.join("a")
         before = first.ports.clock.now()
         await world.loop.pause(5_000)
         first.join("b")
         between = first.ports.clock.now()
         await world.loop.pause(5_000)
-        second = Owner(world, 2)
+        second = (await Owner(world, 2).took_over(first)).begin()
         await world.loop.pause(5_000)
         second.join("c")
         assert second.causes() == ["a joined", "b joined", "c joined"]
@@ -58,12 +71,15 @@ def test_a_new_owner_knows_who_owned_a_hash_before_it() -> None:
 
 def test_changes_before_the_old_ones_are_read_stand_behind_them() -> None:
     async def play(world: World) -> None:
-        Owner(world, 1).join("a")
+        first = Owner(world, 1).begin()
+        for name in "ab":
+            first.join(name)
         await world.loop.pause(5_000)
-        second = Owner(world, 2)
-        second.join("b")
+        assert first.past.to_record() is None
+        second = Owner(world, 2).begin()
+        second.join("c")
         await world.loop.pause(5_000)
-        assert second.causes() == ["a joined", "b joined"]
+        assert second.causes() == ["a joined", "b joined", "c joined"]
 
     World(2).play(play)
 
@@ -71,12 +87,12 @@ def test_changes_before_the_old_ones_are_read_stand_behind_them() -> None:
 def test_a_store_that_refuses_and_loses_answers_only_delays_it() -> None:
     async def play(world: World) -> None:
         world.objects.trouble.faults = StoreFaults(fail_before=0.4, fail_after=0.3, late=0.1)
-        first = Owner(world, 1)
+        first = Owner(world, 1).begin()
         for name in "abcd":
             first.join(name)
             await world.loop.pause(300)
         await world.loop.pause(60_000)
-        second = Owner(world, 2)
+        second = (await Owner(world, 2).took_over(first)).begin()
         await world.loop.pause(60_000)
         assert second.causes() == [f"{name} joined" for name in "abcd"]
 
@@ -85,14 +101,15 @@ def test_a_store_that_refuses_and_loses_answers_only_delays_it() -> None:
 
 def test_objects_and_changes_stay_within_bounds() -> None:
     async def play(world: World) -> None:
-        first = Owner(world, 1)
+        first = Owner(world, 1).begin()
         most = 0
         for turn in range(KEPT // 2 + 40):
             first.core.leave(first.join(f"c{turn}"), now=first.ports.clock.now())
             await world.loop.pause(500)
-            most = max(most, len([name for name in world.objects.objects if name.startswith(PREFIX)]))
+            most = max(most, first.objects())
+            assert len(first.past.to_record() or b"") < MOST_RECORDED * 250
         assert 1 < most <= MOST_OBJECTS + 1
-        second = Owner(world, 2)
+        second = (await Owner(world, 2).took_over(first)).begin()
         await world.loop.pause(5_000)
         assert second.causes() == first.causes()
         assert len(second.causes()) == KEPT
@@ -104,15 +121,68 @@ def test_objects_and_changes_stay_within_bounds() -> None:
 
 def test_a_damaged_object_is_a_gap() -> None:
     async def play(world: World) -> None:
-        first = Owner(world, 1)
-        for name in "ab":
+        first = Owner(world, 1).begin()
+        for name in "abc":
             first.join(name)
             await world.loop.pause(5_000)
+        assert first.objects() == 2
         world.objects.trouble.rng.seed(1)
         damaged = world.objects.flip(f"{PREFIX}{1:012d}-{1:010d}")
         assert damaged is not None
-        second = Owner(world, 2)
+        second = (await Owner(world, 2).took_over(first)).begin()
         await world.loop.pause(5_000)
-        assert second.causes() == ["b joined"]
+        assert second.causes() == ["c joined"]
 
     World(5).play(play)
+
+
+def test_a_consumer_or_two_need_no_object() -> None:
+    async def play(world: World) -> None:
+        first = Owner(world, 1).begin()
+        first.core.leave(first.join("a"), now=first.ports.clock.now())
+        await world.loop.pause(5_000)
+        second = (await Owner(world, 2).took_over(first)).begin()
+        second.join("b")
+        await world.loop.pause(5_000)
+        assert second.causes() == ["a joined", "a left", "b joined"]
+        third = (await Owner(world, 3).took_over(second)).begin()
+        await world.loop.pause(5_000)
+        assert third.causes() == second.causes()
+        assert not world.objects.objects
+        third.join("c")
+        third.join("d")
+        await world.loop.pause(5_000)
+        assert third.past.to_record() is None
+        fourth = (await Owner(world, 4).took_over(third)).begin()
+        await world.loop.pause(5_000)
+        assert fourth.causes() == third.causes()
+        assert fourth.past.to_record() is None
+
+    World(6).play(play)
+
+
+def test_what_is_in_the_record_and_in_an_object_is_told_once() -> None:
+    async def play(world: World) -> None:
+        first = Owner(world, 1).begin()
+        first.join("a")
+        before = first.past.to_record()
+        first.join("b")
+        await world.loop.pause(5_000)
+        second = Owner(world, 2)
+        await second.past.load(before)
+        second.begin()
+        await world.loop.pause(5_000)
+        assert second.causes() == ["a joined", "b joined"]
+        assert second.past.to_record() is None
+
+    World(7).play(play)
+
+
+def test_a_damaged_field_of_the_record_is_a_gap() -> None:
+    async def play(world: World) -> None:
+        owner = Owner(world, 2)
+        await owner.past.load(b"[")
+        owner.begin().join("a")
+        assert owner.causes() == ["a joined"]
+
+    World(8).play(play)

@@ -14,10 +14,11 @@ from tests.scenarios.key_shared.broker import Broker, play
 
 FIELDS = [
     *("settings", "cursor", "members", "paused", "known", "by_index", "apart"),
-    *("redeliveries_at", "redeliveries", "delayedChanges", "parked", "places"),
+    *("redeliveries_at", "redeliveries", "delayedChanges", "parked", "places", "assignments"),
     *("epoch", "owner"),
 ]
-"""What every release writes and reads; `redeliveries_at` is beside delays alone, and earlier ones do not know it."""
+"""What every release writes and reads; `redeliveries_at` is beside delays alone. Earlier ones know neither it nor
+`assignments`."""
 
 
 def owner(broker: Broker) -> Dispatcher:
