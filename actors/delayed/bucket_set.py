@@ -62,7 +62,7 @@ class BucketSet:
         """The position of the last trim; everything at or below it is done."""
         self.failed: SluiceError | None = None
         self.opened = False
-        """Whether the manifest is in this owner's possession; before that nothing is written."""
+        """Whether the manifest was read, and is in this owner's possession if there is one."""
         self.recovering = True
         """Whether it is not known yet what the buckets hold: nothing may be sealed."""
         self.closed = False
@@ -213,6 +213,11 @@ class BucketSet:
                 raise
             self.set_names(wanted)
             return True
+
+    async def possess(self) -> None:
+        """Take possession of the manifest if that was left; before the first object. Raises Unavailable, Fenced."""
+        if self.manifest.begun:
+            await self.commit(lambda names: names)
 
     async def forget_manifest(self) -> None:
         """Remove the record of the manifest, as the last deed. Raises Unavailable."""

@@ -61,9 +61,8 @@ class BucketMaintenance:
                 manifest = await self._bucket_set.manifest.open()
                 self._bucket_set.opened, self.fallback = True, None
                 if self._bucket_set.manifest.begun:
-                    # Nothing ought to be there: what an owner of an earlier life left behind is looked for later.
+                    # Nothing ought to be there: what an earlier life left behind is looked for behind the first object.
                     self._collector.due = False
-                    self._collect_at = self._next_collection()
                 self._recovery.begin(manifest.buckets)
 
     def start_later(self, error: SluiceError) -> None:
@@ -177,7 +176,8 @@ class BucketMaintenance:
         if not self._bucket_set.stopped:
             self._sealer.seal_held()
             self._loader.pump(self._bucket_set.ports.clock.now())
-            self.kick()
+            if not self._bucket_set.manifest.begun:
+                self.kick()
             self.arm()
             self._bucket_set.changed()
 
@@ -215,6 +215,8 @@ class BucketMaintenance:
             self._again = True
         if self._collector.due and not bucket_set.stopped:
             fine = await self._collector.collect() and fine
+            self._collect_at = self._next_collection()
+        elif self._collect_at is None:
             self._collect_at = self._next_collection()
         return fine
 

@@ -1,6 +1,10 @@
 """The manifest record of one subscription, as its owner sees it.
 
 Taking possession writes a version with the owner's epoch, so that every older owner loses its next create and stops.
+Where there is no manifest yet nobody has written an object, because possession is taken before that: so an owner that
+finds none leaves it until it is to write its first object (`BucketSet.possess`), and a subscription without many
+delayed messages has none. An older owner that takes it meanwhile is overruled then. If its epoch is higher, from an
+earlier life of the name, the newcomer is fenced, and begins again with an epoch above that.
 An `Unavailable` create may have happened, or may still happen while its number is free. So every commit writes the
 whole wanted state, never a change: if an outdated version of our own lands late, the next commit simply follows it.
 While the outcome of a version is open, `settled` is False and nobody may delete an object.
@@ -25,14 +29,14 @@ def manifest_key(topic: str, partition: int, subscription: str) -> str:
     return f"delayed/{topic}/{partition}/{subscription}"
 
 
-async def last_epoch(ports: Ports, key: str) -> int:
-    """The epoch of the last writer of a manifest; 0 without a readable one. Raises Unavailable.
+async def last_epoch(ports: Ports, key: str) -> int | None:
+    """The epoch of the last writer of a manifest; 0 if it cannot be read, None without one. Raises Unavailable.
 
     A name that is used again goes on counting there: what an earlier subscription of the name left is then never newer.
     """
     newest = await attempt(ports, lambda: ports.meta.read(key))
     try:
-        return 0 if newest is None else decode_manifest(newest.value, key).epoch
+        return None if newest is None else decode_manifest(newest.value, key).epoch
     except Corrupt:
         return 0
 
@@ -40,7 +44,8 @@ async def last_epoch(ports: Ports, key: str) -> int:
 class ManifestStore:
     """Reads and writes the manifest for one owner epoch."""
 
-    def __init__(self, ports: Ports, key: str, epoch: int) -> None:
+    def __init__(self, ports: Ports, key: str, epoch: int, *, absent: bool = False) -> None:
+        """absent: somebody has looked, and there was none."""
         self.key = key
         self.epoch = epoch
         self.settled = True
@@ -48,20 +53,22 @@ class ManifestStore:
         self.rebuilt = False
         """Whether the manifest was damaged when it was opened, so that it names nothing of what was there."""
         self.begun = False
-        """Whether there was none when it was opened."""
-        self._ports = ports
+        """Whether there was none when it was opened, so that possession is still to be taken."""
+        self._ports, self._absent = ports, absent
         self._number = 0
         self._lock = asyncio.Lock()
 
     async def open(self) -> Manifest:
         """Read the newest version and take possession of it. Raises Fenced, Unavailable; safe to repeat."""
         async with self._lock:
-            newest = await attempt(self._ports, lambda: self._ports.meta.read(self.key))
+            newest = None if self._absent else await attempt(self._ports, lambda: self._ports.meta.read(self.key))
             self.begun = newest is None
             try:
                 manifest = self._adopt(newest)
             except Corrupt as error:
                 manifest, self.rebuilt = self._overrule(newest, error), True
+        if self.begun:
+            return manifest
         return await self.commit(Manifest(self.epoch, manifest.buckets))
 
     async def commit(self, manifest: Manifest) -> Manifest:
@@ -74,7 +81,7 @@ class ManifestStore:
             for pause in (*BACK_OFF_MS, None):
                 try:
                     if await self._create(value):
-                        self.settled = True
+                        self.settled, self.begun = True, False
                         return manifest
                 except (Unavailable, Overloaded):
                     self.settled = False

@@ -146,6 +146,7 @@ class Sealer:
         sealed = await self._build(bucket.key, run)
         if sealed is None or not bucket.is_in(BucketState.BUILDING):
             return
+        await bucket_set.possess()
         await bucket_set.objects.put(bucket.key, sealed)
         record = record_of(bucket.key, sealed.header)
 

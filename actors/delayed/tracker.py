@@ -134,9 +134,11 @@ async def make_tracker(
     owner_epoch: int,
     look_ahead_ms: int = LOOK_AHEAD_MS,
     shared: SharedIndex | None = None,
+    absent: bool = False,
 ) -> DelayedTracker:
     """The tracker that the settings choose, started or about to start. Raises Fenced, Invalid.
 
+    absent: there is no manifest.
     shared: the index of the partition's subscriptions in this process, for those that say so in their settings.
     """
     if settings.delayed_tracker not in CHOICES["delayed_tracker"]:
@@ -147,7 +149,7 @@ async def make_tracker(
         return BucketTracker(
             ports,
             objects=BucketObjects(ports, topic, partition, subscription),
-            manifest=ManifestStore(ports, key, owner_epoch),
+            manifest=ManifestStore(ports, key, owner_epoch, absent=absent),
             settings=settings,
             changed=changed,
             look_ahead_ms=look_ahead_ms,

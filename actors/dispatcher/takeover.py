@@ -61,10 +61,10 @@ async def take_over(
     if value is not None and value.get("deleted"):
         settings, _ = stored_settings(value["settings"], SubscriptionSettings)
         value = None
+    indexed: int | None = 0
     if value is None:
-        record.begin_after(
-            await last_epoch(ports, manifest_key(identity.topic, identity.partition, identity.subscription))
-        )
+        indexed = await last_epoch(ports, manifest_key(identity.topic, identity.partition, identity.subscription))
+        record.begin_after(indexed or 0)
         ends = await TopicLog(ports, topic).ends(START_PATIENCE_MS)
         state = SubscriptionState.begun(settings, _initial_cursor(ends, settings))
     else:
@@ -103,6 +103,7 @@ async def take_over(
         changed=wakeups.due.set,
         owner_epoch=epoch,
         shared=shared,
+        absent=indexed is None,
     )
     core.mark_deleted(state.cursor.mark_delete)
     return SubscriptionContext(

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.delayed.manifest import ManifestStore, last_epoch
-from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest
+from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
 from storage.errors import Corrupt, Fenced, Unavailable
 from tests.actors.delayed.broker import KEY
 from tests.actors.delayed.world import LATE_MS, Fault, Life, World
@@ -51,6 +51,7 @@ async def test_an_own_outdated_version_that_lands_late_is_overruled() -> None:
     life = Life(world, script)
     store = ManifestStore(life.ports, KEY, 1)
     await store.open()
+    await store.commit(Manifest(1))
     faults += ["late", "lost_before"]
     outcomes: list[str] = []
 
@@ -107,8 +108,38 @@ async def test_an_older_owner_that_overwrote_a_record_is_overruled() -> None:
     world = World()
     newer, older = (ManifestStore(Life(world).ports, KEY, epoch) for epoch in (5, 4))
     await newer.open()
+    await newer.commit(Manifest(5))
     world.records[KEY].append(b"rubbish")
     await older.open()
     assert await newer.commit(Manifest(5, (record(1),))) == newest(world)
     with pytest.raises(Fenced):
         await older.commit(Manifest(4))
+
+
+@simulated
+async def test_there_is_no_record_before_it_is_needed() -> None:
+    world = World()
+    life = Life(world)
+    older, newer = (ManifestStore(life.ports, KEY, epoch) for epoch in (1, 2))
+    assert (await older.open(), await newer.open()) == (Manifest(1), Manifest(2))
+    assert KEY not in world.records
+    assert await last_epoch(life.ports, KEY) is None
+    await older.commit(Manifest(1, (record(1),)))
+    assert older.begun is False
+    with pytest.raises(Corrupt, match="overwritten by epoch 1"):
+        await newer.current()
+    await newer.commit(Manifest(2))
+    assert newest(world) == Manifest(2)
+    with pytest.raises(Fenced):
+        await older.commit(Manifest(1))
+
+
+@simulated
+async def test_a_record_of_a_higher_epoch_that_came_meanwhile_fences() -> None:
+    world = World()
+    store = ManifestStore(Life(world).ports, KEY, 1, absent=True)
+    world.records[KEY] = [encode_manifest(Manifest(3))]
+    await store.open()
+    with pytest.raises(Fenced):
+        await store.commit(Manifest(1))
+    assert newest(world) == Manifest(3)

@@ -13,6 +13,7 @@ from actors.delayed.maintenance import COLLECT_FIRST_MS, RETRY_MS
 from actors.delayed.sealer import PARKED_MS
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
+from storage.delayed.manifest import Manifest, encode_manifest
 from storage.errors import Unavailable
 from storage.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, PREFIX, SUBSCRIPTION, TOPIC, Broker
@@ -273,6 +274,7 @@ async def test_a_clear_that_the_store_refuses_is_made_good_later() -> None:
 async def test_a_late_put_of_a_dead_owner_is_found_while_it_is_quiet(epoch: int) -> None:
     scenario = Scenario()
     scenario.epoch = 2
+    scenario.world.records[KEY] = [encode_manifest(Manifest(1))]
     broker = await scenario.begin()
     await scenario.world.advance(1_000)
     scenario.world.objects[f"{PREFIX}{epoch:012d}-0000000007.bucket"] = b"late, or of an earlier life of the name"

@@ -7,7 +7,7 @@ from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
-from storage.delayed.manifest import Manifest, decode_manifest
+from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
 from storage.errors import Fenced, Invalid
 from storage.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, SUBSCRIPTION, TOPIC
@@ -92,6 +92,7 @@ async def test_a_damaged_manifest_is_replaced_and_its_buckets_deleted() -> None:
 async def test_a_newer_owner_is_not_worked_around() -> None:
     world = World()
     newer, older = Life(world), Life(world)
+    world.records[KEY] = [encode_manifest(Manifest(1))]
     await make(newer, epoch=2)
     with pytest.raises(Fenced):
         await make(older, epoch=1)
