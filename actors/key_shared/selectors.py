@@ -120,7 +120,9 @@ def _points_of(name: str, index: int, points: int) -> Reduced:
 
 
 class ConsistentHashing:
-    """The ring with `points` points a consumer."""
+    """The ring with `points` points a consumer. One that is alone has all hashes, wherever its points are, and most
+    are: its points are placed when a second one comes.
+    """
 
     start = 1
     size = HASH_RANGE - 1
@@ -134,7 +136,8 @@ class ConsistentHashing:
         """The points that are taken, ascending; and by whom, in the same order."""
         self._slots: Reduced = np.zeros(0, np.uint16)
         self._line: dict[int, list[int]] = {}
-        self._members: dict[int, tuple[str, Reduced]] = {}
+        self._members: dict[int, tuple[str, Reduced | None]] = {}
+        """The name and the points of each, None of one that was alone so far."""
 
     def add(self, slot: int, name: str, *, ranges: Sequence[Range] = (), priority: int = 0) -> None:
         """Put the consumer's points on the ring (KS-7); ranges and priority play no part."""
@@ -143,6 +146,15 @@ class ConsistentHashing:
         self._place(slot, name, self.names.increase(name, slot, self.points))
 
     def _place(self, slot: int, name: str, index: int) -> None:
+        if not self._members:
+            self._members[slot] = (name, None)
+            return
+        for first, (other, points) in list(self._members.items()):
+            if points is None:
+                self._lay(first, other, self.names.index(other, first))
+        self._lay(slot, name, index)
+
+    def _lay(self, slot: int, name: str, index: int) -> None:
         points = _points_of(name, index, self.points)
         at = np.searchsorted(self._points, points)
         taken = np.zeros(len(points), np.bool_)
@@ -164,6 +176,8 @@ class ConsistentHashing:
             return
         name, points = self._members.pop(slot)
         self.names.decrease(name, slot, self.points)
+        if points is None:
+            return
         at = np.searchsorted(self._points, points)
         given_up = []
         for row, point, holder in zip(at.tolist(), points.tolist(), self._slots[at].tolist(), strict=True):
@@ -186,6 +200,8 @@ class ConsistentHashing:
         if len(points):
             owner[1 : points[-1] + 1] = np.repeat(slots, np.diff(points, prepend=0))
             owner[points[-1] + 1 :] = slots[0]
+        elif self._members:
+            owner[self.start :] = next(iter(self._members))
         return owner
 
     def layout(self) -> list[tuple[int, Share]]:
