@@ -21,8 +21,6 @@ _BITS = 6
 GROUP = 1 << _BITS
 MOST_GROUPS = 128
 MANY = 256
-_FIRST_GROUPS = 8
-"""So many have room at the beginning."""
 _NONE = np.int32(-2 * HASH_RANGE)
 """Less than any row is apart from its hash."""
 
@@ -93,5 +91,5 @@ class HashGroups:
         self._groups = np.concatenate([self._groups, groups])
         room = len(self.columns[0])
         if count * GROUP > room:
-            more = max(room, _FIRST_GROUPS * GROUP, count * GROUP - room)
+            more = max(room, count * GROUP - room)
             self.columns = [np.concatenate([old, np.zeros(more, old.dtype)]) for old in self.columns]
