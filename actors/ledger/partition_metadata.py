@@ -149,5 +149,7 @@ class PartitionMetadata:
 
     async def _save(self, record: PartitionRecord) -> None:
         value: dict[str, Any] = encode_record(record)
+        notice, asked = self._proof.notice, self._ports.clock.monotonic()
         await self._fenced.save(value)
+        self._notice, self._verified = notice, asked  # who wrote a version is its owner then
         self.record = msgspec.structs.replace(record, epoch=self._fenced.epoch, owner=self._ports.me)
