@@ -135,10 +135,13 @@ class ChangedDelays:
         stale, self._stale = self._stale, []
         return stale
 
+    def begin(self) -> None:
+        """Remove what earlier owners left, if there were any."""
+        if not self._fresh:
+            self._ports.spawn(self.remove_leftovers(), "delayed changes")
+
     async def remove_leftovers(self) -> None:
         """Remove what earlier owners wrote and no record names. What a newer owner has named stays."""
-        if self._fresh:
-            return
         own = f"{self._prefix}{self._epoch:012d}"
         named = self._table
         try:

@@ -40,11 +40,13 @@ class UnusedWatch:
         """Whether it is not durable, and nobody on this partition has it, joins it, or may still hold messages."""
         return not self._state.settings.durable and not len(self._state.membership)
 
-    async def run(self) -> None:
-        """Look again and again; ends at once where there is nothing to look for."""
+    def begin(self) -> None:
+        """Look again and again, where there is anything to look for."""
+        if not self._state.settings.durable and self._identity.partition == 0:
+            self._ports.spawn(self._run(), "use")
+
+    async def _run(self) -> None:
         settings, clock = self._state.settings, self._ports.clock
-        if settings.durable or self._identity.partition != 0:
-            return
         patience = max(settings.lease_ms, settings.grace_ms)
         used = clock.monotonic()
         while True:

@@ -384,11 +384,11 @@ class Components:
             ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
             ("progress", context.reporter.run(context.store, self.seeker.expire_old, self.reader.has_all)),
-            ("use", self.unused_watch.run()),
-            ("delayed changes", context.changed_delays.remove_leftovers()),
         ):
             context.ports.spawn(work, name)
         context.history.begin()
+        context.changed_delays.begin()
+        self.unused_watch.begin()
 
     def at_work(self) -> bool:
         """See Dispatcher.at_work."""
