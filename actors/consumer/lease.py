@@ -39,6 +39,11 @@ class Lease:
         if self._held:
             self._over_after = self._renewed + self._lasts
 
+    @property
+    def lasts(self) -> int:
+        """How long it lasts, in ms; 0 if there is none."""
+        return self._lasts if self._held else 0
+
     def left(self) -> tuple[int, int] | None:
         """How long it lasts, and for how long still, in ms; None if there is none."""
         if not self._held:

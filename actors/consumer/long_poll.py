@@ -29,8 +29,9 @@ class LongPoll:
         self._ports, self.growth = ports, GROWTH
         self._wait, self._most, self._beats = FIRST_WAIT, MOST_WAIT, False
         self._interruption = Interruption()
-        self.turn = 0
-        """That of the poll that is under way, 0 if none is."""
+        self._asked = 0
+        self.turn = self.current = 0
+        """Those of the poll that is under way, 0 if none is: its turn in the session, and which of all polls it is."""
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""
@@ -54,14 +55,16 @@ class LongPoll:
     def again(self) -> None:
         """Ask again: nobody knows whether there is a session that the poll waits for."""
         self._wait, self._beats = FIRST_WAIT, False
+        self.turn = self.current = 0
         self._interruption.end()
 
     async def ask(self, to: Address, request: Poll) -> Delivery | Unknown:
         """The answer; Unknown also when it is to be asked again. Raises the refusal."""
         timeout = request.wait + CALL_TIMEOUT - FIRST_WAIT
-        self.turn = request.turn
+        self._asked += 1
+        self.turn, self.current = request.turn, self._asked
         try:
             answer = await self._interruption.of(self._ports.net.call(to, request, timeout))
         finally:
-            self.turn = 0
+            self.turn = self.current = 0
         return Unknown("the poll is to be asked again") if answer is None else answer

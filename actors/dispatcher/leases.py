@@ -19,6 +19,7 @@ from functools import partial
 from actors.backoff import Backoff
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.membership import LeaseHolder, LeaseState
+from actors.dispatcher.process_sessions import Beat
 from actors.dispatcher.sessions import Session
 from actors.messages import NO_POSITIONS, NO_ROWS, ReadRowIndex, RowIndex
 from actors.ports import Watch
@@ -53,8 +54,9 @@ class Leases:
         """End expired sessions, twice in the time of trust; where nothing waits, no later than the first lease that may
         end. look: called a few times in a lease while there is anything that could be sent and no consumer is awaited.
         """
+        rest = self._short
         while True:
-            await self._waited_for.wait(self._ports, self._rest(), partial(self._rest_longer, look))
+            await self._waited_for.wait(self._ports, rest, partial(self._rest_longer, look))
             self._waited_for.clear()
             now = self._ports.clock.monotonic()
             for member in self._membership.overdue(LeaseState.ATTACHED, now):
@@ -65,41 +67,39 @@ class Leases:
             self._store.look_if_idle()
             if self._membership.all(LeaseState.AWAITED):
                 self._wakeups.came_or_went()
+                rest = self._short
             else:
-                self._look(look)
+                rest = self._rest(idle=self._look(look))
 
     def _rest_longer(self, look: Callable[[], None]) -> int:
         """How long (ms) there still is nothing to end; 0: there is. What else there is to do takes no task: thousands
         of subscriptions may have something waiting, each with timers of its own.
         """
-        if self._waits_for_an_end() or self._membership.overdue(LeaseState.ATTACHED, self._ports.clock.monotonic()):
+        if self._membership.next_end() <= self._ports.clock.monotonic():
             return 0
-        self._store.look_if_idle()
-        self._look(look)
-        return self._rest()
+        if not self._store.certain():
+            self._store.look_if_idle()
+        return self._rest(idle=self._look(look))
 
-    def _look(self, look: Callable[[], None]) -> None:
-        """Call `look` if it is time; once more when nothing waits any more."""
-        now = self._ports.clock.monotonic()
-        if now < self._looked + self._membership.lease_ms // LOOKS:
-            return
-        self._was_idle, was_idle = self._core.idle(), self._was_idle
-        if not (self._was_idle and was_idle):
-            self._looked = now
+    def _look(self, look: Callable[[], None]) -> bool:
+        """Call `look` if it is time; once more when nothing waits any more. Returns whether that was."""
+        now, idle = self._ports.clock.monotonic(), self._core.idle()
+        rests = idle and self._was_idle
+        if not rests and now >= self._looked + self._membership.lease_ms // LOOKS:
+            self._was_idle, self._looked = idle, now
             look()
+        return rests
 
-    def _rest(self) -> int:
+    @property
+    def _short(self) -> int:
+        return max(self._membership.trust_ms // 2, 1)
+
+    def _rest(self, *, idle: bool) -> int:
         """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
-        membership, short = self._membership, max(self._membership.trust_ms // 2, 1)
-        if self._waits_for_an_end() or not (self._was_idle and self._core.idle()):
-            return short
-        ends = [member.until for member in membership.all(LeaseState.ATTACHED)]
-        left = min(ends, default=0) - self._ports.clock.monotonic() if ends else membership.lease_ms
-        return max(min(left, membership.lease_ms), short)
-
-    def _waits_for_an_end(self) -> bool:
-        """Whether the end of a lease is waited for."""
-        return bool(self._membership.all(LeaseState.AWAITED) or self._membership.all(LeaseState.RETIRED))
+        end = self._membership.next_end()
+        if not idle or not end:
+            return self._short
+        return max(min(end - self._ports.clock.monotonic(), self._membership.lease_ms), self._short)
 
     # -- the living -----------------------------------------------------------------------------------------------
 
@@ -107,25 +107,21 @@ class Leases:
         """This consumer was heard or answered."""
         self._membership.renew(session.incarnation, self._ports.clock.monotonic())
 
-    def heartbeat(self, number: int) -> bool:
-        """The process of this session's consumer lives. False: the session is over, or this owner is not certain.
+    def heartbeat(self, number: int, turn: int) -> Beat:
+        """The process of this session's consumer lives, and its poll of that turn waits (0: none does). See
+        SessionOwner.
 
         No await lies between knowing that this is the owner and renewing. That a consumer's process lives does not mean
         that the consumer asks for messages: a place that others want is not kept by this (`silent`).
         """
         session = self._sessions.find(number)
         if session is None or self._ownership.ended():
-            return False
+            return Beat.REFUSED
         if not self._store.certain():
             self._store.look_if_idle()
-            return False
+            return Beat.REFUSED
         self.renew(session)
-        return True
-
-    def waits(self, number: int, turn: int) -> bool:
-        """See SessionOwner."""
-        session = self._sessions.find(number)
-        return session is not None and session.waits_in(turn)
+        return Beat.RENEWED if not turn or session.waits_in(turn) else Beat.UNASKED
 
     def watch_session(self, session: Session, process: str) -> None:
         """End this session as soon as its process has ended."""

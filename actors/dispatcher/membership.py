@@ -43,6 +43,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from actors.consumer.lease import NEVER
+
 REMEMBERED_ENDED = 10_000
 """So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
 
@@ -154,6 +156,18 @@ class Membership:
     def all(self, state: LeaseState) -> list[LeaseHolder]:
         """The members in a state, oldest first."""
         return [member for member in self._members.values() if member.state is state]
+
+    def next_end(self) -> int:
+        """When the first lease is over, if no member's is renewed; 0 while the end of one is waited for, NEVER if there
+        are none.
+        """
+        first = NEVER
+        for member in self._members.values():
+            if member.state is LeaseState.ATTACHED:
+                first = min(first, member.until)
+            elif member.state is not LeaseState.JOINING:
+                return 0
+        return first
 
     def awaits(self, base: str) -> bool:
         """Whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""

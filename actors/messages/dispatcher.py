@@ -150,25 +150,38 @@ class Poll(Request[Delivery], kw_only=True):
 class HeartbeatAnswer(Reply, kw_only=True):
     """Every session was renewed but those at these places. refused: by the owner. elsewhere: the owner is not in this
     process. unasked: renewed, but the poll of that turn does not wait there: it never came, or its answer is on its way
-    or was lost. compares: the turns were looked at; earlier versions do not.
+    or was lost. compares: the turns were looked at; earlier versions do not. unknown: rosters that this process does
+    not have, so none of their sessions was renewed. enlisted: the new roster is known from now on.
     """
 
     refused: list[int] = []
     elsewhere: list[int] = []
     unasked: list[int] = []
     compares: bool = False
+    unknown: list[int] = []
+    enlisted: bool = False
 
 
 class Heartbeat(Request[HeartbeatAnswer], kw_only=True):
     """Renew these sessions, whose consumers are all in the process that sends this. One dispatcher is asked, for all in
     its process. owners, sessions: addresses of dispatchers, and at the same place the number of the session there.
     turns: at the same place the turn of the poll that is under way, 0 if none is.
+
+    rosters: numbers of lists of sessions, with their owners and turns, that earlier heartbeats enlisted; they are asked
+    for as if they were named. firsts: which place the first session of each has, in the answer. struck: the rows of
+    each that are not asked for any more, all that ever were. enlists: places of sessions that are to be a roster, under
+    the number enlist_as, as far as they are renewed and their polls wait.
     """
 
     reply: ClassVar[type[Reply]] = HeartbeatAnswer
     owners: Annotated[list[str], Meta(max_length=MOST_BEATS)]
     sessions: Annotated[list[int], Meta(max_length=MOST_BEATS)]
     turns: Annotated[list[int], Meta(max_length=MOST_BEATS)] = []
+    rosters: Annotated[list[int], Meta(max_length=MOST_BEATS)] = []
+    firsts: Annotated[list[int], Meta(max_length=MOST_BEATS)] = []
+    struck: Annotated[list[Annotated[list[int], Meta(max_length=MOST_BEATS)]], Meta(max_length=MOST_BEATS)] = []
+    enlists: Annotated[list[int], Meta(max_length=MOST_BEATS)] = []
+    enlist_as: int = 0
 
 
 class Acknowledged(Reply, kw_only=True):

@@ -11,6 +11,7 @@ from actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
 from actors.consumer.lease import Lease
 from actors.consumer.long_poll import FIRST_WAIT, MOST_WAIT, MOST_WAIT_COMPARED, LongPoll
 from actors.dispatcher import Dispatcher
+from actors.dispatcher.process_sessions import Beat
 from actors.factories import make_dispatcher
 from actors.messages import HeartbeatAnswer
 from actors.ports import InCommon, Ports, Unknown
@@ -236,9 +237,9 @@ def test_an_owner_that_is_not_certain_renews_nothing() -> None:
         dispatcher = broker.world.process(name).actor
         assert isinstance(dispatcher, Dispatcher)
         leases, store = dispatcher.parts.leases, dispatcher.parts.context.store
-        assert leases.heartbeat(client.parts[0].session)
+        assert leases.heartbeat(client.parts[0].session, 0) is Beat.RENEWED
         store._trust = -1
-        assert not leases.heartbeat(client.parts[0].session)
+        assert leases.heartbeat(client.parts[0].session, 0) is Beat.REFUSED
 
     play(scenario, lease_ms=LEASE_MS)
 

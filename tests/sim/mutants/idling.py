@@ -6,6 +6,7 @@ from tests.sim.mutants import Mutant
 
 OWNERS, BROKER = "owners", "broker"
 HEARTBEATS, PROOF = "tests/actors/consumer/test_heartbeats.py", "tests/actors/test_ownership_proof.py"
+ROSTER = "tests/actors/consumer/test_roster.py"
 CLOSED = "tests/actors/test_idle_owners.py"
 
 IDLING: list[Mutant] = [
@@ -20,16 +21,16 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a heartbeat that was sent before a freeze renews the lease",
         module="actors.consumer.heartbeats",
-        old="            self._lease.renew(sent)\n",
-        new="            self._lease.renew(self._ports.clock.monotonic())\n",
+        old="            self.lease.renew(sent)\n",
+        new="            self.lease.renew(self._ports.clock.monotonic())\n",
         world=OWNERS,
         test=f"{HEARTBEATS}::test_a_lease_is_renewed_from_when_the_heartbeat_was_sent",
     ),
     Mutant(
         name="an owner that is not certain renews by heartbeat",
         module="actors.dispatcher.leases",
-        old="        if not self._store.certain():\n",
-        new="        if False:\n",
+        old="            self._store.look_if_idle()\n            return Beat.REFUSED\n",
+        new="            self._store.look_if_idle()\n",
         world=OWNERS,
         test=f"{HEARTBEATS}::test_an_owner_that_is_not_certain_renews_nothing",
     ),
@@ -48,6 +49,38 @@ IDLING: list[Mutant] = [
         new="        return True\n",
         world=OWNERS,
         test=f"{HEARTBEATS}::test_a_lost_answer_is_missed_by_the_next_heartbeat",
+    ),
+    Mutant(
+        name="a roster renews a consumer that has another session by now",
+        module="actors.consumer.roster",
+        old="            if poll.current == waiting:\n",
+        new="            if True:\n",
+        world=OWNERS,
+        test=f"{ROSTER}::test_an_answer_that_comes_late_renews_no_other_session",
+    ),
+    Mutant(
+        name="a roster keeps a consumer that polls anew",
+        module="actors.consumer.roster",
+        old="            stays = poll == now > 0 and (keeps is None or keeps(member))\n",
+        new="            stays = True\n",
+        world=OWNERS,
+        test=f"{ROSTER}::test_who_polls_again_is_struck_off_and_the_others_stay",
+    ),
+    Mutant(
+        name="a roster renews who is refused",
+        module="actors.consumer.heartbeats",
+        old="                    roster.member(place - first).missed()\n",
+        new="                    pass\n",
+        world=OWNERS,
+        test=f"{ROSTER}::test_a_session_that_ended_is_refused_in_a_roster",
+    ),
+    Mutant(
+        name="a roster that the owners' process forgot counts as renewed",
+        module="actors.consumer.heartbeats",
+        old="            if roster.number not in answer.unknown:\n",
+        new="            if True:\n",
+        world=OWNERS,
+        test=f"{ROSTER}::test_a_process_that_forgot_the_roster_is_told_the_names",
     ),
     Mutant(
         name="a new owner gives no notice",
