@@ -83,7 +83,7 @@ class CursorStore:
     @property
     def settled(self) -> bool:
         """Whether everything is durable."""
-        return self._completed >= self._asked and not self._writing.locked()
+        return self._completed >= self._asked
 
     def look_if_idle(self) -> None:
         """Look at the record unless it was written lately, or is being looked at for all owners of this process; to be

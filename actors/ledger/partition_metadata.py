@@ -23,9 +23,10 @@ from storage.errors import Corrupt, Fenced
 
 RECENT_MS = 2_000
 """A proof of the process that is no older is good enough for an owner that only wants to notice its successor."""
-UNTOLD_MS = 60_000
+UNTOLD_MS = 600_000
 """So often the record itself is looked at, whatever the process knows. A successor that died before its notice has told
-nobody, and nobody takes its place while this owner answers.
+nobody, and nobody takes its place while this owner answers. It has fenced no ledger either, so this one serves on
+until it changes the record.
 """
 
 
@@ -111,14 +112,14 @@ class PartitionMetadata:
     async def prove(self) -> None:
         """The same as `verify`, with one look for all owners of this process unless somebody gave it notice."""
         await self._proof.look(self._ports, RECENT_MS)
-        if not self._is_told():
+        if not self.is_told():
             await self.verify()
 
     def is_proved(self, age: int) -> bool:
         """Whether `prove` would have nothing to look at, if a proof that is `age` ms old is good enough."""
-        return self._is_told() and self._ports.clock.monotonic() - self._proof.proven < age
+        return self.is_told() and self._ports.clock.monotonic() - self._proof.proven < age
 
-    def _is_told(self) -> bool:
+    def is_told(self) -> bool:
         """Whether the proof of the process speaks for this record, which was looked at since its newest notice."""
         return self._notice == self._proof.notice and self._ports.clock.monotonic() - self._verified < UNTOLD_MS
 

@@ -121,6 +121,11 @@ class Compaction:
         collects = self._log.record.compacted is not None and self.objects.collection_due()
         return bool(self.objects.any_unwanted or collects or self._asked or self._is_long(settings))
 
+    def concerned(self, settings: TopicSettings) -> bool:
+        """Whether there is something to do, or will be although nothing changes."""
+        there = self._log.record.compacted is not None
+        return there or self._asked > 0 or self.objects.any_unwanted or self._is_long(settings)
+
     def _is_long(self, settings: TopicSettings) -> bool:
         limit = settings.compaction_threshold_bytes
         return limit > 0 and bytes_behind(self._log, self.horizon) > limit

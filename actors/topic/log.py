@@ -89,6 +89,7 @@ class PartitionLog:
         self._runs_since, self._bytes_since = 0, 0
         self.open_bytes = 0
         self._waiters: list[Signal] = []
+        self._on_wake: Callable[[], None] | None = None
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
         self.metadata = metadata
@@ -393,18 +394,28 @@ class PartitionLog:
         if self._writer is not None:
             self._writer.replace(bookie)
 
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether enough was appended since the record was last brought up to date."""
+        return self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES
+
     async def snapshot(self) -> None:
-        """Bring the record up to date when enough was appended since the last time."""
-        if not self.stopped and (self._runs_since >= SNAPSHOT_RUNS or self._bytes_since >= SNAPSHOT_BYTES):
+        """Bring the record up to date if that is due."""
+        if self.snapshot_due and not self.stopped:
             await self.metadata.update(self._covered)
 
     async def cover(self, change: Callable[[PartitionRecord], PartitionRecord]) -> None:
         """Bring the record up to date, with another change of it: a next owner has little to read then."""
         await self.metadata.update(lambda record: change(self._covered(record)))
 
+    @property
+    def roll_due(self) -> bool:
+        """Whether the open ledger is to be closed."""
+        return self._writer is not None and self._roll_due()
+
     async def roll_if_due(self) -> None:
         """Close a ledger that has become old, also when nobody publishes."""
-        if self._writer is not None and not self.stopped and self._roll_due():
+        if self.roll_due and not self.stopped:
             await self.roll()
 
     # -- for readers -------------------------------------------------------------------------------------------------
@@ -414,16 +425,19 @@ class PartitionLog:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.set()
+        if self._on_wake is not None:
+            self._on_wake()
 
-    async def news(self, milliseconds: int, longer: Callable[[], int] | None = None) -> bool:
-        """Wait for the next wake; False after so long. Nothing may be awaited between looking and calling this.
+    def on_wake(self, call: Callable[[], None]) -> None:
+        """Call this at each wake."""
+        self._on_wake = call
 
-        longer: see Signal.wait.
-        """
+    async def news(self, milliseconds: int) -> bool:
+        """Wait for the next wake; False after so long. Nothing may be awaited between looking and calling this."""
         signal = Signal()
         self._waiters.append(signal)
         try:
-            return await signal.wait(self._ports, milliseconds, longer)
+            return await signal.wait(self._ports, milliseconds)
         finally:
             if signal in self._waiters:
                 self._waiters.remove(signal)

@@ -155,6 +155,11 @@ class Offloading:
             or (self.objects.collection_due() and self.may_have_left_objects(settings))
         )
 
+    def concerned(self, settings: TopicSettings) -> bool:
+        """Whether there is something to do, or will be although nothing changes."""
+        waits = self.wanted or self.objects.any_unwanted or self.table.behind
+        return waits or self.may_have_left_objects(settings)
+
     def may_have_left_objects(self, settings: TopicSettings) -> bool:
         """Whether ledgers go to the object store, or have gone there."""
         return offloads(settings) or any(ledger.offloaded is not None for ledger in self._log.record.ledgers)

@@ -485,18 +485,22 @@ class Topic(Actor):
         """Ledgers leave for the object store; the work goes on behind the answer."""
         await self._ready()
         self._upkeep.offloading.ask(request)
+        self._upkeep.look()
         return self._upkeep.offloading.status()
 
     async def on_erase(self, request: Erase) -> EraseStatus:
         """The messages of a key are forgotten; the work goes on behind the answer."""
         await self._ready()
-        return await self._upkeep.erasing.ask(request)
+        status = await self._upkeep.erasing.ask(request)
+        self._upkeep.look()
+        return status
 
     async def on_compact(self, request: Compact) -> CompactionStatus:
         """The last messages of keys become a table; the work goes on behind the answer."""
         await self._ready()
         if request.ask:
             self._upkeep.compaction.ask()
+            self._upkeep.look()
         return self._upkeep.compaction.status()
 
     async def on_terminate(self, request: Terminate) -> Ends:

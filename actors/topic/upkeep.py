@@ -20,6 +20,8 @@ from actors.ledger.replication import Replicator, under_replicated
 from actors.messages import DeleteLedgers, Progress
 from actors.policies.retention import TopicRetention, TopicThresholds
 from actors.ports import Ports
+from actors.resting_owners import YOUNG_MS, RestingOwners
+from actors.signal import Signal
 from actors.topic.compaction import Compaction, trims_up_to
 from actors.topic.erasing import Erasing
 from actors.topic.log import PartitionLog
@@ -31,14 +33,15 @@ from storage.errors import Conflict, Fenced, SluiceError
 DELETE_TIMEOUT = 10_000
 LAST_TIMEOUT = 2_000
 """An owner that deletes its topic waits no longer than this for a bookie: what it leaves is garbage-collected."""
-VERIFY_MS = 5_000
+VERIFY_MS = YOUNG_MS
+"""An older proof of the process is made anew; one that failed is not tried again for as long."""
 FILL_RETRY_MS = 30_000
 REST_MS = 10_000
-"""An owner at which nothing changes looks so seldom whether it is still the owner, until something is confirmed or
-reported; one that is closed is not woken sooner for what retention lets go of.
+"""An owner at which nothing changes looks so seldom whether there is something to do by now, until something is
+confirmed or reported; one that is closed is not woken sooner for what retention lets go of.
 """
 MOST_REST_MS = 60_000
-"""After so long it looks at everything."""
+"""After so long it looks at everything, and whether its only ledger is old, if there is nothing else to look at."""
 LOOK_BYTES = 1024 * 1024
 """A partition with less in its only ledger has nothing that would leave or be compacted."""
 PRUNE_AT = 64
@@ -66,15 +69,22 @@ class Upkeep:
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
         self._replicating = self._offloading = self._compacting = False
-        self._verified = self._rests_until = 0
+        self._prove_not_before = self._rests_until = 0
+        self._woken = Signal()
         self._fill_not_before = 0
         self._seen: tuple[object, ...] = ()
         self.marks: dict[str, int] = {}
         self.rejecting: dict[str, None] = {}
+        log.on_wake(self.look)
 
     def restore(self) -> None:
         """Begin with the marks that the record knows."""
         self.marks = dict(self._log.record.subscriptions)
+
+    def look(self) -> None:
+        """Something has changed, or was asked for: rest no longer, unless there is still nothing to do."""
+        if not self._only_grows:
+            self._woken.set()
 
     async def turn(self) -> None:
         """One round. Raises Fenced when there is a newer owner, other errors when something must wait."""
@@ -98,9 +108,10 @@ class Upkeep:
 
     async def _prove(self, now: int) -> None:
         """Look whether there is a newer owner, unless that was done lately. Raises Fenced, Unavailable."""
-        if now - self._verified >= VERIFY_MS:
-            self._verified = now
+        if now >= self._prove_not_before and not self._log.metadata.is_proved(VERIFY_MS):
+            self._prove_not_before = now + VERIFY_MS
             await self._log.metadata.prove()
+            self._prove_not_before = 0
 
     async def _look(self) -> None:
         """Look up the thresholds that hold now, where there is something that they could concern."""
@@ -138,29 +149,38 @@ class Upkeep:
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
         return bool(leaves or compacts or moves or self.under_replicated())
 
+    @property
+    def _only_grows(self) -> bool:
+        """Whether there is one ledger at most, which is open, small and young, and nothing to do with it: then nothing
+        is to be done before more comes or somebody asks, only to close it when it is old.
+        """
+        log, ledgers = self._log, self._log.record.ledgers
+        if len(ledgers) > 1 or (ledgers and ledgers[0].state is not LedgerState.OPEN) or log.stopped:
+            return False
+        moves = log.settled or self._leftovers or self._replicating or self._lost or self.erasing.wanted
+        due = log.open_bytes >= LOOK_BYTES or log.snapshot_due or log.roll_due
+        leaves = self._offloading or self.offloading.concerned(self.settings)
+        return not (moves or due or leaves or self._compacting or self.compaction.concerned(self.settings))
+
     async def rest(self) -> None:
-        """Wait until something changes, if nothing did since this was last called and nothing is to be done; meanwhile
-        look whether there is a newer owner.
+        """Wait until something changes, if nothing did since this was last called and nothing is to be done; or until
+        there may be a newer owner.
         """
         state = (self._log.last_confirmed, self._log.record, dict(self.marks))
         changed, self._seen = state != self._seen, state
-        if not changed and not self._lost:
+        only_grows = self._only_grows
+        if only_grows or not (changed or self._lost or self.at_work):
+            self._woken.clear()
             self._rests_until = self._ports.clock.monotonic() + MOST_REST_MS
-            while self._rests_until > self._ports.clock.monotonic() and not self.at_work:
-                if await self._log.news(REST_MS, self._rest_longer):
-                    return
-                try:
-                    await self._prove(self._ports.clock.monotonic())
-                except SluiceError:
-                    return  # the next turn meets it as well
+            others, told = self._ports.process.of(RestingOwners), self._log.metadata.is_told()
+            with others.rest(self._ports, self._woken.set, told=told):
+                await self._woken.wait(self._ports, MOST_REST_MS if only_grows else REST_MS, self._rest_longer)
 
     def _rest_longer(self) -> int:
-        """Milliseconds for which there is still nothing to do, not even a look whether there is a newer owner, because
-        others of this process have; 0: there is. So many that are not used wake no task.
-        """
-        if self.at_work or not self._log.metadata.is_proved(VERIFY_MS):
-            return 0
-        return REST_MS if self._rests_until > self._ports.clock.monotonic() else 0
+        """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
+        if self._only_grows and self._log.metadata.is_told():
+            return MOST_REST_MS
+        return 0 if self.at_work or self._rests_until <= self._ports.clock.monotonic() else REST_MS
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
