@@ -14,7 +14,7 @@ nobody could tell of which of the two frames an acknowledgement speaks.
 from __future__ import annotations
 
 import base64
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from actors.consumer.held import Received
 from actors.pulsar.codec.batch_encoder import bodies_of
 from actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
 from actors.pulsar.codec.frame_cache import FrameCache
-from actors.pulsar.codec.frames import U32, encode_message
+from actors.pulsar.codec.frames import U32, encode_message, front
 from actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
 from actors.pulsar.codec.protocol import Metadata, Single, command
 from actors.pulsar.codec.send_decoder import OF_ONE
@@ -37,6 +37,8 @@ from storage.position import entry_of, ledger_of
 
 VECTORIZED_FROM = 32
 """From so many rows, or pieces, on vectorized encoding is faster than the loop."""
+REPEATED_FROM = 4
+"""Of fewer rows it is not looked up whether their frames are at hand: what comes alone is not kept."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
 _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
 """A message of a batch that is not shown any more."""
@@ -136,7 +138,7 @@ def encode_part(
         return _with_holes(part, to, known, waiting, between)
     if (
         recent is not None
-        and len(part) >= vectorized_from
+        and len(part) >= min(vectorized_from, REPEATED_FROM)
         and between is None
         and (came := _as_it_came(part, to, recent))
     ):
@@ -163,8 +165,20 @@ def _as_it_came(part: Received, to: Addressee, recent: FrameCache) -> EncodedFra
     starts, counts = found.starts, found.counts
     if int(counts.sum()) < len(part):
         return None
-    data = joined(repeat_bodies(part, starts, starts + counts, to, found.bodies))
+    if len(starts) >= VECTORIZED_FROM:
+        data = joined(repeat_bodies(part, starts, starts + counts, to, found.bodies))
+    else:
+        data = _repeated_one_by_one(part, starts, starts + counts, to, found.views)
     return EncodedFrames(starts, counts, part.positions[starts], data)
+
+
+def _repeated_one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: list[memoryview]) -> bytes:
+    """Frames of the pieces of these rows, one behind the other. bodies: of each what follows the command."""
+    commands, parts = _MessageCommands(part, to), list[bytes | memoryview]()
+    positions = part.positions[starts].tolist()
+    for first, end, at, body in zip(starts.tolist(), ends.tolist(), positions, bodies, strict=True):
+        parts += [front(commands.encoded(first, end, at), len(body)), body]
+    return b"".join(parts)
 
 
 def _bytes_of(part: Received, starts: Ints, ends: Ints, to: Addressee) -> bytes:
@@ -208,11 +222,11 @@ def _cut(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameC
             return None
         payloads.append(payload)
     cells = _Cells(part.few(starts), part.positions[starts], part.deliver_at[starts], columns=True)
-    frames = []
+    commands, frames = _MessageCommands(part, to), []
     for number, payload in enumerate(payloads):
-        message_command = _message_command(part, int(starts[number]), int(ends[number]), to, positions[number])
+        head = commands.encoded(int(starts[number]), int(ends[number]), positions[number])
         metadata = cells.head(number, counts[number])
-        frames.append(encode_message(message_command.SerializeToString(), metadata.SerializeToString(), payload))
+        frames.append(encode_message(head, metadata.SerializeToString(), payload))
     return frames
 
 
@@ -285,13 +299,12 @@ def _one_by_one(
 ) -> list[bytes]:
     bodies = bodies_of(part.rows) if len(part) >= VECTORIZED_FROM and len(starts) * 2 <= len(part) else None
     cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
-    frames = []
+    commands, frames = _MessageCommands(part, to), []
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         index = indexes.get(number)
         position = int(part.positions[first]) - (0 if index is None else int(index[0]))
-        message_command = _message_command(part, first, end, to, position)
+        head = commands.encoded(first, end, position, () if index is None else _words(index))
         if index is not None:
-            message_command.message.ack_set.extend(_words(index))
             metadata, payload = cells.batch(first, index)
         elif cells.cell("batch_index", first) is None:
             metadata, payload = cells.single(first)
@@ -299,22 +312,33 @@ def _one_by_one(
             metadata, payload = cells.head(first, end - first), bodies.slice(first, end)
         else:
             metadata, payload = cells.batch(first, np.arange(end - first))
-        frames.append(encode_message(message_command.SerializeToString(), metadata.SerializeToString(), payload))
+        frames.append(encode_message(head, metadata.SerializeToString(), payload))
     return frames
 
 
-def _message_command(part: Received, first: int, end: int, to: Addressee, position: int) -> Any:
-    """The command of the frame of these rows."""
-    message_command = command(
-        "message",
-        consumer_id=to.consumer_id,
-        message_id={"ledger": ledger_of(position), "entry": entry_of(position), "partition": to.partition},
-    )
-    if count := int(part.redeliveries[first:end].max()):
-        message_command.message.redelivery_count = count
-    if to.epoch is not None:
-        message_command.message.consumer_epoch = to.epoch
-    return message_command
+class _MessageCommands:
+    """The commands of the frames of a part: one object, of which only what differs is filled in for each."""
+
+    def __init__(self, part: Received, to: Addressee) -> None:
+        self._counts = part.redeliveries if part.redeliveries.any() else None
+        message_id = {"ledger": 0, "entry": 0, "partition": to.partition}
+        self._command = command("message", consumer_id=to.consumer_id, message_id=message_id)
+        self._message = self._command.message
+        self._id = self._message.message_id
+        if to.epoch is not None:
+            self._message.consumer_epoch = to.epoch
+
+    def encoded(self, first: int, end: int, position: int, ack_set: Sequence[int] = ()) -> bytes:
+        """The command of the frame of these rows."""
+        self._id.ledger, self._id.entry = ledger_of(position), entry_of(position)
+        if self._counts is not None:
+            self._message.ClearField("redelivery_count")
+            if count := int(self._counts[first:end].max()):
+                self._message.redelivery_count = count
+        self._message.ClearField("ack_set")
+        self._message.ack_set.extend(ack_set)
+        encoded: bytes = self._command.SerializeToString()
+        return encoded
 
 
 class _Cells:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,13 @@ class CachedBodies(NamedTuple):
         """Those of some frames, binary."""
         return self.column.take(pa.array(self.offsets[numbers]))
 
+    def views(self, numbers: Ints) -> list[memoryview]:
+        """The same as views, which for a few costs less than Arrow's kernels."""
+        _, bounds, data = self.column.buffers()
+        at, view = self.offsets[numbers] + self.column.offset, memoryview(data)
+        ends = np.frombuffer(bounds, np.int32)
+        return [view[begin:end] for begin, end in zip(ends[at].tolist(), ends[at + 1].tolist(), strict=True)]
+
     @property
     def held(self) -> tuple[int, int]:
         """(The memory that they hold, by its address, and its bytes.)"""
@@ -44,8 +51,7 @@ class CachedBodies(NamedTuple):
         return (0, 0) if data is None else (data.address, data.size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _CachedRange:
+class _CachedRange(NamedTuple):
     """Frames that lie one behind the other in the log, n of them.
 
     positions: of the first row of each, int64, ascending. counts: rows of each.
@@ -72,8 +78,14 @@ class Frames(NamedTuple):
         """The bodies of these frames: the bytes that follow each command, binary."""
         return pa.concat_arrays([_NOTHING, *(bodies.take(numbers) for bodies, numbers in self.kept)])
 
+    @property
+    def views(self) -> list[memoryview]:
+        """The same, each as a view."""
+        return [view for bodies, numbers in self.kept for view in bodies.views(numbers)]
+
 
 _NOTHING = pa.array([], pa.binary())
+_NONE: Ints = np.empty(0, np.int64)
 
 
 class FrameCache:
@@ -132,13 +144,25 @@ class FrameCache:
 
         Of positions in another order than the log's there are none.
         """
-        found = [_whole(stretch, positions) for stretch in self._around(positions)]
-        none = np.empty(0, np.int64)
-        return Frames(
-            np.concatenate([none, *(each.starts for each in found)]),
-            np.concatenate([none, *(each.counts for each in found)]),
-            [kept for each in found for kept in each.kept],
-        )
+        around = self._around(positions)
+        if not around:
+            return Frames(_NONE, _NONE, [])
+        firsts, counts = (np.concatenate(column) for column in ([one[n] for one in around] for n in (0, 1)))
+        starts = positions.searchsorted(firsts)
+        ends, last = starts + counts, len(positions) - 1
+        # Ascending, so all between first and last are there if the last one stands so far behind the first.
+        fits = (positions[np.minimum(starts, last)] == firsts) & (ends <= last + 1)
+        fits &= positions[np.minimum(ends - 1, last)] == firsts + counts - 1
+        there = np.flatnonzero(fits)
+        begins = np.cumsum([0, *(len(one.counts) for one in around)])
+        kept = [
+            (one.bodies, there[first:end] - begin)
+            for one, begin, (first, end) in zip(
+                around, begins.tolist(), pairwise(there.searchsorted(begins)), strict=False
+            )
+            if first < end
+        ]
+        return Frames(starts[there], counts[there], kept)
 
     def inside(self, position: int, count: int) -> memoryview | None:
         """So many messages of a larger batch, from the one at this position on, as they came.
@@ -170,17 +194,3 @@ def _matching(stretch: _CachedRange, positions: Ints, counts: Ints, found: Flags
     at = stretch.positions.searchsorted(positions[begin:end])
     found[begin:end] = (stretch.positions[at] == positions[begin:end]) & (stretch.counts[at] == counts[begin:end])
     return stretch.bodies.take(at[found[begin:end]])
-
-
-def _whole(stretch: _CachedRange, positions: Ints) -> Frames:
-    """See FrameCache.whole; of one stretch."""
-    begin = int(stretch.positions.searchsorted(positions[0]))
-    end = int(stretch.positions.searchsorted(positions[-1], side="right"))
-    firsts, counts = stretch.positions[begin:end], stretch.counts[begin:end]
-    starts = positions.searchsorted(firsts)
-    ends = starts + counts
-    lasts = np.minimum(ends, len(positions)) - 1
-    # Ascending, so all between first and last are there if the last one stands so far behind the first.
-    fits = (positions[starts] == firsts) & (positions[lasts] == firsts + counts - 1) & (ends <= len(positions))
-    there = np.flatnonzero(fits)
-    return Frames(starts[there], counts[there], [(stretch.bodies, there + begin)])

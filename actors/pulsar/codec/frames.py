@@ -153,6 +153,11 @@ def encode(command: Any) -> bytes:
     return _TWO.pack(len(head) + 4, len(head)) + head
 
 
+def front(head: bytes, body: int) -> bytes:
+    """What stands before the body of a frame that goes on as it came. head: the command, encoded; body: its bytes."""
+    return b"".join((_TWO.pack(len(head) + body + 4, len(head)), head))
+
+
 def encode_message(head: bytes, metadata: bytes, payload: bytes | memoryview) -> bytes:
     """A frame that carries messages. head: its command, encoded."""
     body = b"".join((U32.pack(len(metadata)), metadata, payload))

@@ -46,6 +46,8 @@ half of them would be worse than none: what they make is closed then.
 """
 LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
 """Commands whose answers may be large, or for which much is read: one of them at a time."""
+GATHERED_BYTES = 256 * 1024
+"""No more than this waits for what else is to be written soon."""
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
 NO_REQUEST = (1 << 64) - 1
@@ -76,6 +78,9 @@ class ClientSession:
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
         self._confirmed: list[tuple[int, int, Sends]] = []
         """Frames whose receipts were not written yet, each with its producer and partition."""
+        self._unwritten: list[bytes] = []
+        self._gathered, self._written_at = 0, -1
+        """How many bytes these are, and when the client was written something last."""
         self._asking: dict[Turn, tuple[str, Task]] = {}
         self._turns: dict[int, Turn] = {}
         self._sign = Signal()
@@ -90,26 +95,50 @@ class ClientSession:
         self.intake.pending(-size)
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client; they may overtake receipts."""
-        if not self.closed:
+        """Send bytes to the client; they may overtake receipts. What comes within a millisecond of others waits, and is
+        written soon together: where a client consumes a thousand partitions, each delivery alone would cost a write to
+        its socket.
+        """
+        if self.closed:
+            return
+        now = self.gateway.ports.clock.monotonic()
+        if now != self._written_at and not self._unwritten:
+            self._written_at = now
             self.link.write(data)
+            return
+        self._write_later()
+        self._unwritten.append(data)
+        self._gathered += len(data)
+        if self._gathered > GATHERED_BYTES:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        if self._unwritten:
+            unwritten, self._unwritten, self._gathered = self._unwritten, [], 0
+            self._written_at = self.gateway.ports.clock.monotonic()
+            self.link.write(b"".join(unwritten))
 
     def confirm(self, producer: int, partition: int, sends: Sends) -> None:
         """See ProducerSession. What becomes durable together is confirmed together: where a client sends to a thousand
         partitions, each alone would cost a write to its socket and as much work as all of them.
         """
-        if not self._confirmed:
-            self.gateway.ports.spawn(self._write_soon(), "receipts")
+        self._write_later()
         self._confirmed.append((producer, partition, sends))
+
+    def _write_later(self) -> None:
+        if not (self._confirmed or self._unwritten):
+            self.gateway.ports.spawn(self._write_soon(), "write")
 
     async def _write_soon(self) -> None:
         """When all that goes on by now has gone on."""
-        self._write_receipts()
+        if not self.closed:
+            self._write_receipts()
+            self._write_gathered()
 
     def _write_receipts(self) -> None:
         if self._confirmed:
             confirmed, self._confirmed = self._confirmed, []
-            self.write(receipts(confirmed))
+            self._unwritten.append(receipts(confirmed))
 
     def answer(self, data: bytes) -> None:
         """See ProducerSession."""
@@ -329,6 +358,7 @@ class ClientSession:
 
     def end(self) -> None:
         self._write_receipts()
+        self._write_gathered()
         self.link.close()
         self.over()
 

@@ -225,9 +225,11 @@ class WireProducer:
 
     def takes(self, sends: Sends) -> bool:
         """Whether these frames may come to `send_vectorized`: with deduplication only if none was sent before."""
+        if not self._deduplicate:
+            return True
         numbers = np.maximum(sends.sequence, sends.highest)
         known = np.concatenate([[self._numbers.sequence], numbers])
-        return not self._deduplicate or bool((np.diff(known) > 0).all() and numbers[-1] <= MOST_SEQUENCE)
+        return bool((np.diff(known) > 0).all() and numbers[-1] <= MOST_SEQUENCE)
 
     def send_vectorized(self, sends: Sends) -> None:
         """Frames of one read that were decoded together."""
