@@ -53,6 +53,11 @@ class Quotas:
         self._meta, self._prefix = meta, prefix
         self._known: dict[str, Quota] = {}
 
+    @property
+    def any(self) -> bool:
+        """Whether there is any, as far as it is known here."""
+        return bool(self._known)
+
     def that_holds(self, topic: str) -> Quota | None:
         """For a topic, as far as it is known here; None if there is none."""
         if not self._known:

@@ -68,6 +68,8 @@ class Backlogs:
         await self._ages.look()
         if self._limits is not None:
             await self._limits.look()
+        if not (self._quotas.any or self._ages.any):
+            return
         for topic, partition in list(self._producers):
             try:
                 await self.check(topic, partition)
