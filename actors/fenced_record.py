@@ -55,10 +55,17 @@ class FencedRecord:
         """Monotonic ms: up to here nobody newer owned the record."""
         return max(self._proven, self._proof.until(self._notice)) if self._notices else self._proven
 
-    @property
-    def being_proved(self) -> bool:
-        """Whether somebody of this process looks just now at what proves this owner as well."""
-        return self._notices and self._proof.looking and not self.lost and self._notice == self._proof.notice
+    def leaves_proof(self) -> bool:
+        """Whether somebody of this process looks just now at what proves this owner as well, or is woken to. If not,
+        this owner is to `prove` at once, and the others leave it to this one.
+        """
+        if self.lost or not self._notices or self._notice != self._proof.notice:
+            return False
+        now = self._ports.clock.monotonic()
+        comes = self._proof.comes(now)
+        if not comes:
+            self._proof.expect(now)
+        return comes
 
     async def take(self) -> dict[str, Any] | None:
         """Become the owner under a new epoch; returns the value as the last owner left it, None if it is new.

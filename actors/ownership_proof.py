@@ -28,6 +28,8 @@ NOTICES = "process/"
 REMEMBERED = 64
 """So many notices back a process knows until when the owners that looked before them were proved."""
 RETRY_FIRST, RETRY_MOST = 10, 1_000
+SOON_MS = 100
+"""Who is woken to look does so within this, if it is there."""
 PATIENCE_MS = 2_000
 """Whoever waits for another one's look looks by itself after that: the other one may have ended."""
 
@@ -50,16 +52,19 @@ class OwnershipProof:
         """When the last look was asked that found an earlier notice."""
         self._found: tuple[int, bytes] | None = None
         self._looking: Signal | None = None
-        self._looks = 0
+        self._looks = self._expected = 0
 
     def until(self, notice: int) -> int:
         """Monotonic ms: up to here an owner is proved that found its record its own when this was the notice."""
         return self.proven if notice == self.notice else self._before.get(notice, 0)
 
-    @property
-    def looking(self) -> bool:
-        """Whether somebody looks just now."""
-        return self._looking is not None
+    def expect(self, now: int) -> None:
+        """Somebody is woken to look."""
+        self._expected = now + SOON_MS
+
+    def comes(self, now: int) -> bool:
+        """Whether somebody looks just now, or is about to."""
+        return self._looking is not None or now < self._expected
 
     async def look(self, ports: Ports, age: int = 0) -> None:
         """Look for a notice, together with all who look just now, unless somebody did less than `age` ms ago. Raises
@@ -91,6 +96,7 @@ class OwnershipProof:
             self.proven = max(self.proven, asked)
             self._looks += 1
         finally:
+            self._expected = 0
             looking.set()
             if self._looking is looking:
                 self._looking = None

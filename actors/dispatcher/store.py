@@ -89,7 +89,7 @@ class CursorStore:
         """Look at the record unless it was written lately, or is being looked at for all owners of this process; to be
         called every half of `trust_ms`.
         """
-        if not (self._fresh() or self._record.being_proved):
+        if not (self._fresh() or self._record.leaves_proof()):
             self._dirty.set()
 
     def _fresh(self) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from actors.fenced_record import FencedRecord
-from actors.ownership_proof import NOTICES, OwnershipProof, process_of
+from actors.ownership_proof import NOTICES, SOON_MS, OwnershipProof, process_of
 from actors.ports import Ports, Version
 from storage.errors import Fenced, Unavailable
 from tests.sim.world import World
@@ -57,6 +57,21 @@ def test_one_look_proves_all_owners_of_a_process() -> None:
         await records[0].prove()
         assert meta.reads == [NOTICES + process_of(meta.ports.me)]
         assert all(record.proven >= asked for record in records)
+
+    World(1).play(scenario)
+
+
+def test_one_of_those_that_must_look_does_so_for_all() -> None:
+    async def scenario(world: World) -> None:
+        ports = world.client("process")
+        await ports.process.of(OwnershipProof).look(ports)
+        records = [await taken(ports, f"r{number}") for number in range(OWNERS)]
+        for _ in range(2):
+            assert [record.leaves_proof() for record in records] == [False] + [True] * (OWNERS - 1)
+            await records[0].prove()
+        assert not records[1].leaves_proof()
+        await world.loop.pause(SOON_MS)
+        assert not records[2].leaves_proof(), "who was to look has not, so another one must"
 
     World(1).play(scenario)
 
