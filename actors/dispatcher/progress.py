@@ -15,6 +15,7 @@ from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import PartitionSubscription, SubscriptionState
 from actors.messages import Progress, ReadEnds
 from actors.ports import Address, Ports
+from actors.signal import Signal
 from actors.topic_client import TopicClient
 from storage.errors import Fenced, SluiceError, Unavailable
 
@@ -22,9 +23,9 @@ SECURE_TIMEOUT = 3_000
 """Whoever seeks waits for the answer, and can ask again."""
 PROGRESS_MS = 1_000
 RETRY_MS = 50
-EXPIRE_MS, REST_MS = 5_000, 20_000
+EXPIRE_MS, REST_MS = 5_000, 120_000
 """A subscription that has nothing new to report looks so seldom whether messages are too old, or the topic has a new
-owner; one that has everything and was told of, as seldom as the second says.
+owner; one that has everything and was told of is woken when either may be, and looks as seldom as the second says.
 """
 
 
@@ -36,6 +37,7 @@ class ProgressReporter:
     ) -> None:
         self._ports, self._topic, self._identity, self._epoch, self._state = ports, topic, identity, epoch, state
         self._reported: tuple[Address, int] = ("", -1)
+        self._news = Signal()
         self._statements = 0
         self._seeks = 0
         self._limits: list[int] = []
@@ -62,24 +64,26 @@ class ProgressReporter:
             if not self._state.known:
                 await self._ports.clock.sleep(RETRY_MS)
 
+    def look(self) -> None:
+        """More is done, messages have come, or the topic has another owner: see whether there is something to do."""
+        self._news.set()
+
     async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]], has_all: Callable[[], bool]) -> None:
         """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
         messages expire. has_all: whether all messages are done, as far as anybody knows.
         """
         logged, rest = "", 0
+        store.on_saved(self.look)
         while True:
-            news = not rest or await store.saved.wait(self._ports, rest, lambda: self._rest_longer(has_all))
-            store.saved.clear()
-            if news:
+            if not rest or await self._news.wait(self._ports, rest, lambda: self._rest_longer(has_all)):
                 await self._ports.clock.sleep(PROGRESS_MS)  # more of it may come
+            self._news.clear()
             try:
-                reached, seeks = self._state.cursor.mark_delete, self._seeks
+                reached, seeks = self._durable(store), self._seeks
                 address = await self._topic.owner()
-                if (address, reached) != self._reported:
-                    await store.barrier()
-                    if seeks == self._seeks:
-                        # To this address and no other: a later owner may have heard from a later dispatcher already.
-                        await self._send(address, reached)
+                if (address, reached) != self._reported and seeks == self._seeks:
+                    # To this address and no other: a later owner may have heard from a later dispatcher already.
+                    await self._send(address, reached)
                 logged, rest = "", REST_MS if has_all() else EXPIRE_MS
                 if rest == EXPIRE_MS:
                     await expire()
@@ -88,6 +92,13 @@ class ProgressReporter:
                 if str(error) != logged:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)
+
+    def _durable(self, store: CursorStore) -> int:
+        """How far all is done, as far as that is durable; what is not will be, and is reported then."""
+        reached = self._state.cursor.mark_delete
+        if store.mark_delete < reached and store.settled:
+            store.dirty(gather=True)
+        return min(reached, store.mark_delete)
 
     def _rest_longer(self, has_all: Callable[[], bool]) -> int:
         """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""

@@ -49,6 +49,7 @@ class Reader:
         self._cursor, self._core = context.cursor, context.core
         self._tracker, self._runs, self._wakeups = context.tracker, context.runs, context.wakeups
         self._backlog, self._hot_keys = backlog, hot_keys
+        self._reporter, self._owner = context.reporter, ""
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
         self.position = self._cursor.mark_delete + 1
@@ -109,6 +110,7 @@ class Reader:
             self._rescans += self._tracker.take_rescans()
             room = self._room()
             if room <= 0:
+                self._reporter.look()
                 await self._wakeups.read.wait(self._ports)
                 self._wakeups.read.clear()
                 continue
@@ -136,7 +138,10 @@ class Reader:
         """
         generation = self.generation
         try:
-            await self._topic.owner()  # may take long; from here on the answer alone does
+            owner = await self._topic.owner()  # may take long; from here on the answer alone does
+            if owner != self._owner:
+                self._owner = owner
+                self._reporter.look()
             if generation != self.generation:
                 return True  # the room that was found, or the position, was another one's
             answered = await read()
@@ -238,6 +243,8 @@ class Reader:
         if chain:
             self._cursor.chain(chain)
         self._reaches(reply.last_confirmed)
+        if reply.runs:
+            self._reporter.look()
         self.position, self.over = max(self.position, reply.resume), reply.ends
         self._core.reach(self.position - 1)
         self._wakeups.route.set()

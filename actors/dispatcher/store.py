@@ -44,24 +44,33 @@ class CursorStore:
         ports: Ports,
         record: FencedRecord,
         snapshot: Callable[[], dict[str, Any]],
+        mark_delete: Callable[[], int],
         sessions: Callable[[], list[Session]],
         fenced: Callable[[str], None],
         trust_ms: int,
     ) -> None:
+        """snapshot, mark_delete: the present contents of the record, and how far they say that all is done. The record
+        was just written.
+        """
         self._ports = ports
         self._trust = trust_ms
         self._record = record
-        self._snapshot = snapshot
+        self._snapshot, self._mark_delete = snapshot, mark_delete
         self._sessions = sessions
         self._fenced = fenced
         self._dirty = Signal()
         self._urgent = Signal()
         self._done = Signal()
-        self.saved = Signal()
-        """Set with each version; for whoever clears it."""
+        self._on_saved: Callable[[], None] | None = None
+        self.mark_delete = mark_delete()
+        """The mark-delete position in the newest version."""
         self._asked = 0
         self._completed = 0
         self._writing = asyncio.Lock()
+
+    def on_saved(self, call: Callable[[], None]) -> None:
+        """Call this after each version."""
+        self._on_saved = call
 
     def dirty(self, *, gather: bool = False) -> None:
         """Something changed that must become durable soon. gather: the writer may wait LINGER_MS for more changes."""
@@ -143,12 +152,15 @@ class CursorStore:
         began = self._ports.clock.monotonic()
         asked = self._asked
         turns = [(session, session.received) for session in self._sessions() if session.received > session.durable]
+        mark_delete = self._mark_delete()
         await self._record.save(self._snapshot())
+        self.mark_delete = mark_delete
         for session, received in turns:
             session.confirm(received)
         self._completed = asked
         self._done.set()
-        self.saved.set()
+        if self._on_saved is not None:
+            self._on_saved()
         took = self._ports.clock.monotonic() - began
         await self._ports.clock.sleep(GROUP_MS)
         if took > GROUP_MS:

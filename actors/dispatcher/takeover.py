@@ -106,6 +106,15 @@ async def take_over(
         absent=indexed is None,
     )
     core.mark_deleted(state.cursor.mark_delete)
+    store = CursorStore(
+        ports,
+        record,
+        snapshot,
+        lambda: state.cursor.mark_delete,
+        sessions.all,
+        ownership.end,
+        state.membership.trust_ms,
+    )
     return SubscriptionContext(
         ports=ports,
         directory=directory,
@@ -120,7 +129,7 @@ async def take_over(
         redelivery_clock=clock,
         runs=OpenRuns(),
         sessions=sessions,
-        store=CursorStore(ports, record, snapshot, sessions.all, ownership.end, state.membership.trust_ms),
+        store=store,
         wakeups=wakeups,
         damping=places.damping,
         reporter=reporter,

@@ -15,6 +15,7 @@ from actors.dispatcher import Dispatcher
 from actors.dispatcher.reader import READ_WAIT
 from actors.dispatcher.seek import behind, check_time, named_position
 from actors.messages import DeleteSubscription, Ends, Progress, SubscriptionSettings, TopicSettings, request_of
+from actors.ports import Address
 from actors.signal import Signal
 from actors.topic.topic import Topic
 from actors.wire import Request
@@ -156,18 +157,20 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         topic = broker.world.process(broker.world.alive("topic-")[0]).actor
         assert isinstance(actor, Dispatcher)
         assert isinstance(topic, Topic)
-        store, waiting = actor.parts.context.store, Signal()
-        barrier = store.barrier
+        context, waiting = actor.parts.context, Signal()
+        owner = context.topic.owner
 
-        async def slow() -> None:
-            await barrier()
-            waiting.set()
-            await broker.quiet(300)
+        async def slow() -> Address:
+            address = await owner()
+            if context.store.settled and not context.reporter.reported():
+                waiting.set()
+                await broker.quiet(300)
+            return address
 
-        store.barrier = slow  # type: ignore[method-assign]
+        context.topic.owner = slow  # type: ignore[method-assign]
         client.ack()
         await waiting.wait(broker.ports)
-        store.barrier = barrier  # type: ignore[method-assign]
+        context.topic.owner = owner  # type: ignore[method-assign]
         at = client.got[0].position
         client.acking = False
         await broker.admin("seek", message_id=show(at))

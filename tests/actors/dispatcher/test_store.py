@@ -23,7 +23,10 @@ class Owner:
         self.record = FencedRecord(self.ports, "s")
         self.fenced: list[str] = []
         self.sessions: list[Session] = []
-        self.store = CursorStore(self.ports, self.record, dict, lambda: self.sessions, self.fenced.append, TRUST_MS)
+        self.mark_delete = 0
+        self.store = CursorStore(
+            self.ports, self.record, dict, lambda: self.mark_delete, lambda: self.sessions, self.fenced.append, TRUST_MS
+        )
 
     async def begin(self) -> None:
         """Take the record and keep it."""
@@ -89,6 +92,25 @@ def test_a_record_that_was_removed_has_no_owner() -> None:
         await owner.ports.meta.remove("s")
         with pytest.raises(Fenced):
             await owner.record.verify()
+
+    World(1).play(scenario)
+
+
+def test_a_mark_is_not_durable_before_a_version_has_it() -> None:
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        await owner.begin()
+        told: list[int] = []
+        owner.store.on_saved(lambda: told.append(owner.store.mark_delete))
+        owner.mark_delete = 5
+        owner.store.dirty()
+        await world.loop.pause(0)
+        owner.mark_delete = 6  # while the version with the other one is written
+        assert owner.store.mark_delete == 0
+        await world.loop.pause(TRUST_MS)
+        assert (told, owner.store.mark_delete) == ([5], 5)
+        await owner.store.barrier()
+        assert (told, owner.store.mark_delete) == ([5, 6], 6)
 
     World(1).play(scenario)
 

@@ -383,8 +383,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a statement from before a seek is sent behind it",
         module="actors.dispatcher.progress",
-        old="                    if seeks == self._seeks:\n                        # To",
-        new="                    if True:\n                        # To",
+        old=" and seeks == self._seeks:\n                    # To",
+        new=":\n                    # To",
         world=SEEKS,
         test="tests/actors/dispatcher/test_seek.py",
     ),
