@@ -74,13 +74,13 @@ class IdleOwners:
             reply = await self._ports.net.call(address, CloseIdle(idle_ms=self._close_after), CLOSE_TIMEOUT)
             if isinstance(reply, Unknown):
                 return  # if it has closed, the next ping finds it gone
+            if reply.closed and reply.wake_at:  # also if another was begun meanwhile, which may close before it knows
+                self._wakes[entry.name] = reply.wake_at, entry.kind, entry.settings
             if not reply.closed or not self._supervisor.release(entry, address):
                 entry.idle_ms = 0
                 return
             self.closed += 1
             self._ports.log("closed", key=entry.name, wake_at=reply.wake_at)
-            if reply.wake_at:
-                self._wakes[entry.name] = reply.wake_at, entry.kind, entry.settings
             await self._places.stop(address)
         except SluiceError as error:
             self._ports.log("close_refused", key=entry.name, error=str(error))

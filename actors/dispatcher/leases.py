@@ -77,9 +77,10 @@ class Leases:
         """
         if self._membership.next_end() <= self._ports.clock.monotonic():
             return 0
-        if not self._store.certain():
-            self._store.look_if_idle()
-        return self._rest(idle=self._look(look))
+        idle = self._look(look)
+        # Where nothing waits, a heartbeat that finds this owner not certain has it look.
+        self._store.look_if_idle(self._membership.lease_ms if idle else None)
+        return self._rest(idle=idle)
 
     def _look(self, look: Callable[[], None]) -> bool:
         """Call `look` if it is time; once more when nothing waits any more. Returns whether that was."""

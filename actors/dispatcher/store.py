@@ -94,11 +94,12 @@ class CursorStore:
         """Whether everything is durable."""
         return self._completed >= self._asked
 
-    def look_if_idle(self) -> None:
-        """Look at the record unless it was written lately, or is being looked at for all owners of this process; to be
-        called every half of `trust_ms`.
+    def look_if_idle(self, age: int | None = None) -> None:
+        """Look at the record unless it was written or looked at in the last `age` ms, a quarter of the time of trust if
+        that is not said, or somebody looks for all owners of this process.
         """
-        if not (self._fresh() or self._record.leaves_proof()):
+        age = self._trust // 4 if age is None else age
+        if self._ports.clock.monotonic() - self._record.proven > age and not self._record.leaves_proof():
             self._dirty.set()
 
     def _fresh(self) -> bool:

@@ -109,8 +109,8 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a closed topic forgets a delayed message",
         module="actors.idle_owners",
-        old="            if reply.wake_at:\n",
-        new="            if False:\n",
+        old="            if reply.closed and reply.wake_at:",
+        new="            if False:",
         world=BROKER,
         test=f"{CLOSED}::test_a_due_message_wakes_its_subscription",
     ),
