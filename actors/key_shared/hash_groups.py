@@ -17,12 +17,12 @@ from actors.key_shared.window import HashIndex
 from storage.hashing import HASH_RANGE
 from storage.lazy_zeros import untouched
 
-_BITS = 6
+_BITS = 5
 GROUP = 1 << _BITS
-MOST_GROUPS = 128
+MOST_GROUPS = 254
 MANY = 256
-_NONE = np.int32(-2 * HASH_RANGE)
-"""Less than any row is apart from its hash."""
+_NONE = 255
+"""The place of a group that has no rows."""
 
 
 class HashGroups:
@@ -30,36 +30,36 @@ class HashGroups:
 
     def __init__(self, *dtypes: type[Any]) -> None:
         self._dtypes = dtypes
-        self._shifts: npt.NDArray[np.int32] | None = None
-        """How far the rows of each group are from their hashes, _NONE if it has none."""
+        self._places: npt.NDArray[np.uint8] | None = None
+        """The place of each group among those that have rows, _NONE if it has none."""
         self._groups: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         """Those that have rows, in the order of the rows."""
         self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
 
     def rows(self, hashes: HashIndex) -> HashIndex:
         """The rows of these hashes in the columns."""
-        if self._shifts is None:
+        if self._places is None:
             if len(self.columns[0]):
                 return hashes
-            self._shifts = np.full(HASH_RANGE // GROUP, _NONE, np.int32)
+            self._places = np.full(HASH_RANGE // GROUP, _NONE, np.uint8)
         if len(hashes) >= MANY:
             self._widen()
             return hashes
         groups = hashes >> _BITS
-        shifts = self._shifts[groups]
-        if np.minimum.reduce(shifts, initial=0) == _NONE:
-            new = np.unique(groups[shifts == _NONE]).astype(np.intp)
+        places = self._places[groups]
+        if np.maximum.reduce(places, initial=0) == _NONE:
+            new = np.unique(groups[places == _NONE]).astype(np.intp)
             if len(self._groups) + len(new) > MOST_GROUPS:
                 self._widen()
                 return hashes
             self._add(new)
-            shifts = self._shifts[groups]
-        rows: HashIndex = hashes + shifts
+            places = self._places[groups]
+        rows: HashIndex = hashes + ((places - groups) << _BITS)
         return rows
 
     def whole(self, column: int) -> npt.NDArray[Any]:
         """One column with a row for each hash, shape (65536,); not to be written to."""
-        if self._shifts is None and len(self.columns[column]):
+        if self._places is None and len(self.columns[column]):
             return self.columns[column]
         every = np.zeros(HASH_RANGE, self._dtypes[column])
         hashes = self._hashes()
@@ -70,7 +70,7 @@ class HashGroups:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(column.nbytes for column in self.columns) + (0 if self._shifts is None else self._shifts.nbytes)
+        return sum(column.nbytes for column in self.columns) + (0 if self._places is None else self._places.nbytes)
 
     def _hashes(self) -> npt.NDArray[np.intp]:
         """The hashes that have rows, in the order of the rows."""
@@ -81,13 +81,13 @@ class HashGroups:
         hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
         for new, old in zip(columns, self.columns, strict=True):
             new[hashes] = old[: len(hashes)]
-        self.columns, self._shifts, self._groups = columns, None, self._groups[:0]
+        self.columns, self._places, self._groups = columns, None, self._groups[:0]
 
     def _add(self, groups: npt.NDArray[np.intp]) -> None:
         """Rows for these groups too."""
-        assert self._shifts is not None
+        assert self._places is not None
         count = len(self._groups) + len(groups)
-        self._shifts[groups] = (np.arange(len(self._groups), count) - groups) << _BITS
+        self._places[groups] = np.arange(len(self._groups), count)
         self._groups = np.concatenate([self._groups, groups])
         room = len(self.columns[0])
         if count * GROUP > room:

@@ -50,4 +50,4 @@ def test_one_hash_takes_little() -> None:
     groups = HashGroups(np.uint16, np.int32, np.int64)
     assert groups.nbytes == 0
     groups.rows(np.array([HASH_RANGE - 1]))
-    assert 0 < groups.nbytes < 6_144
+    assert 0 < groups.nbytes < 4_096
