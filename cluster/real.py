@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import random
@@ -24,6 +25,8 @@ TROUBLE_MS = 30_000
 BACKGROUND_NICE = 10
 """Of the thread that encodes and decodes megabytes, as the operating system counts it."""
 T = TypeVar("T")
+_CONTEXT = contextvars.copy_context()
+"""The one context of all actors' tasks and timers, which keep nothing in it: else each has a copy of its own."""
 
 
 class RealClock:
@@ -44,7 +47,7 @@ class RealClock:
 
     def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
         """Run a function on the event loop after so long."""
-        return asyncio.get_running_loop().call_later(milliseconds / 1000, call)
+        return asyncio.get_running_loop().call_later(milliseconds / 1000, call, context=_CONTEXT)
 
 
 class Tasks:
@@ -59,9 +62,9 @@ class Tasks:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
+        task = asyncio.get_running_loop().create_task(work, name=name, context=_CONTEXT)
         self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._ended, context=_CONTEXT)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -71,9 +74,10 @@ class Tasks:
         error = task.exception()
         if error is None:
             return
-        logger.error("%s failed: %r", task.get_name(), error, exc_info=error)
+        name = f"{self._owner}:{task.get_name()}"
+        logger.error("%s failed: %r", name, error, exc_info=error)
         if self._failed is not None and isinstance(error, Exception):
-            self._failed(task.get_name(), error)
+            self._failed(name, error)
 
     def cancel_all(self) -> None:
         """End every task of this actor."""

@@ -55,7 +55,8 @@ async def run_one(kind: type[Worker], error: Exception | None) -> tuple[bool, li
         made[0].outcome.set_result(None)
     else:
         made[0].outcome.set_exception(error)
-    await asyncio.wait([task for task in asyncio.all_tasks() if task.get_name() == "host/one:work"])
+    works = [task for task in asyncio.all_tasks() if task.get_name() == "work"]
+    await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0)  # who watches the task is told in the next turn of the loop
     answers = [await actors.answer_here(name, "Ping", pack(Ping())) for name in ("one", "other")]
     assert not isinstance(answers[1], Unknown), "the other actor of the process has nothing to do with it"
