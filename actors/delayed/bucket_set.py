@@ -13,6 +13,7 @@ from collections.abc import Callable
 from actors.delayed.manifest import ManifestStore
 from actors.delayed.objects import BucketObjects, Key
 from actors.ports import Ports
+from actors.signal import Signal
 from storage.delayed.core import DelayedCore
 from storage.delayed.entries import END, Bound, Entries, concat
 from storage.delayed.live import Bucket, BucketState
@@ -48,7 +49,7 @@ class BucketSet:
         self.buckets: list[Bucket] = []
         """Building, parked and live ones, ordered by their start."""
         self.named: Names = {}
-        self.landed = asyncio.Event()
+        self.landed = Signal()
         self.inflight: dict[Key, None] = {}
         """Objects that may be written but are not named yet."""
         self.drops: dict[Key, None] = {}
@@ -99,7 +100,7 @@ class BucketSet:
         """Until no object is being written."""
         while self.inflight:
             self.landed.clear()
-            await self.landed.wait()
+            await self.landed.wait(self.ports)
 
     def is_past(self, key: Key) -> bool:
         """Whether an object of this name can no longer come to be named, if the manifest is this owner's.

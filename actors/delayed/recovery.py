@@ -15,10 +15,10 @@ sealed, and of what a header restores the columns are dropped: nothing is stored
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from actors.delayed.bucket_set import BucketSet
+from actors.signal import Signal
 from actors.store_attempts import REFUSALS
 from storage.delayed.bucket import BucketHeader, restore_bitmaps
 from storage.delayed.index import PositionIndex
@@ -40,7 +40,7 @@ class IndexRecovery:
         self._finished = finished
         self._under_readers = under_readers
         self._waiting: list[BucketRecord] = []
-        self._done = asyncio.Event()
+        self._done = Signal()
         self._workers = 0
         self._generation = 0
         self.given = PositionIndex()
@@ -73,7 +73,7 @@ class IndexRecovery:
         self._generation += 1
 
     async def wait(self) -> None:
-        await self._done.wait()
+        await self._done.wait(self._bucket_set.ports)
 
     def progress(self) -> dict[str, int | bool]:
         return {

@@ -7,7 +7,6 @@ owned a hash last: those consumers may still hold messages of it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +55,7 @@ class History:
 
     def __init__(self, first: int = 0, changed: Callable[[], None] | None = None) -> None:
         """first: one less than the number of the first change. changed: called after every change."""
-        self.changes: deque[Change] = deque(maxlen=KEPT)
+        self.changes: list[Change] = []
         self.number = first
         self.hashes_moved = 0
         """Hashes that changed from one consumer to another, ever; without those that were handed over."""
@@ -70,8 +69,7 @@ class History:
     def remember(self, earlier: Iterable[Change]) -> None:
         """Changes from before this object, in any order; the newest are kept, each once."""
         known = {change.number: change for change in [*earlier, *self.changes]}
-        self.changes.clear()
-        self.changes.extend(known[number] for number in sorted(known))
+        self.changes = [known[number] for number in sorted(known)[-KEPT:]]
 
     def record(
         self,
@@ -94,6 +92,7 @@ class History:
         consumers = members.slots - members.by_slot.count(None)
         named = tuple((low, high, names[old], names[new]) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named, consumers))
+        del self.changes[:-KEPT]
         count = sum(high - low + 1 for low, high, old, new in named if old and new)
         self.hashes_moved += count * (not handed_over)
         self.hashes_handed_over += count * handed_over

@@ -14,7 +14,6 @@ only counted. How much was checked is counted beside it, since "no violations" o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -43,7 +42,7 @@ class Sentinel:
         self.checked_order = 0
         self.violations_holder = 0
         self.violations_order = 0
-        self.stories: deque[str] = deque(maxlen=_STORIES)
+        self.stories: list[str] = []
         self.checked_repeated = 0
         self._repeated = Repeated() if repeated else None
         self._hashes = HashGroups(np.uint16, np.int32, np.int64)
@@ -141,6 +140,7 @@ class Sentinel:
 
     def _tell(self, story: str) -> None:
         self.stories.append(story)
+        del self.stories[:-_STORIES]
         if self.strict:
             raise InvariantViolation(story)
 

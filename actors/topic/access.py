@@ -13,7 +13,7 @@ having the partition to itself; from then on they are refused as well.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from actors.ledger.record import Exclusivity, Holder
@@ -52,7 +52,7 @@ class Access:
     holder: Holder | None = None
     _present: dict[str, Holder] = field(default_factory=dict)
     _line: dict[str, int] = field(default_factory=dict)
-    _put_out: deque[str] = field(default_factory=lambda: deque(maxlen=PUT_OUT))
+    _put_out: list[str] = field(default_factory=list)
 
     def restore(self, saved: Exclusivity) -> None:
         """Take over what the record says; where it has an impossible epoch, counting begins anew."""
@@ -142,17 +142,21 @@ class Access:
             self.epoch += 1
         self._line.pop(me.incarnation, None)
         if request.access == "exclusive_with_fencing":
-            self._put_out.extend(self._line)
+            self._put_out_all(self._line)
             self._line.clear()
         ended = [other for other in self._present.values() if other.incarnation != me.incarnation]
-        self._put_out.extend(other.incarnation for other in ended)
+        self._put_out_all(other.incarnation for other in ended)
         self._present, self.holder = {me.incarnation: me}, me
         return ended
+
+    def _put_out_all(self, incarnations: Iterable[str]) -> None:
+        self._put_out.extend(incarnations)
+        del self._put_out[:-PUT_OUT]
 
     def leave(self, incarnation: str) -> bool:
         """A producer leaves or stops waiting. Returns whether it was open."""
         if incarnation in self._line:
-            self._put_out.append(incarnation)  # what it asked may still be under way
+            self._put_out_all([incarnation])  # what it asked may still be under way
         if self.holder is not None and self.holder.incarnation == incarnation:
             self.holder = None
         there = self._present.pop(incarnation, None) is not None

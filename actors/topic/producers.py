@@ -18,7 +18,7 @@ were replaced are remembered, so that their late calls cannot take the name back
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from actors.ledger.record import ProducerRecord, StoredRun
@@ -84,12 +84,22 @@ class KnownProducer:
 
     session: int = 0
     incarnation: str = ""
-    replaced: deque[str] = field(default_factory=lambda: deque(maxlen=REPLACED_INCARNATIONS))
+    replaced: list[str] = field(default_factory=list)
     pushed: int = -1
     stored: int = -1
     seen: int = 0
     pending: OrderedDict[int, Pending] = field(default_factory=OrderedDict)
-    recent: deque[StoredRun] = field(default_factory=lambda: deque(maxlen=REMEMBERED_RUNS))
+    recent: list[StoredRun] = field(default_factory=list)
+
+    def replaces(self, incarnation: str) -> None:
+        """This incarnation has given way; the latest such are remembered."""
+        self.replaced.append(incarnation)
+        del self.replaced[:-REPLACED_INCARNATIONS]
+
+    def remember(self, run: StoredRun) -> None:
+        """This run has its place; the latest such are remembered."""
+        self.recent.append(run)
+        del self.recent[:-REMEMBERED_RUNS]
 
     def published(self, first: int, count: int) -> Published:
         """The place of stored sequences; ledger 0 when it is forgotten."""
@@ -125,7 +135,7 @@ class Producers:
         if incarnation in producer.replaced:
             raise ProducerFenced(f"producer {name!r} was opened again by a newer instance")
         if producer.session:
-            producer.replaced.append(producer.incarnation)
+            producer.replaces(producer.incarnation)
         self._sessions += 1
         producer.session = epoch << 24 | self._sessions
         producer.incarnation = incarnation
@@ -135,7 +145,7 @@ class Producers:
         """This incarnation has stopped writing."""
         producer = self._known.get(name)
         if producer is not None and producer.session and producer.incarnation == incarnation:
-            producer.replaced.append(incarnation)
+            producer.replaces(incarnation)
             producer.session, producer.incarnation = 0, ""
 
     def end_others(self, name: str) -> None:
@@ -202,7 +212,7 @@ class Producers:
         producer = self._known.setdefault(name, KnownProducer())
         producer.stored = max(producer.stored, first + count - 1)
         producer.pushed = max(producer.pushed, producer.stored)
-        producer.recent.append(StoredRun(first, count, ledger, first_entry))
+        producer.remember(StoredRun(first, count, ledger, first_entry))
         pending = producer.pending.pop(first, None)
         return None if pending is None else pending.outcome
 
@@ -215,7 +225,7 @@ class Producers:
         """Take over what the record says."""
         for name, record in saved.items():
             producer = KnownProducer(pushed=record.highest, stored=record.highest, seen=record.seen)
-            producer.recent.extend(record.recent)
+            producer.recent.extend(record.recent[-REMEMBERED_RUNS:])
             self._known[name] = producer
 
     def snapshot(self, now: int) -> dict[str, ProducerRecord]:
