@@ -149,9 +149,9 @@ class ConsistentHashing:
         if not self._members:
             self._members[slot] = (name, None)
             return
-        for first, (other, points) in list(self._members.items()):
-            if points is None:
-                self._lay(first, other, self.names.index(other, first))
+        first, (other, points) = next(iter(self._members.items()))
+        if points is None:
+            self._lay(first, other, self.names.index(other, first))
         self._lay(slot, name, index)
 
     def _lay(self, slot: int, name: str, index: int) -> None:
