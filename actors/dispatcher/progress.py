@@ -37,7 +37,7 @@ class ProgressReporter:
     ) -> None:
         self._ports, self._topic, self._identity, self._epoch, self._state = ports, topic, identity, epoch, state
         self._reported: tuple[Address, int] = ("", -1)
-        self._news = Signal()
+        self._news, self._expected = Signal(), False
         self._statements = 0
         self._seeks = 0
         self._limits: list[int] = []
@@ -65,19 +65,23 @@ class ProgressReporter:
                 await self._ports.clock.sleep(RETRY_MS)
 
     def look(self) -> None:
-        """More is done, messages have come, or the topic has another owner: see whether there is something to do."""
-        self._news.set()
+        """More is done, messages have come, or the topic has another owner: see soon whether there is something to do;
+        more of it may come.
+        """
+        if not self._expected:
+            self._expected = True
+            self._ports.clock.timer(PROGRESS_MS, self._news.set)
 
     async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]], has_all: Callable[[], bool]) -> None:
         """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
         messages expire. has_all: whether all messages are done, as far as anybody knows.
         """
-        logged, rest = "", 0
+        logged, rest = "", PROGRESS_MS
         store.on_saved(self.look)
         while True:
-            if not rest or await self._news.wait(self._ports, rest, lambda: self._rest_longer(has_all)):
-                await self._ports.clock.sleep(PROGRESS_MS)  # more of it may come
-            self._news.clear()
+            if await self._news.wait(self._ports, rest, lambda: self._rest_longer(has_all)):
+                self._expected = False
+                self._news.clear()
             try:
                 reached, seeks = self._durable(store), self._seeks
                 address = await self._topic.owner()
@@ -88,7 +92,7 @@ class ProgressReporter:
                 if rest == EXPIRE_MS:
                     await expire()
             except SluiceError as error:
-                rest = 0
+                rest = PROGRESS_MS
                 if str(error) != logged:
                     logged = str(error)
                     self._ports.log("progress_waits", error=logged)

@@ -64,6 +64,7 @@ class CursorStore:
         self._on_saved: Callable[[], None] | None = None
         self.mark_delete = mark_delete()
         """The mark-delete position in the newest version."""
+        self._not_before = self._rests_until = 0
         self._asked = 0
         self._completed = 0
         self._writing = asyncio.Lock()
@@ -127,8 +128,13 @@ class CursorStore:
         """The writer; ends when the record is lost."""
         while True:
             await self._dirty.wait(self._ports)
-            if self._completed < self._asked:
-                await self._urgent.wait(self._ports, LINGER_MS)
+            writes = self._completed < self._asked
+            # A slow store has a rest, but a caller that waits for a version does not wait for that as well.
+            rest = max(self._rests_until - self._ports.clock.monotonic(), LINGER_MS if writes else 0)
+            if rest:
+                await self._urgent.wait(self._ports, rest)
+            if (pause := self._not_before - self._ports.clock.monotonic()) > 0:
+                await self._ports.clock.sleep(pause)
             self._dirty.clear()
             self._urgent.clear()
             try:
@@ -162,8 +168,5 @@ class CursorStore:
         self._done.set()
         if self._on_saved is not None:
             self._on_saved()
-        took = self._ports.clock.monotonic() - began
-        await self._ports.clock.sleep(GROUP_MS)
-        if took > GROUP_MS:
-            # a slow store has a rest, but a caller that waits for a version does not wait for that as well
-            await self._urgent.wait(self._ports, min(took, MOST_REST_MS) - GROUP_MS)
+        now = self._ports.clock.monotonic()
+        self._not_before, self._rests_until = now + GROUP_MS, now + min(now - began, MOST_REST_MS)

@@ -239,7 +239,7 @@ class Upkeep:
         self.rejecting.pop(name, None)
         if request.rejects_keyed_delay and not request.gone:
             self.rejecting[name] = None
-        self._log.wake()
+        self.look()
         if request.gone:
             self.marks.pop(name, None)
         else:
@@ -316,7 +316,7 @@ class Upkeep:
         """
         self._log.lost_bookies[:] = lost  # one that came back after all is used again
         self._lost[:] = [*lost, *leaving]
-        self._log.wake()
+        self.look()
         for bookie in self._lost:
             self._log.bookie_lost(bookie)
         self._fill_not_before = 0

@@ -370,8 +370,8 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a policy that cannot be read now ends what a dispatcher does for its topic",
         module="actors.dispatcher.progress",
-        old="            except SluiceError as error:\n                rest = 0\n",
-        new="            except NotImplementedError as error:\n                rest = 0\n",
+        old="            except SluiceError as error:\n                rest = PROGRESS_MS\n",
+        new="            except NotImplementedError as error:\n                rest = PROGRESS_MS\n",
         world=GATEWAY,
         test="tests/actors/policies/test_expiry.py::test_a_store_that_is_away_is_asked_again",
     ),
