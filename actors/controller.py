@@ -366,7 +366,9 @@ class Controller(WorkerPools):
         Only the dispatcher knows what it has: it may have been made with others long ago.
         """
         answer = await self._ask(address, Configure(settings=settings))
-        entry.settings["subscription_settings"] = msgspec.to_builtins(settings)
+        plain = msgspec.to_builtins(settings)
+        if entry.settings.get("subscription_settings") != plain:  # else it keeps those that all its partitions share
+            entry.settings["subscription_settings"] = plain
         if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
         address = await self._supervisor.ensure(entry, CALLER_PATIENCE)

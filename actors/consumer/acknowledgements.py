@@ -4,7 +4,6 @@ their session, which are reported once to a caller that waits for them. No I/O.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ class Acknowledgements:
     def __init__(self) -> None:
         self.said = self.heard = self.turn = 0
         self.waiting: list[tuple[int, Positions]] = []
-        self.unconfirmed: deque[tuple[int, int, Positions]] = deque()
+        self.unconfirmed: list[tuple[int, int, Positions]] = []
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.unconfirmed)
@@ -51,7 +50,7 @@ class Acknowledgements:
     def confirm(self, turn: int) -> None:
         """Everything up to this ack turn is durable."""
         while self.unconfirmed and self.unconfirmed[0][0] <= turn:
-            self.heard = max(self.heard, self.unconfirmed.popleft()[1])
+            self.heard = max(self.heard, self.unconfirmed.pop(0)[1])
 
     def say_again(self) -> None:
         """Prepare to repeat unconfirmed acknowledgements to another owner or session, with new ack turns."""

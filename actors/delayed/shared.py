@@ -25,7 +25,6 @@ Objects and manifest lie under the subscription name `_shared`, which no subscri
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -37,6 +36,7 @@ from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracking import WAITING_MOST
 from actors.messages import SubscriptionSettings
+from actors.shared_future import SharedFuture
 from actors.signal import Signal
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
@@ -67,7 +67,7 @@ class SharedIndex:
         self.settings = SubscriptionSettings()
         self.tracker: Tracker = InMemoryTracker(lookahead=0, most=WAITING_MOST)
         self._epoch = -1
-        self._opened = asyncio.Event()
+        self._opened: SharedFuture[None] = SharedFuture()
         self._failed_at: int | None = None
 
     def changed(self) -> None:
@@ -110,12 +110,12 @@ class SharedIndex:
             return False
         self._epoch = epoch
         self._switch(tracker, now, reread=tracker.rebuilt)
-        self._opened.set()
+        self._opened.set_result(None)
         return True
 
     async def opened(self) -> None:
         """Wait until an owner's index is here, and restored."""
-        await self._opened.wait()
+        await self._opened
         await self.tracker.recovered()
 
     def look(self, now: int) -> int | None:
