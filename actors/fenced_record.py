@@ -55,6 +55,12 @@ class FencedRecord:
         """Monotonic ms: up to here nobody newer owned the record."""
         return max(self._proven, self._proof.until(self._notice)) if self._notices else self._proven
 
+    def is_proved(self, since: int) -> bool:
+        """Whether nobody newer owned the record at that moment (monotonic ms), as far as this owner knows."""
+        if self.lost:
+            return False
+        return self._proven >= since or (self._notices and self._proof.until(self._notice) >= since)
+
     def leaves_proof(self) -> bool:
         """Whether somebody of this process looks just now at what proves this owner as well, or is woken to. If not,
         this owner is to `prove` at once, and the others leave it to this one.

@@ -45,6 +45,7 @@ class Leases:
         self._wakeups, self._ownership = context.wakeups, context.ownership
         self._waited_for = Signal()
         """A lease is waited for that was not before."""
+        self._short = max(self._membership.trust_ms // 2, 1)
         self._looked = 0
         self._was_idle = False
         """There was nothing that could be sent when that was looked at last."""
@@ -84,21 +85,18 @@ class Leases:
 
     def _look(self, look: Callable[[], None]) -> bool:
         """Call `look` if it is time; once more when nothing waits any more. Returns whether that was."""
-        now, idle = self._ports.clock.monotonic(), self._core.idle()
-        rests = idle and self._was_idle
-        if not rests and now >= self._looked + self._membership.lease_ms // LOOKS:
+        idle = self._core.idle()
+        if idle and self._was_idle:
+            return True
+        now = self._ports.clock.monotonic()
+        if now >= self._looked + self._membership.lease_ms // LOOKS:
             self._was_idle, self._looked = idle, now
             look()
-        return rests
-
-    @property
-    def _short(self) -> int:
-        return max(self._membership.trust_ms // 2, 1)
+        return False
 
     def _rest(self, *, idle: bool) -> int:
         """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
-        end = self._membership.next_end()
-        if not idle or not end:
+        if not idle or not (end := self._membership.next_end()):
             return self._short
         return max(min(end - self._ports.clock.monotonic(), self._membership.lease_ms), self._short)
 
@@ -108,7 +106,7 @@ class Leases:
         """This consumer was heard or answered."""
         self._membership.renew(session.incarnation, self._ports.clock.monotonic())
 
-    def heartbeat(self, number: int, turn: int) -> Beat:
+    def heartbeat(self, number: int, turn: int, now: int) -> Beat:
         """The process of this session's consumer lives, and its poll of that turn waits (0: none does). See
         SessionOwner.
 
@@ -118,10 +116,10 @@ class Leases:
         session = self._sessions.find(number)
         if session is None or self._ownership.ended():
             return Beat.REFUSED
-        if not self._store.certain():
+        if not self._store.certain(now):
             self._store.look_if_idle()
             return Beat.REFUSED
-        self.renew(session)
+        self._membership.renew(session.incarnation, now)
         return Beat.RENEWED if not turn or session.waits_in(turn) else Beat.UNASKED
 
     def watch_session(self, session: Session, process: str) -> None:

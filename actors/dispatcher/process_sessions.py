@@ -42,9 +42,9 @@ class Beat(Enum):
 class SessionOwner(Protocol):
     """A dispatcher, as heartbeats see it."""
 
-    def heartbeat(self, number: int, turn: int) -> Beat:
+    def heartbeat(self, number: int, turn: int, now: int) -> Beat:
         """Renew a session, unless it is over, or this dispatcher is not certain that it still is the owner. turn: of
-        the poll that should wait here for messages, 0 if none does.
+        the poll that should wait here for messages, 0 if none does. now: monotonic ms.
         """
 
 
@@ -92,7 +92,7 @@ class ProcessSessions:
         answer, now = HeartbeatAnswer(compares=True, enlisted=bool(request.enlists)), ports.clock.monotonic()
         turns = [*request.turns, *[0] * (len(request.owners) - len(request.turns))]  # an earlier version says none
         named = list(zip(request.owners, request.sessions, turns, strict=False))
-        self._renew(enumerate(named), answer)
+        self._renew(enumerate(named), now, answer)
         for number, first, struck in zip(request.rosters, request.firsts, request.struck, strict=False):
             roster = self._rosters.pop(number, None)
             if roster is None:
@@ -100,20 +100,20 @@ class ProcessSessions:
                 continue
             self._rosters[number] = roster
             roster.ask(now, struck)
-            self._renew(roster.from_place(first), answer)
+            self._renew(roster.from_place(first), now, answer)
         if request.enlists:
             failed = dict.fromkeys([*answer.refused, *answer.elsewhere, *answer.unasked])
             places = [place if 0 <= place < len(named) and place not in failed else -1 for place in request.enlists]
             self._enlist(request.enlist_as, [named[place] if place >= 0 else None for place in places], now)
         return answer
 
-    def _renew(self, places: Iterable[tuple[int, Asked]], answer: HeartbeatAnswer) -> None:
+    def _renew(self, places: Iterable[tuple[int, Asked]], now: int, answer: HeartbeatAnswer) -> None:
         owners = self._owners
         for place, (address, session, turn) in places:
             owner = owners.get(address)
             if owner is None:
                 answer.elsewhere.append(place)
-            elif (beat := owner.heartbeat(session, turn)) is Beat.REFUSED:
+            elif (beat := owner.heartbeat(session, turn, now)) is Beat.REFUSED:
                 answer.refused.append(place)
             elif beat is Beat.UNASKED:
                 answer.unasked.append(place)

@@ -99,16 +99,19 @@ class CursorStore:
         """Look at the record unless it was written or looked at in the last `age` ms, a quarter of the time of trust if
         that is not said, or somebody looks for all owners of this process.
         """
-        age = self._trust // 4 if age is None else age
-        if self._ports.clock.monotonic() - self._record.proven > age and not self._record.leaves_proof():
+        since = self._ports.clock.monotonic() - (self._trust // 4 if age is None else age)
+        if not self._record.is_proved(since) and not self._record.leaves_proof():
             self._dirty.set()
 
     def _fresh(self) -> bool:
-        return self._ports.clock.monotonic() - self._record.proven <= self._trust // 4
+        return self._record.is_proved(self._ports.clock.monotonic() - self._trust // 4)
 
-    def certain(self) -> bool:
-        """Whether this dispatcher knows, recently enough to lengthen a lease, that it owns the subscription."""
-        return self._ports.clock.monotonic() - self._record.proven <= self._trust and not self._record.lost
+    def certain(self, now: int | None = None) -> bool:
+        """Whether this dispatcher knows, recently enough to lengthen a lease, that it owns the subscription. now:
+        monotonic ms, for who knows it.
+        """
+        now = self._ports.clock.monotonic() if now is None else now
+        return self._record.is_proved(now - self._trust)
 
     async def be_certain(self) -> None:
         """Wait until `certain`. Raises Fenced when there is a newer owner."""
@@ -147,7 +150,7 @@ class CursorStore:
 
     async def _look(self) -> None:
         try:
-            if self._record.lost or not self._fresh():  # others of this process may have looked meanwhile
+            if not self._fresh():  # others of this process may have looked meanwhile
                 await self._record.prove()
             self._done.set()
         except Unavailable:

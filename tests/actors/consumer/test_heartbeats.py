@@ -237,9 +237,10 @@ def test_an_owner_that_is_not_certain_renews_nothing() -> None:
         dispatcher = broker.world.process(name).actor
         assert isinstance(dispatcher, Dispatcher)
         leases, store = dispatcher.parts.leases, dispatcher.parts.context.store
-        assert leases.heartbeat(client.parts[0].session, 0) is Beat.RENEWED
+        session, now = client.parts[0].session, dispatcher.ports.clock.monotonic
+        assert leases.heartbeat(session, 0, now()) is Beat.RENEWED
         store._trust = -1
-        assert leases.heartbeat(client.parts[0].session, 0) is Beat.REFUSED
+        assert leases.heartbeat(session, 0, now()) is Beat.REFUSED
 
     play(scenario, lease_ms=LEASE_MS)
 

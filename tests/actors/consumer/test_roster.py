@@ -30,7 +30,7 @@ class Owners:
         self.waiting: dict[int, int] = {}
         self.renewed: list[int] = []
 
-    def heartbeat(self, number: int, turn: int) -> Beat:
+    def heartbeat(self, number: int, turn: int, now: int) -> Beat:
         """See SessionOwner."""
         self.renewed.append(number)
         if number not in self.waiting:

@@ -252,8 +252,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="an idle owner does not look whether it was replaced",
         module="actors.dispatcher.store",
-        old="self._record.proven <= self._trust and",
-        new="self._record.proven >= 0 and",
+        old="return self._record.is_proved(now - self._trust)",
+        new="return self._record.is_proved(0)",
         also=("            await self._record.prove()\n", "            pass\n"),
         world=OWNERS,
         test="tests/actors/dispatcher/test_store.py",
