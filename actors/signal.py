@@ -19,7 +19,8 @@ class Signal:
 
     def __init__(self) -> None:
         self._set = False
-        self._waiters: list[asyncio.Future[bool]] = []
+        self._waiters: list[asyncio.Future[bool]] | None = None
+        """None while nobody waits: a topic with clients has two dozen signals, and most have nobody."""
 
     def is_set(self) -> bool:
         """Whether a wait would return at once."""
@@ -28,8 +29,8 @@ class Signal:
     def set(self) -> None:
         """Wake all waiters, and let later waits pass until cleared."""
         self._set = True
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(True)
 
@@ -46,14 +47,17 @@ class Signal:
         if self._set:
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        if self._waiters is None:
+            self._waiters = [waiter]
+        else:
+            self._waiters.append(waiter)
         alarm = None if milliseconds is None else _Alarm(ports, waiter, milliseconds, longer)
         try:
             return await waiter
         finally:
             if alarm is not None:
                 alarm.timer.cancel()
-            if waiter in self._waiters:
+            if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
 

@@ -209,7 +209,8 @@ class Producers:
         """The run is confirmed at its place; returns what waits for it."""
         if is_source(name):
             return self.results.confirm(name, first)
-        producer = self._known.setdefault(name, KnownProducer())
+        if (producer := self._known.get(name)) is None:
+            producer = self._known[name] = KnownProducer()
         producer.stored = max(producer.stored, first + count - 1)
         producer.pushed = max(producer.pushed, producer.stored)
         producer.remember(StoredRun(first, count, ledger, first_entry))
