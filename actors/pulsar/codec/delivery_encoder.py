@@ -37,7 +37,7 @@ from storage.position import entry_of, ledger_of
 
 VECTORIZED_FROM = 32
 """From so many rows, or pieces, on vectorized encoding is faster than the loop."""
-REPEATED_FROM = 4
+REPEATED_FROM = 8
 """Of fewer rows it is not looked up whether their frames are at hand: what comes alone is not kept."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
 _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
