@@ -63,7 +63,7 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
     state = window.state[rows]
     held = state == PENDING
     pending = rows
-    if not held.all():
+    if np.count_nonzero(held) < len(held):
         pending = rows[held]
         core.drop(rows[~held & (state != DONE)])
         done = done[state != DONE]

@@ -125,7 +125,7 @@ def _pass(core: Core, rows: Rows | slice, out: Assignments, now: int, *, fresh: 
     blocked = closed_rows(core, candidates, counting=True)
     core.counters.begin_pass()
     picked, left, counts = cut(core, candidates.owners, blocked, allowance)
-    total = int(counts.sum())
+    total = int(np.add.reduce(counts))
     if core.shared and total < len(candidates.hashes):
         core.members.starved[:] = True
     if fresh:
@@ -169,10 +169,11 @@ def cut(
     every = np.bincount(owners, minlength=slots)
     counts = every[:slots]
     over = counts > allowance
-    if not over.any() and counts.max(initial=0) == len(owners):
+    enough = not np.count_nonzero(over)
+    if enough and (not len(owners) or (owners[0] < slots and counts[owners[0]] == len(owners))):
         return None, _NO_ROWS, counts
     order = np.argsort(owners.astype(np.uint8) if len(every) <= 256 else owners, kind="stable")
-    if not over.any():
+    if enough:
         total = int(counts.sum())
         return order[:total], order[total:], counts
     core.members.note_starved(over)
@@ -193,10 +194,10 @@ def _send(
 ) -> None:
     """Messages leave: counts, tables, sentinel, and one assignment for each consumer."""
     window = core.window
-    slots = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
     if picked is None:
-        hashes, positions = candidates.hashes, candidates.positions.copy()
+        slots, hashes, positions = candidates.owners, candidates.hashes, candidates.positions.copy()
     else:
+        slots = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
         hashes, positions = candidates.hashes[picked], candidates.positions[picked]
     redeliveries = NO_REDELIVERIES
     if candidates.fresh:
@@ -240,12 +241,12 @@ def _assign(
 ) -> None:
     """Record which consumer gets which of the rows, which are sorted by slot."""
     members = core.members
-    to = np.flatnonzero(counts)
+    to = counts.nonzero()[0]
     members.last_sent[to] = now
-    if not redeliveries.any():
+    if not np.count_nonzero(redeliveries):
         redeliveries = NO_REDELIVERIES
     dispatch = core.counters.dispatch(len(positions))
-    share = Share(members.numbers[to], np.cumsum(counts)[to], positions, redeliveries, dispatch)
+    share = Share(members.numbers[to], counts.cumsum()[to], positions, redeliveries, dispatch)
     out.shares.append(share)
 
 

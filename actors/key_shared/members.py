@@ -305,7 +305,7 @@ class Members:
         """How many messages each slot may get now (KS-44); for reading only, until anything changes."""
         if self._allowance is None:
             self._allowance = self.count_allowance()
-            self._allowed = int(self._allowance.sum())
+            self._allowed = int(np.add.reduce(self._allowance))
         return self._allowance
 
     @property
@@ -320,9 +320,11 @@ class Members:
 
     def count_allowance(self) -> Counts:
         """Count the allowance anew."""
-        permits: Counts = np.minimum(np.maximum(self.credited - self.sent, 0), _MOST_PERMITS)
+        permits: Counts = self.credited - self.sent
         if self.max_unacked_each > 0:
-            permits = np.minimum(permits, np.maximum(self.max_unacked_each - self.unacked, 0))
+            np.minimum(permits, self.max_unacked_each - self.unacked, out=permits)
+        np.maximum(permits, 0, out=permits)
+        np.minimum(permits, _MOST_PERMITS, out=permits)
         permits.flags.writeable = False
         return permits
 
@@ -381,11 +383,11 @@ class Members:
             self.unacked -= np.bincount(slots, minlength=self.slots)
         if self.max_unacked_each <= 0:
             return False
-        free = self.blocked & (self.unacked <= self.max_unacked_each // 2)
-        if free.any():
+        if np.count_nonzero(self.blocked):
+            free = self.blocked & (self.unacked <= self.max_unacked_each // 2)
             self.blocked &= ~free
             self.credited[free] = self.granted[free]
-        return bool((self.starved & (self.credited > self.sent)).any())
+        return bool(np.count_nonzero(self.starved)) and bool((self.starved & (self.credited > self.sent)).any())
 
     def settle_subscription(self, held: int) -> bool:
         """Block or release the subscription by all its unacknowledged messages (KS-49); returns blocked."""

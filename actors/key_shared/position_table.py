@@ -74,7 +74,7 @@ class PositionTable:
         count = len(positions)
         if count == 0:
             return
-        if not bool((positions[1:] > positions[:-1]).all()):
+        if count > 1 and not bool((positions[1:] > positions[:-1]).all()):
             raise InvariantViolation(f"positions from {show(int(positions[0]))} on are not ascending")
         self._reserve(count)
         start, end = self.tail, self.tail + count
@@ -150,7 +150,7 @@ class PositionTable:
         view = self.position[self.head : self.tail]
         if len(positions) == 0 or len(view) == 0:
             return np.empty(0, np.intp), np.empty(0, np.int64)
-        if not bool((positions[1:] > positions[:-1]).all()):
+        if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
             positions = np.unique(positions)
         last = min(int(view.searchsorted(positions[-1])), len(view) - 1)
         # Where no position is missing from the table between a wanted one and the last one, a subtraction finds it.

@@ -110,7 +110,7 @@ class Sentinel:
         np.add.at(held, rows, _ONE)
         if self._repeated is not None:
             self._repeated.take(hashes, positions, placed)
-        if wrong.any():
+        if np.count_nonzero(wrong):
             self.violations_holder += int(wrong.sum())
             at = int(wrong.argmax())
             self._tell(
@@ -130,7 +130,7 @@ class Sentinel:
         rows = self._hashes.rows(hashes)
         held = self._hashes.columns[_HELD]
         np.subtract.at(held, rows, _ONE)
-        if (held[rows] < 0).any():
+        if np.count_nonzero(held[rows] < 0):
             raise InvariantViolation("more messages of a hash came back than were ever sent")
 
     def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
