@@ -138,15 +138,16 @@ class Received:
 class Unread(Received):
     """Messages that stay in their runs until somebody looks at them. Passing them on unchanged is not looking.
 
-    pieces: the runs' rows, each with the numbers of those that are meant (int64), None for all of them.
+    pieces: the runs' rows, each with the numbers of those that are meant (int64), None for all of them. sizes: about
+    how many bytes each of these runs takes; none where nobody has counted them.
     """
 
     __slots__ = ("_pieces", "_sizes")
 
-    def __init__(self, pieces: Sequence[Piece], **columns: Any) -> None:
+    def __init__(self, pieces: Sequence[Piece], sizes: Sequence[int] = (), /, **columns: Any) -> None:
         super().__init__(rows=None, **columns)
         self._pieces = tuple(pieces)
-        self._sizes: tuple[int, ...] = ()
+        self._sizes = tuple(sizes)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -172,15 +173,16 @@ class Unread(Received):
         """See Received; each row counts as much as the others of its run."""
         return sum(
             size if chosen is None else size * len(chosen) // max(rows.num_rows, 1)
-            for (rows, chosen), size in zip(self._pieces, self._counted(), strict=True)
+            for (rows, chosen), size in zip(self._pieces, self.sizes, strict=True)
         )
 
     @property
     def kept(self) -> int:
         """See Received; what others have of the runs counts as well."""
-        return sum(self._counted())
+        return sum(self.sizes)
 
-    def _counted(self) -> tuple[int, ...]:
+    @property
+    def sizes(self) -> tuple[int, ...]:
         """The bytes of each run, which take Arrow longer to count than a message takes otherwise here."""
         if not self._sizes:
             self._sizes = tuple([bytes_of(rows) for rows, _ in self._pieces])

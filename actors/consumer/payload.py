@@ -360,6 +360,7 @@ class Payloads:
         piece = run.rows, None if count == run.rows.num_rows else rows
         received = Unread(
             [piece],
+            (run.bytes,),
             partition=self._partition,
             positions=positions_of(part.ledger, entries),
             dispatch=np.arange(part.dispatch + start, part.dispatch + start + count, dtype=np.int64),
@@ -404,6 +405,7 @@ def _concatenate(group: list[Unread]) -> Unread:
     first = group[0]
     return Unread(
         [piece for part in group for piece in part.pieces],
+        [size for part in group for size in part.sizes],
         partition=first.partition,
         positions=np.concatenate([piece.positions for piece in group]),
         dispatch=np.concatenate([piece.dispatch for piece in group]),
