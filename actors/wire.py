@@ -78,6 +78,8 @@ class Packed(msgspec.Struct, frozen=True):
 
     def copied(self) -> Packed:
         """The same, safe from later writes by its sender: columns are copied; payloads are read-only already."""
+        if not self.attachments:
+            return self
         kept = [part if memoryview(part).readonly else bytes(memoryview(part)) for part in self.attachments]
         return Packed(self.head, kept, list(self.handles))
 

@@ -22,7 +22,7 @@ from storage.position import entry_of
 
 MOST = 50_000
 """So many ids are remembered; the oldest are forgotten first."""
-MOST_REPORTS = 1_000
+MOST_REPORTS = 4_000
 """Reports that may wait until somebody asks."""
 MOST_WORDS = MAX_RUN_MESSAGES // 64
 """Of an ack_set: there is no batch of more messages."""
