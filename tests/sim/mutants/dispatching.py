@@ -220,8 +220,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="permits counted twice",
         module="actors.key_shared.members",
-        old="np.maximum(self.credited - self.sent, 0), _MOST_PERMITS)",
-        new="np.maximum(self.credited * 2 - self.sent, 0), _MOST_PERMITS)",
+        old="permits: Counts = self.credited - self.sent\n",
+        new="permits: Counts = self.credited * 2 - self.sent\n",
         world=BROKER,
         seed=0,
     ),
