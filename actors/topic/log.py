@@ -410,12 +410,12 @@ class PartitionLog:
 
     @property
     def roll_due(self) -> bool:
-        """Whether the open ledger is to be closed."""
-        return self._writer is not None and self._roll_due()
+        """Whether the open ledger is to be closed; a topic that is deleted has none."""
+        return self._writer is not None and not self.stopped and self._roll_due()
 
     async def roll_if_due(self) -> None:
         """Close a ledger that has become old, also when nobody publishes."""
-        if self.roll_due and not self.stopped:
+        if self.roll_due:
             await self.roll()
 
     # -- for readers -------------------------------------------------------------------------------------------------
