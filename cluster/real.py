@@ -25,8 +25,18 @@ TROUBLE_MS = 30_000
 BACKGROUND_NICE = 10
 """Of the thread that encodes and decodes megabytes, as the operating system counts it."""
 T = TypeVar("T")
-_CONTEXT = contextvars.copy_context()
-"""The one context of all actors' tasks and timers, which keep nothing in it: else each has a copy of its own."""
+
+
+class _ContextOfThread(threading.local):
+    """One context for all tasks and timers of the actors on a thread, which keep nothing in it: else each has a copy of
+    its own. Two event loops may not be in one at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.context = contextvars.copy_context()
+
+
+_shared = _ContextOfThread()
 
 
 class RealClock:
@@ -47,7 +57,7 @@ class RealClock:
 
     def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
         """Run a function on the event loop after so long."""
-        return asyncio.get_running_loop().call_later(milliseconds / 1000, call, context=_CONTEXT)
+        return asyncio.get_running_loop().call_later(milliseconds / 1000, call, context=_shared.context)
 
 
 class Tasks:
@@ -62,9 +72,9 @@ class Tasks:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=name, context=_CONTEXT)
+        task = asyncio.get_running_loop().create_task(work, name=name, context=_shared.context)
         self._tasks[task] = None
-        task.add_done_callback(self._ended, context=_CONTEXT)
+        task.add_done_callback(self._ended, context=_shared.context)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:

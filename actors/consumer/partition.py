@@ -481,7 +481,10 @@ class PartitionConsumer:
             while acks.waiting and not self._starving() and (left := self._ack_due - clock.monotonic()) > 0:
                 await clock.sleep(left)
             if self.session and (acks.waiting or self._starving()):
-                await self._send_acks(self._acknowledgement(durable=False))
+                try:
+                    await self._send_acks(self._acknowledgement(durable=False))
+                except (Fenced, Invalid):  # it closes, and whoever closes it is told
+                    return
 
     def _acknowledgement(self, *, durable: bool) -> Acknowledge:
         """All acknowledgements up to now, as a request of their own."""
