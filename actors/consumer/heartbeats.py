@@ -152,22 +152,20 @@ class _Group:
     def heard(self, request: Heartbeat, sent: int, answer: HeartbeatAnswer) -> None:
         """All were renewed but those of whom the answer says something else."""
         not_renewed = dict.fromkeys([*answer.refused, *answer.elsewhere])
+        for place in not_renewed:
+            member, _ = self._asked(request, place)
+            member.missed()
         for place, one in enumerate(self.named):
-            if place in not_renewed:
-                one.member.missed()
-            else:
+            if place not in not_renewed:
                 one.member.renewed(one.owner, one.session, sent, compares=answer.compares)
-        for roster, first in zip(self.rosters, request.firsts, strict=True):
-            for place in not_renewed:
-                if first <= place < first + roster.size:
-                    roster.member(place - first).missed()
+        for roster in self.rosters:
             if roster.number not in answer.unknown:
-                roster.renew(sent)
+                roster.renew(sent)  # but for those who missed it, whose polls are over
         for place in answer.unasked:
-            member, poll = self._poll(request, place)
+            member, poll = self._asked(request, place)
             member.unasked(poll)
 
-    def _poll(self, request: Heartbeat, place: int) -> tuple[SessionHeartbeat, int]:
+    def _asked(self, request: Heartbeat, place: int) -> tuple[SessionHeartbeat, int]:
         """Who was asked for at a place, and with which poll."""
         if place < len(self.named):
             return self.named[place].member, self.named[place].poll

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from actors.consumer.lease import Lease
+from actors.consumer.lease import NEVER, Lease
 from actors.consumer.long_poll import LongPoll
 
 
@@ -33,14 +33,13 @@ M = TypeVar("M", bound=Enlisted)
 
 
 class Roster(Generic[M]):
-    """number: by which the owners' process knows it. process: theirs. size: how many were enlisted, lease: the shortest
-    of their leases in ms. members, polls: who is enlisted, and at the same place the number of the poll
+    """number: by which the owners' process knows it. process: theirs. size: how many were enlisted. lease: the shortest
+    that anybody has who is left, in ms. members, polls: who is enlisted, and at the same place the number of the poll
     (`LongPoll.current`) that was under way then.
     """
 
     def __init__(self, number: int, process: str, members: Sequence[M], polls: Sequence[int]) -> None:
         self.number, self.process, self.size = number, process, len(members)
-        self.lease = min(member.lease.lasts for member in members)
         self.struck: list[int] = []
         """The places of those that were struck off."""
         self._members, self._polls = list(members), list(polls)
@@ -53,6 +52,7 @@ class Roster(Generic[M]):
         self._waiting = [self._polls[place] for place in places]
         self._long_polls = [member.poll for member in self._left]
         self._leases = [member.lease for member in self._left]
+        self.lease = min((lasts for lease in self._leases if (lasts := lease.lasts)), default=NEVER)
 
     def __len__(self) -> int:
         """How many are left."""

@@ -45,6 +45,8 @@ class Consumers:
         self.world, self.owners, self.heard = world, Owners(), list[Heartbeat]()
         self.lost = 0
         """So many answers to heartbeats are lost from now on."""
+        self.meanwhile: Callable[[], None] | None = None
+        """What happens while a heartbeat is under way that enlists somebody."""
         self.ports: Ports = dataclasses.replace(world.client("c"), net=self, process=InCommon())  # type: ignore[arg-type]
         self.restart()
         self.all = [Consumer(self, number + 1) for number in range(count)]
@@ -62,6 +64,8 @@ class Consumers:
         assert isinstance(request, Heartbeat)
         self.heard.append(request)
         answer = await self.process.heartbeat(self.ports, request)
+        if request.enlists and self.meanwhile is not None:
+            self.meanwhile()
         if self.lost:
             self.lost -= 1
             return Unknown("the answer was lost")
@@ -238,6 +242,25 @@ def test_who_leaves_is_renewed_no_more() -> None:
         assert consumers.named() == [0, 0]
 
     play(3, scenario)
+
+
+def test_who_loses_its_session_meanwhile_hastens_nobody() -> None:
+    async def scenario(consumers: Consumers) -> None:
+        one, other = consumers.all[:2]
+
+        def lose() -> None:
+            one.lease.end()
+            one.poll.again()
+
+        consumers.meanwhile = lose
+        one.poll.again()
+        other.poll.again()
+        await consumers.beats(2)
+        consumers.heard.clear()
+        await consumers.world.loop.pause(10 * BEAT_MS)
+        assert len(consumers.heard) <= 11
+
+    play(4, scenario)
 
 
 def test_many_small_rosters_become_one() -> None:

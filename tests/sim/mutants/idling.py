@@ -37,8 +37,8 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a refused heartbeat renews",
         module="actors.consumer.heartbeats",
-        old="            if place in not_renewed:\n",
-        new="            if False:\n",
+        old="            if place not in not_renewed:\n",
+        new="            if True:\n",
         world=OWNERS,
         test=f"{HEARTBEATS}::test_places_that_were_refused_are_not_renewed",
     ),
@@ -69,8 +69,8 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a roster renews who is refused",
         module="actors.consumer.heartbeats",
-        old="                    roster.member(place - first).missed()\n",
-        new="                    pass\n",
+        old="            member, _ = self._asked(request, place)\n            member.missed()\n",
+        new="            pass\n",
         world=OWNERS,
         test=f"{ROSTER}::test_a_session_that_ended_is_refused_in_a_roster",
     ),
