@@ -88,10 +88,11 @@ SERVES = """
 import os, sys
 import cluster
 client = cluster.connect(embedded=True, pulsar_port=0)
+url = client.pulsar_service_url
 if os.fork() == 0:
+    print(url, flush=True)  # from the child: what it does at a fork is done by now
     sys.stdin.read()
     os._exit(0)
-print(client.pulsar_service_url, flush=True)
 os.kill(os.getpid(), 9)
 """
 
