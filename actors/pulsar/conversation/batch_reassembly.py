@@ -54,6 +54,10 @@ class PartialBatch:
         """Whether some of it is still to be sent."""
         return bool(self.part.open[self.first :].any())
 
+    def comes_again(self, part: Received) -> bool:
+        """Whether some of it is in a later part: another consumer was active meanwhile and had all of it."""
+        return bool(np.isin(part.positions, self.part.positions[self.first :]).any())
+
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
@@ -229,7 +233,8 @@ class BatchReassembler:
         Nothing of the part that lies behind a batch goes out before what was begun of it: keys keep their order.
         """
         first = 0
-        for begun in [begun for begun in self._begun if not begun.waits()]:
+        for begun in [begun for begun in self._begun if begun.comes_again(part) or not begun.waits()]:
+            begun.part.close(np.arange(begun.first, len(begun.part)))
             self._begun.remove(begun)
             self.let_go(begun.part, begun.first)
         while self._begun:

@@ -128,6 +128,14 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_a_batch_for_which_there_is_no_room_goes_whole",
     ),
     Mutant(
+        name="the beginning of a batch takes the end of what came again",
+        module="actors.pulsar.conversation.batch_reassembly",
+        old="if begun.comes_again(part) or not begun.waits()]:",
+        new="if not begun.waits()]:",
+        world="relay",
+        seed=92000019,
+    ),
+    Mutant(
         name="what waited for room goes out whoever has acknowledged it",
         module="actors.pulsar.conversation.wire_consumer",
         old='self._waited = self.asked.settings.type == "failover"',
