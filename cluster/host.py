@@ -57,7 +57,8 @@ logger = logging.getLogger("sluice")
 BOOT_RETRY_S = 1.0
 OFFICE = ("controller", "admin")
 """Kinds and names of the actors of the candidate that is the controller."""
-QUIET_TURNS = 60
+QUIET_TURNS, AGAIN_TURNS = 60, 2
+"""Turns in which the statistics of an actor that stays as it is are asked for, and their gauges set again, once."""
 EXPORT_TIMEOUT = 5_000
 """Milliseconds that an actor has to tell its statistics."""
 WAKE_S = 0.1
@@ -185,23 +186,30 @@ class Host:
         return own_node()
 
     async def _export(self) -> None:
-        """Keep the metrics up to date while this host lives; those that stay as they are, every few minutes."""
+        """Keep the metrics up to date while this host lives. Who stays as it is is asked every few minutes."""
         shown: dict[Address, object] = {}
         turn = 0
         while True:
             await asyncio.sleep(EVERY_S)
             turn = (turn + 1) % QUIET_TURNS
             before, shown = shown if turn else {}, {}
-            for kind, address, _ in self.actors.inventory():
+            for number, (kind, address, _) in enumerate(self.actors.inventory()):
                 if kind not in ("dispatcher", "topic"):
                     continue
-                shown[address] = figures = self.actors.figures(address)
+                figures = self.actors.figures(address)
                 if figures is not None and before.get(address) == figures:
+                    shown[address] = figures
+                    if (number + turn) % AGAIN_TURNS == 0:
+                        self._exporter.show_again(address)
+                        await asyncio.sleep(0)  # thousands of them take a while
                     continue
+                shown[address] = None
                 with contextlib.suppress(SluiceError):
                     reply = await self.net.call(address, Stats(), EXPORT_TIMEOUT)
                     if isinstance(reply, Text):
-                        self._exporter.show(kind, reply.json)
+                        self._exporter.show(address, kind, reply.json)
+                        shown[address] = figures
+            self._exporter.keep(shown)
 
     async def _start_boot(self) -> None:
         if self._exporting is None:

@@ -9,12 +9,16 @@ owner that is replaced starts anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from actors.ports import Address
+
 LABELS = ("cluster", "topic", "partition", "subscription")
 EVERY_S = 5.0
+MOST_ZEROS = 10_000
+"""With so many gauges of the value 0 in a process, further ones are given up where nothing happens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +184,27 @@ def _find(stats: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return found
 
 
+Row = tuple[Any, float, dict[str, str]]
+"""A gauge, its value, and the labels."""
+
+
 class Exporter:
-    """Keeps one host's gauges up to date."""
+    """Keeps one host's gauges up to date.
+
+    Ray forgets a gauge that was not set for two of its report intervals, which are 20 s together. So what has not
+    changed is set again meanwhile, without its actor being asked; with very many gauges only those that are not 0.
+    """
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
         self._gauges: dict[str, Any] = {}
         self._histograms: dict[str, Any] = {}
-        self._observed: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._shown: dict[Address, list[Row]] = {}
+        self._zeros = 0
+        """How many rows in it have the value 0."""
+        self._observed: dict[Address, dict[tuple[str, ...], tuple[int, ...]]] = {}
 
-    def show(self, kind: str, text: str) -> None:
+    def show(self, address: Address, kind: str, text: str) -> None:
         """Set the gauges of one actor from its statistics (JSON)."""
         stats = json.loads(text)
         labels = {
@@ -198,16 +213,39 @@ class Exporter:
             "partition": str(stats.get("partition", "")),
             "subscription": str(stats.get("subscription", "")) if kind == "dispatcher" else "",
         }
-        for metric, extra, value in series(kind, stats):
-            self._gauge(metric, tuple(sorted(extra))).set(value, tags={**labels, **extra})
+        rows: list[Row] = [
+            (self._gauge(metric, tuple(sorted(extra))), value, {**labels, **extra} if extra else labels)
+            for metric, extra, value in series(kind, stats)
+        ]
+        for gauge, value, tags in rows:
+            gauge.set(value, tags=tags)
+        self._drop(address)
+        self._shown[address] = rows if self._zeros < MOST_ZEROS else [row for row in rows if row[1]]
+        self._zeros += _zeros(self._shown[address])
         for distribution in distributions(stats):
-            self._observe(distribution, {**labels, **distribution.labels})
+            self._observe(self._observed.setdefault(address, {}), distribution, {**labels, **distribution.labels})
 
-    def _observe(self, seen: Distribution, tags: dict[str, str]) -> None:
+    def show_again(self, address: Address) -> None:
+        """The statistics of an actor are what they were."""
+        for gauge, value, tags in self._shown.get(address, ()):
+            gauge.set(value, tags=tags)
+
+    def keep(self, addresses: Container[Address]) -> None:
+        """Forget all other actors, which have ended."""
+        for address in [address for address in self._shown if address not in addresses]:
+            self._drop(address)
+            self._observed.pop(address, None)
+
+    def _drop(self, address: Address) -> None:
+        self._zeros -= _zeros(self._shown.pop(address, []))
+
+    def _observe(
+        self, observed: dict[tuple[str, ...], tuple[int, ...]], seen: Distribution, tags: dict[str, str]
+    ) -> None:
         """Hand on what is new since the last time. Of a value only its step is known: the step's end stands for it."""
         key = (seen.metric.name, *tags.values())
-        before = self._observed.get(key, ())
-        self._observed[key] = seen.counts
+        before = observed.get(key, ())
+        observed[key] = seen.counts
         if not before or any(new < old for new, old in zip(seen.counts, before, strict=True)):
             before = (0,) * len(seen.counts)  # the first time, or the owner began again
         for bound, new, old in zip((*seen.bounds, 2 * seen.bounds[-1]), seen.counts, before, strict=True):
@@ -230,3 +268,7 @@ class Exporter:
 
             self._gauges[metric.name] = Gauge(metric.name, description=metric.description, tag_keys=(*LABELS, *extra))
         return self._gauges[metric.name]
+
+
+def _zeros(rows: list[Row]) -> int:
+    return sum(not value for _, value, _ in rows)

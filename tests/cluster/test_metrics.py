@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 
@@ -66,5 +67,68 @@ def test_what_was_observed_is_not_observed_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
     exporter = Exporter("c")
     for took in ((20,), (20,), (20, 60), (80,)):
-        exporter.show("topic", json.dumps({"topic": "t", "bucketDelayedIndexStats": index_stats(*took)}))
+        exporter.show("h/t", "topic", json.dumps({"topic": "t", "bucketDelayedIndexStats": index_stats(*took)}))
     assert observed == [50, 100, 100]
+
+
+class SetGauges:
+    """Stands for Ray's gauges. values: what was set, by name and topic, since this was cleared."""
+
+    values: ClassVar[dict[tuple[str, str], float]] = {}
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.name = name
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.values[self.name, tags["topic"]] = value
+
+
+@pytest.fixture
+def gauges(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, str], float]]:
+    monkeypatch.setattr("ray.util.metrics.Gauge", SetGauges)
+    SetGauges.values.clear()
+    yield SetGauges.values
+    SetGauges.values.clear()
+
+
+def stats_of(topic: str, published: int) -> str:
+    return json.dumps({"topic": topic, "partition": 0, "msgInCounter": published, "bytesInCounter": 0})
+
+
+MESSAGES, BYTES = "pulsar_in_messages_total", "pulsar_in_bytes_total"
+
+
+def test_what_has_not_changed_is_set_again(gauges: dict[tuple[str, str], float]) -> None:
+    """Ray forgets a gauge that is not: a backlog of which nothing moves had vanished from the metrics."""
+    exporter = Exporter("c")
+    exporter.show("h/a", "topic", stats_of("a", 5))
+    exporter.show("h/a", "topic", stats_of("a", 6))
+    exporter.show("h/b", "topic", stats_of("b", 7))
+    gauges.clear()
+    exporter.show_again("h/a")
+    assert gauges == {(MESSAGES, "a"): 6, (BYTES, "a"): 0}
+    exporter.keep({"h/b"})
+    gauges.clear()
+    for address in ("h/a", "h/b"):
+        exporter.show_again(address)
+    assert gauges == {(MESSAGES, "b"): 7, (BYTES, "b"): 0}
+
+
+def test_of_very_many_gauges_those_of_0_are_given_up(
+    gauges: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.metrics.MOST_ZEROS", 2)
+    exporter = Exporter("c")
+    for topic in ("a", "b", "c", "b"):
+        exporter.show(f"h/{topic}", "topic", stats_of(topic, 1))
+    assert (BYTES, "c") in gauges
+    gauges.clear()
+    for topic in ("a", "b", "c"):
+        exporter.show_again(f"h/{topic}")
+    assert {topic for name, topic in gauges if name == BYTES} == {"a", "b"}
+    assert {topic for name, topic in gauges if name == MESSAGES} == {"a", "b", "c"}
+    gauges.clear()
+    exporter.keep({"h/c"})
+    exporter.show("h/c", "topic", stats_of("c", 1))
+    exporter.show_again("h/c")
+    assert (BYTES, "c") in gauges
