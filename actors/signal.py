@@ -10,6 +10,10 @@ import asyncio
 from collections.abc import Callable
 
 from actors.ports import Ports, Timer
+from actors.shared_timers import SharedTimers
+
+SHARED_FROM_MS = 1_000
+"""A wait of so long has a timer together with others, if it can be told to last longer."""
 
 
 class Signal:
@@ -42,7 +46,8 @@ class Signal:
         self, ports: Ports, milliseconds: int | None = None, longer: Callable[[], int] | None = None
     ) -> bool:
         """Wait until it is set (True) or for a time in ms (False); None waits without end. longer: asked when the time
-        is over for how many ms more to wait, 0 for none. Who need not do anything yet is not woken for that.
+        is over, or will be in less than TICK_MS, for how many ms more to wait from then, 0 for none. Who need not do
+        anything yet is not woken for that.
         """
         if self._set:
             return True
@@ -62,15 +67,21 @@ class Signal:
 
 
 class _Alarm:
-    """Ends a wait when its time is over."""
+    """Ends a wait when its time is over. Who can say how much longer it is may be asked before that as well."""
 
-    __slots__ = ("_longer", "_ports", "_waiter", "timer")
+    __slots__ = ("_due", "_longer", "_ports", "_waiter", "timer")
 
     def __init__(
         self, ports: Ports, waiter: asyncio.Future[bool], milliseconds: int, longer: Callable[[], int] | None
     ) -> None:
         self._ports, self._waiter, self._longer = ports, waiter, longer
-        self.timer: Timer = ports.clock.timer(milliseconds, self._ring)
+        self.timer = self._wait(milliseconds)
+
+    def _wait(self, milliseconds: int) -> Timer:
+        self._due = self._ports.clock.monotonic() + milliseconds
+        if self._longer is None or milliseconds < SHARED_FROM_MS:
+            return self._ports.clock.timer(milliseconds, self._ring)
+        return self._ports.process.of(SharedTimers).timer(self._ports, milliseconds, self._ring)
 
     def _ring(self) -> None:
         if self._waiter.done():
@@ -81,6 +92,8 @@ class _Alarm:
             self._waiter.set_exception(error)
             return
         if more > 0:
-            self.timer = self._ports.clock.timer(more, self._ring)
+            self.timer = self._wait(more)
+        elif (early := self._due - self._ports.clock.monotonic()) > 0:
+            self.timer = self._ports.clock.timer(early, self._ring)
         else:
             self._waiter.set_result(False)

@@ -43,7 +43,8 @@ class IndexOwner:
 
         marks: how far each durable subscription is. end: the last confirmed position.
         """
-        if not await self._index.wanted.wait(self._ports, UNWANTED_MS) and not await self._is_there():
+        patience = UNWANTED_MS if epoch > 1 else None  # no earlier owner left anything to the first one
+        if not await self._index.wanted.wait(self._ports, patience) and not await self._is_there():
             await self._index.wanted.wait(self._ports)
         await self._open(epoch)
         trimmed = -1

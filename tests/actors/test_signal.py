@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from actors.shared_timers import TICK_MS
 from actors.signal import Signal
 from tests.sim.world import World
 
@@ -39,6 +40,33 @@ def test_a_longer_wait_ends_with_what_is_waited_for() -> None:
         assert await waiting
         await world.loop.pause(5_000)
         assert len(asked) == 1
+
+    World(0).play(scenario)
+
+
+def test_who_waits_long_is_asked_early_and_woken_in_time() -> None:
+    async def scenario(world: World) -> None:
+        ports, asked, lasts = world.client("c"), list[int](), 9_000
+        began = ports.clock.monotonic()
+
+        def longer() -> int:
+            asked.append(ports.clock.monotonic() - began)
+            return max(lasts - asked[-1], 0)
+
+        assert not await Signal().wait(ports, 5_000, longer)
+        assert 5_000 - TICK_MS < asked[0] <= 5_000
+        assert ports.clock.monotonic() - began == asked[-1] == 9_000
+        assert len(asked) <= 3
+
+    World(0).play(scenario)
+
+
+def test_who_has_nothing_to_add_is_not_woken_early() -> None:
+    async def scenario(world: World) -> None:
+        ports = world.client("c")
+        began = ports.clock.monotonic()
+        assert not await Signal().wait(ports, 5_100, lambda: 0)
+        assert ports.clock.monotonic() - began == 5_100
 
     World(0).play(scenario)
 

@@ -8,6 +8,7 @@ OWNERS, BROKER = "owners", "broker"
 HEARTBEATS, PROOF = "tests/actors/consumer/test_heartbeats.py", "tests/actors/test_ownership_proof.py"
 ROSTER = "tests/actors/consumer/test_roster.py"
 CLOSED = "tests/actors/test_idle_owners.py"
+SHARED = "tests/actors/test_shared_timers.py"
 
 IDLING: list[Mutant] = [
     Mutant(
@@ -137,5 +138,29 @@ IDLING: list[Mutant] = [
         new="        return self.stopped is not None or self.used\n",
         world=BROKER,
         test=f"{CLOSED}::test_an_owner_that_was_used_since_its_ping_refuses_to_close",
+    ),
+    Mutant(
+        name="a timer that others share rings late",
+        module="actors.shared_timers",
+        old="tick = (now + milliseconds) // TICK_MS\n",
+        new="tick = (now + milliseconds) // TICK_MS + 1\n",
+        world=OWNERS,
+        test=f"{SHARED}::test_they_ring_up_to_a_tick_early_and_never_late",
+    ),
+    Mutant(
+        name="who is asked early how much longer it waits is woken early",
+        module="actors.signal",
+        old="        elif (early := self._due - self._ports.clock.monotonic()) > 0:\n",
+        new="        elif (early := 0) > 0:\n",
+        world=OWNERS,
+        test="tests/actors/test_signal.py::test_who_has_nothing_to_add_is_not_woken_early",
+    ),
+    Mutant(
+        name="what became durable is confirmed to nobody",
+        module="actors.dispatcher.sessions",
+        old="            self._behind[self.number] = self\n",
+        new="            pass\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_sessions.py::test_who_has_turns_that_are_not_durable_is_known",
     ),
 ]
