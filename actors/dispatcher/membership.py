@@ -39,9 +39,12 @@ of its lives 0 to 2, and holds nothing of them any more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import msgpack
+import msgspec
 
 from actors.consumer.lease import NEVER
 
@@ -89,20 +92,10 @@ class LeaseHolder:
     until: int = 0
     """When its lease is over; of no meaning while it joins."""
 
-    _row: dict[str, Any] | None = field(default=None, compare=False, repr=False)
-
-    def row(self) -> dict[str, Any]:
-        """The row in the record; the same object each time, because a record of a thousand consumers is written with
-        each that comes.
-        """
-        if self._row is None:
-            row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
-            self._row = {**row, "dismissed": True} if self.dismissed else row
-        return self._row
-
-    def dismiss(self) -> None:
-        """The consumer must begin a new life."""
-        self.dismissed, self._row = True, None
+    def row(self) -> bytes:
+        """The row in the record, a msgpack map."""
+        row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
+        return msgspec.msgpack.encode({**row, "dismissed": True} if self.dismissed else row)
 
 
 class Membership:
@@ -112,6 +105,10 @@ class Membership:
         self.lease_ms = lease_ms
         self.trust_ms = trust_of(lease_ms)
         self._members: dict[str, LeaseHolder] = {}
+        self._rows: dict[str, bytes] = {}
+        """Of all of them: a record of a thousand consumers is written with each that comes."""
+        self._in_state = dict.fromkeys(LeaseState, 0)
+        """How many are in each state."""
         self._lives: dict[str, dict[str, None]] = {}
         """The incarnations among them, by what all lives of one consumer share."""
         self._ended: dict[str, None] = {}
@@ -130,16 +127,30 @@ class Membership:
 
     def _add(self, member: LeaseHolder) -> None:
         self._members[member.incarnation] = member
+        self._rows[member.incarnation] = member.row()
+        self._in_state[member.state] += 1
         self._lives.setdefault(base_of(member.incarnation), {})[member.incarnation] = None
 
     def _remove(self, incarnation: str) -> LeaseHolder | None:
         member = self._members.pop(incarnation, None)
         if member is not None:
+            del self._rows[incarnation]
+            self._in_state[member.state] -= 1
             lives = self._lives[base_of(incarnation)]
             del lives[incarnation]
             if not lives:
                 del self._lives[base_of(incarnation)]
         return member
+
+    def _move(self, member: LeaseHolder, state: LeaseState) -> None:
+        self._in_state[member.state] -= 1
+        self._in_state[state] += 1
+        member.state = state
+
+    def _dismiss(self, member: LeaseHolder) -> None:
+        """The consumer must begin a new life."""
+        member.dismissed = True
+        self._rows[member.incarnation] = member.row()
 
     def begin(self, now: int) -> None:
         """The record is this owner's. From now on no session that an earlier owner extends can outlast the waiting."""
@@ -149,12 +160,14 @@ class Membership:
     def __len__(self) -> int:
         return len(self._members)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All of them, for the record."""
-        return [member.row() for member in self._members.values()]
+    def rows(self) -> msgspec.Raw:
+        """All of them, for the record: a msgpack array."""
+        return msgspec.Raw(msgpack.Packer().pack_array_header(len(self._rows)) + b"".join(self._rows.values()))
 
     def all(self, state: LeaseState) -> list[LeaseHolder]:
         """The members in a state, oldest first."""
+        if not self._in_state[state]:
+            return []
         return [member for member in self._members.values() if member.state is state]
 
     def next_end(self) -> int:
@@ -217,7 +230,8 @@ class Membership:
     def attach(self, incarnation: str, session: int, now: int) -> bool:
         """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
         member = self._members[incarnation]
-        member.state, member.session, member.until = LeaseState.ATTACHED, session, now + self.lease_ms
+        self._move(member, LeaseState.ATTACHED)
+        member.session, member.until = session, now + self.lease_ms
         earlier = [other for other in self._lives_before(incarnation) if other.state is LeaseState.AWAITED]
         for other in earlier:
             self._remove(other.incarnation)
@@ -255,8 +269,8 @@ class Membership:
     def retire(self, incarnation: str) -> LeaseHolder:
         """It does not answer and loses its place, but keeps its messages."""
         member = self._members[incarnation]
-        member.state = LeaseState.RETIRED
-        member.dismiss()
+        self._move(member, LeaseState.RETIRED)
+        self._dismiss(member)
         return member
 
     def dismiss(self) -> None:
@@ -266,8 +280,8 @@ class Membership:
         """
         for member in self._members.values():
             if member.state is not LeaseState.JOINING:
-                member.state = LeaseState.AWAITED
-                member.dismiss()
+                self._move(member, LeaseState.AWAITED)
+                self._dismiss(member)
                 if member.session:
                     self._remember(member.incarnation)
                 member.session = 0

@@ -63,6 +63,8 @@ class Session:
     """It wants of each key the last message alone, as far as the topic was compacted."""
     moves: bool = True
     """It wants to know which hashes it has."""
+    _behind: dict[int, Session] = field(default_factory=dict)
+    """See `Sessions.behind`."""
 
     def arrived(self, ack_turn: int) -> bool:
         """Note an acknowledgement turn, which counts once it is `settled`; False if it had arrived before."""
@@ -77,10 +79,14 @@ class Session:
         while self.early.get(self.received + 1, False):
             self.received += 1
             del self.early[self.received]
+        if self.received > self.durable:
+            self._behind[self.number] = self
 
     def confirm(self, ack_turn: int) -> None:
         """Everything up to this acknowledgement turn is durable."""
         self.durable = max(self.durable, ack_turn)
+        if self.durable >= self.received:
+            self._behind.pop(self.number, None)
 
     def acknowledged(self, now: int) -> None:
         """It reported messages that are done."""
@@ -235,6 +241,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[int, Session] = {}
+        self._behind: dict[int, Session] = {}
         self._unswept = False
 
     def any(self) -> bool:
@@ -247,6 +254,10 @@ class Sessions:
     def all(self) -> list[Session]:
         """Every session, oldest first."""
         return list(self._open.values())
+
+    def behind(self) -> list[Session]:
+        """Those of which acknowledgements have arrived that are not durable."""
+        return list(self._behind.values())
 
     @property
     def read_compacted(self) -> bool:
@@ -267,12 +278,15 @@ class Sessions:
     ) -> Session:
         """A new session for a consumer that has just got this number. read_compacted, moves: see messages.Attach."""
         self._unswept = self._unswept or not self._open
-        session = self._open[number] = Session(number, name, incarnation, read_compacted=read_compacted, moves=moves)
+        session = self._open[number] = Session(
+            number, name, incarnation, read_compacted=read_compacted, moves=moves, _behind=self._behind
+        )
         return session
 
     def close(self, session: Session) -> None:
         """The session is over; its waiting poll is answered with Fenced."""
         self._open.pop(session.number, None)
+        self._behind.pop(session.number, None)
         session.ready.set()
         session.lives.set()
         if session.watch is not None:

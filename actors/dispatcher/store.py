@@ -45,18 +45,18 @@ class CursorStore:
         record: FencedRecord,
         snapshot: Callable[[], dict[str, Any]],
         mark_delete: Callable[[], int],
-        sessions: Callable[[], list[Session]],
+        behind: Callable[[], list[Session]],
         fenced: Callable[[str], None],
         trust_ms: int,
     ) -> None:
         """snapshot, mark_delete: the present contents of the record, and how far they say that all is done. The record
-        was just written.
+        was just written. behind: sessions of which acknowledgements have arrived that are not durable.
         """
         self._ports = ports
         self._trust = trust_ms
         self._record = record
         self._snapshot, self._mark_delete = snapshot, mark_delete
-        self._sessions = sessions
+        self._behind = behind
         self._fenced = fenced
         self._dirty = Signal()
         self._urgent = Signal()
@@ -161,7 +161,7 @@ class CursorStore:
     async def _save(self) -> None:
         began = self._ports.clock.monotonic()
         asked = self._asked
-        turns = [(session, session.received) for session in self._sessions() if session.received > session.durable]
+        turns = [(session, session.received) for session in self._behind()]
         mark_delete = self._mark_delete()
         await self._record.save(self._snapshot())
         self.mark_delete = mark_delete

@@ -111,7 +111,7 @@ async def take_over(
         record,
         snapshot,
         lambda: state.cursor.mark_delete,
-        sessions.all,
+        sessions.behind,
         ownership.end,
         state.membership.trust_ms,
     )

@@ -238,7 +238,7 @@ class Members:
 
     def free_slot(self) -> int:
         """The slot that the next consumer will get."""
-        slot = next((at for at, member in enumerate(self.by_slot) if member is None), len(self.by_slot))
+        slot = self.by_slot.index(None) if None in self.by_slot else len(self.by_slot)
         if slot >= _MAX_SLOTS:
             raise Overloaded(f"a subscription takes at most {_MAX_SLOTS} consumers on one partition")
         return slot

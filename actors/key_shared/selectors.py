@@ -456,7 +456,7 @@ def mask_ranges(mask: np.ndarray) -> list[Range]:
     padded = np.zeros(len(mask) + 2, np.int8)
     padded[1:-1] = mask
     edges = np.flatnonzero(np.diff(padded))
-    return [(int(first), int(end) - 1) for first, end in zip(edges[::2], edges[1::2], strict=True)]
+    return list(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
 
 
 def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int]]:
@@ -465,7 +465,6 @@ def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int
     firsts = np.concatenate(([0], edges))
     ends = np.concatenate((edges, [len(before)]))
     moved = before[firsts] != after[firsts]
-    return [
-        (int(first), int(end) - 1, int(before[first]), int(after[first]))
-        for first, end in zip(firsts[moved], ends[moved], strict=True)
-    ]
+    firsts, ends = firsts[moved], ends[moved]
+    columns = firsts, ends - 1, before[firsts], after[firsts]
+    return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import msgpack
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -22,6 +24,11 @@ class Entry:
     at: int
     what: str
     who: str
+
+
+def rows_of(membership: Membership) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = msgpack.unpackb(membership.rows())
+    return rows
 
 
 class Diary(RuleBasedStateMachine):
@@ -163,7 +170,7 @@ class Diary(RuleBasedStateMachine):
     @rule(shorter=st.booleans())
     def owner_changes(self, shorter: bool) -> None:
         """The next owner may have another lease; it waits for each as long as that one may believe."""
-        rows = self.membership.rows()
+        rows = rows_of(self.membership)
         self.lease = LEASE if shorter else OTHER_LEASE
         self.membership = Membership(rows, lease_ms=self.lease)
         self.membership.begin(self.now)
@@ -174,7 +181,7 @@ class Diary(RuleBasedStateMachine):
 
     @invariant()
     def all_is_as_the_diary_tells(self) -> None:
-        rows = {row["incarnation"]: row for row in self.membership.rows()}
+        rows = {row["incarnation"]: row for row in rows_of(self.membership)}
         assert sorted(rows) == sorted(self.everybody())
         for who in self.everybody():
             member = self.membership.get(who)

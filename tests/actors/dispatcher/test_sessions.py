@@ -72,6 +72,26 @@ def test_turns_are_received_without_gaps_whatever_their_order(order: list[int], 
         assert session.received == unbroken
 
 
+def test_who_has_turns_that_are_not_durable_is_known() -> None:
+    sessions, session = opened()
+    other = sessions.open(session.number + 1, "d", "d.0")
+    for turn in (2, 1):
+        session.arrived(turn)
+        assert sessions.behind() == []
+        session.settle(turn)
+        assert sessions.behind() == ([session] if turn == 1 else [])
+    session.confirm(1)
+    assert sessions.behind() == [session]
+    session.confirm(2)
+    assert sessions.behind() == []
+    for each in (session, other):
+        each.arrived(3 if each is session else 1)
+        each.settle(3 if each is session else 1)
+    assert sessions.behind() == [session, other]
+    sessions.close(session)
+    assert sessions.behind() == [other]
+
+
 def test_a_turn_is_answered_with_what_lay_ready_and_remembered() -> None:
     """The delivery of a turn is kept for its repetition; the outbox is empty afterwards."""
     _, session = opened()
