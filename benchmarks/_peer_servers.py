@@ -200,21 +200,22 @@ class PulsarSide(Side):
 
     def make_topic(self, topic: str, partitions: int) -> str:
         """See Side."""
-        status = self._admin("PUT", f"persistent/public/default/{topic}/partitions", str(partitions))
+        status, answer = self._admin("PUT", f"persistent/public/default/{topic}/partitions", str(partitions))
         if status >= 300:
-            raise RuntimeError(f"Pulsar made no topic: HTTP {status}")
+            raise RuntimeError(f"Pulsar made no topic: HTTP {status}: {answer}")
         return topic
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            return self._admin("GET", "namespaces/public/default") == 200
+            return self._admin("GET", "namespaces/public/default")[0] == 200
         return False
 
-    def _admin(self, method: str, path: str, body: str | None = None) -> int:
+    def _admin(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._web, timeout=60)
         try:
             connection.request(method, f"/admin/v2/{path}", body, {"Content-Type": "application/json"})
-            return connection.getresponse().status
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
 
