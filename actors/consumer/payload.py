@@ -15,7 +15,7 @@ others, such as a recovering topic.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +41,8 @@ READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
+RUN_BYTES = 4_500
+"""What a decoded run takes in memory beside its columns, as measured: Arrow's objects for each of them."""
 AHEAD_ENTRIES = 256
 """So many messages that are wanted next the topic is told of, at most."""
 MOST_SPARE = 4
@@ -53,8 +55,8 @@ JOIN_ROWS = 4_096
 class DecodedRun:
     """A run whose checksum was verified. rows: its stored columns. due: int64 ms (count,), None if none is delayed.
 
-    bytes: what it takes in memory, inflated. held: the entries of the run that are here (int64, ascending), if it was
-    cut down to some of them.
+    bytes: what its columns take in memory, inflated. held: the entries of the run that are here (int64, ascending), if
+    it was cut down to some of them.
     """
 
     ledger: int
@@ -68,6 +70,11 @@ class DecodedRun:
     def end(self) -> int:
         """The entry behind the last one that is here."""
         return int(self.first_entry + self.rows.num_rows if self.held is None else self.held[-1] + 1)
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory, about."""
+        return RUN_BYTES + self.bytes
 
     def holds(self, entry: int) -> bool:
         """Whether an entry, not before the first one of the run, is here."""
@@ -119,12 +126,16 @@ class DecodedRun:
 class DecodedRuns:
     """The most recently used runs, up to a number of bytes of payload; any entry in a run finds it.
 
-    Several consumers of one process may share them, of whatever topics: a ledger belongs to one partition.
+    Several consumers of one process may share them, of whatever topics: a ledger belongs to one partition. Then nearly
+    all are used once, soon after they came. forgets: `forget_used` is called from time to time.
     """
 
-    def __init__(self, limit: int = DECODED_BYTES) -> None:
+    def __init__(self, limit: int = DECODED_BYTES, *, forgets: bool = False) -> None:
         self._limit = limit
         self._bytes = 0
+        self._used: dict[tuple[int, int], None] | None = {} if forgets else None
+        """Those that were found since the last time that used ones were forgotten."""
+        self._used_before: dict[tuple[int, int], None] = {}
         self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
         self._firsts: list[tuple[int, int]] = []
         self.coming: dict[tuple[int, int], Signal] = {}
@@ -135,11 +146,24 @@ class DecodedRuns:
         at = bisect_right(self._firsts, (ledger, entry)) - 1
         if at < 0:
             return None
-        run = self._runs[self._firsts[at]]
+        key = self._firsts[at]
+        run = self._runs[key]
         if run.ledger != ledger or not run.holds(entry):
             return None
-        self._runs.move_to_end(self._firsts[at])
+        self._runs.move_to_end(key)
+        if self._used is not None:
+            self._used[key] = None
         return run
+
+    def forget_used(self) -> None:
+        """Let go of those that were used before the last call, and not since: who wanted them has them."""
+        if self._used is None:
+            return
+        for key in self._used_before:
+            if key not in self._used and (gone := self._runs.pop(key, None)) is not None:
+                self._firsts.pop(bisect_left(self._firsts, key))
+                self._bytes -= gone.weight
+        self._used, self._used_before = {}, self._used
 
     def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of a ledger's entries (ascending) whose run is not here."""
@@ -171,13 +195,13 @@ class DecodedRuns:
         elif known.held is None:
             return
         else:  # other rows of it are wanted now, or all of them
-            self._bytes -= known.bytes
+            self._bytes -= known.weight
         self._runs[key] = run
-        self._bytes += run.bytes
+        self._bytes += run.weight
         while self._bytes > self._limit and len(self._runs) > 1:
             oldest, gone = self._runs.popitem(last=False)
-            self._firsts.pop(bisect_right(self._firsts, oldest) - 1)
-            self._bytes -= gone.bytes
+            self._firsts.pop(bisect_left(self._firsts, oldest))
+            self._bytes -= gone.weight
 
 
 class Payloads:

@@ -41,7 +41,9 @@ from storage.batch import MAX_MESSAGE_BYTES
 from storage.errors import SluiceError
 
 DECODED_BYTES = 128 * 1024 * 1024
-"""Payload of decoded runs that is kept, for the consumers of all partitions."""
+"""Memory of decoded runs that are kept, for the consumers of all partitions."""
+FORGET_MS = 5_000
+"""A run that a consumer had is kept for so long, and at most for twice as long, for others who want it."""
 VERSION = "Sluice"
 PROTOCOL = 20
 """Pulsar's protocol version that is spoken; a client's lower one is answered with its own."""
@@ -166,7 +168,7 @@ class Gateway:
         self.schemas = Schemas(ports)
         self.pieces = AckedBatchSizes()
         self.recent = FrameCache()
-        self.decoded = DecodedRuns(DECODED_BYTES)
+        self.decoded = DecodedRuns(DECODED_BYTES, forgets=True)
         """What consumers have read of the log: those of one partition mostly want the same runs."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""
@@ -189,6 +191,12 @@ class Gateway:
         self.audit: Audit = nowhere
         """Told what clients have done, and what was refused."""
         self._made = 0
+
+    async def run(self) -> None:
+        """Let go, again and again, of what consumers here have not wanted for a while."""
+        while True:
+            await self.ports.clock.sleep(FORGET_MS)
+            self.decoded.forget_used()
 
     def reads(self, consumer: ConsumerHere) -> None:
         self._readers.setdefault((consumer.tp.topic, consumer.tp.partition), {})[consumer] = None

@@ -371,3 +371,17 @@ def test_what_is_missing_is_what_is_not_found(kept: list[tuple[int, int, set[int
     entries = np.array(sorted(data.draw(st.sets(st.integers(0, 30)))), np.int64)
     expected = [entry for entry in entries.tolist() if decoded.find(1, entry) is None]
     assert decoded.missing(1, entries).tolist() == expected
+
+
+def test_runs_that_were_used_are_forgotten_after_a_while() -> None:
+    """What nobody has had yet stays, and what was wanted again meanwhile."""
+    rows = pa.record_batch({"key": [b"k"] * 4})
+    shared, own = DecodedRuns(forgets=True), DecodedRuns()
+    for decoded in (shared, own):
+        for first in (0, 4, 8):
+            decoded.add(DecodedRun(1, first, rows, None, 1))
+        for wanted in ([], [1, 5], [6]):
+            assert all(decoded.find(1, entry) is not None for entry in wanted)
+            decoded.forget_used()
+    assert shared.missing(1, np.arange(12)).tolist() == [0, 1, 2, 3]
+    assert own.missing(1, np.arange(12)).tolist() == []
