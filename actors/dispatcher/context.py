@@ -76,12 +76,15 @@ class Wakeups:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionContext:
     """One subscription in the hands of its owner. epoch: the owner's epoch. end: where the topic ended when a new
-    subscription began (position of the last message, -1 for none); None if it is not new.
+    subscription began (position of the last message, -1 for none); None if it is not new. log: read by all parts; the
+    compacted one by the reader alone. payloads: for reading messages whole.
     """
 
     ports: Ports
     directory: Directory
     topic: TopicClient
+    log: TopicLog
+    payloads: Payloads
     identity: PartitionSubscription
     ownership: Ownership
     epoch: int
@@ -113,11 +116,3 @@ class SubscriptionContext:
     def membership(self) -> Membership:
         """The consumers that may hold messages."""
         return self.state.membership
-
-    def log(self) -> TopicLog:
-        """A reader of the partition's log."""
-        return TopicLog(self.ports, self.topic)
-
-    def payloads(self) -> Payloads:
-        """For reading messages whole."""
-        return Payloads(self.ports, self.directory, self.identity.topic, self.identity.partition)

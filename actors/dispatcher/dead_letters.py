@@ -46,7 +46,7 @@ class DeadLetters:
             context.core,
             context.runs,
         )
-        self._identity, self._payloads = context.identity, context.payloads()
+        self._identity, self._payloads = context.identity, context.payloads
         of = context.identity
         self._topic = dead_letter_topic(of.topic, of.subscription, context.settings)
         self._name = f"dlq-{of.topic}-{of.partition}-{of.subscription}"

@@ -62,7 +62,7 @@ class DelayedMessages:
     """Changes what is delayed. cancelled, rescheduled: how many messages since this owner began."""
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
-        self._ports, self._log, self._core = context.ports, context.log(), context.core
+        self._ports, self._log, self._core = context.ports, context.log, context.core
         self._partition = context.topic.partition
         self._cursor, self._tracker, self._changed = context.cursor, context.tracker, context.changed_delays
         self._sessions, self._store, self._wakeups = context.sessions, context.store, context.wakeups
@@ -238,7 +238,7 @@ class DelayedSelection:
     """Reads the log of one partition for whoever asks which delayed messages there are."""
 
     def __init__(self, context: SubscriptionContext) -> None:
-        self._log, self._payloads = context.log(), context.payloads()
+        self._log, self._payloads = context.log, context.payloads
         self._changes = context.changed_delays.now
         """Due times that count instead of the log's."""
 

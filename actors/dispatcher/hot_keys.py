@@ -52,7 +52,7 @@ class HotKeys:
     """Counts keys, in memory alone; a new owner begins anew."""
 
     def __init__(self, context: SubscriptionContext) -> None:
-        self._ports, self._core, self._payloads = context.ports, context.core, context.payloads()
+        self._ports, self._core, self._payloads = context.ports, context.core, context.payloads
         self._messages, self._bytes, self._held = HeavyHitters(), HeavyHitters(), HeavyHitters()
         self._looked = self._ports.clock.monotonic()
         self._looked_for = 0

@@ -45,9 +45,9 @@ class ParkedKeys:
     """The parked keys of one subscription."""
 
     def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
-        self._ports, self._identity, self._log = context.ports, context.identity, context.log()
+        self._ports, self._identity, self._log = context.ports, context.identity, context.log
         self._core, self._cursor, self._tracker = context.core, context.cursor, context.tracker
-        self._runs, self._payloads, self._store = context.runs, context.payloads(), context.store
+        self._runs, self._payloads, self._store = context.runs, context.payloads, context.store
         self._wake, self._backlog = context.wakeups.route.set, backlog
         self._working = False
         self.discarded = 0

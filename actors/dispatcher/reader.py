@@ -61,7 +61,7 @@ class Reader:
         self.generation = self._holds = 0
         if context.end is not None:
             self._reaches(context.end)
-        self._log = context.log()
+        self._log = context.log
         self._asking = Interruption()
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []

@@ -33,7 +33,7 @@ class Seeker:
 
     def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
-        self._log = context.log()
+        self._log = context.log
         self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter
         self._store, self._wakeups = context.store, context.wakeups
         self._reader, self._backlog, self._leases = reader, backlog, leases

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from actors.consumer.payload import Payloads
 from actors.delayed.manifest import last_epoch, manifest_key
 from actors.delayed.rescheduled import RescheduledTracker
 from actors.delayed.shared import SharedIndex
@@ -56,6 +57,7 @@ async def take_over(
     Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer.
     """
     topic = TopicClient(ports, directory, identity.topic, identity.partition)
+    log = TopicLog(ports, topic)
     value = await record.take()
     fresh = value is None  # nobody has owned it, or all that it left was removed with it
     if value is not None and value.get("deleted"):
@@ -65,7 +67,7 @@ async def take_over(
     if value is None:
         indexed = await last_epoch(ports, manifest_key(identity.topic, identity.partition, identity.subscription))
         record.begin_after(indexed or 0)
-        ends = await TopicLog(ports, topic).ends(START_PATIENCE_MS)
+        ends = await log.ends(START_PATIENCE_MS)
         state = SubscriptionState.begun(settings, _initial_cursor(ends, settings))
     else:
         ends = None
@@ -119,6 +121,8 @@ async def take_over(
         ports=ports,
         directory=directory,
         topic=topic,
+        log=log,
+        payloads=Payloads(ports, directory, identity.topic, identity.partition),
         identity=identity,
         ownership=ownership,
         epoch=epoch,
