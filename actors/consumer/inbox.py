@@ -8,7 +8,6 @@ and what is fetched at once up to JOIN_BYTES and one run more. While the consume
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -39,7 +38,7 @@ class Inbox:
 
     def __init__(self, ports: Ports, payloads: Payloads, came: Callable[[Sequence[Received], Positions], None]) -> None:
         self._ports, self._payloads, self._came = ports, payloads, came
-        self._parts: deque[Delivered] = deque()
+        self._parts: list[Delivered] = []
         self._bytes = 0
         """Of the payloads that came with these."""
         self._signal = Signal()
@@ -81,9 +80,9 @@ class Inbox:
         found = found[np.isin(found, positions)]
         if len(found):
             # Every part anew, so that what is being fetched is known not to be what waits.
-            self._parts = deque(
+            self._parts = [
                 (piece, epoch, session) for part, epoch, session in self._parts for piece in _without(part, positions)
-            )
+            ]
             self._bytes = sum(part.blob.size for part, _, _ in self._parts if part.blob is not None)
             self._signal.set()
         return found
@@ -110,8 +109,8 @@ class Inbox:
             pieces, size, count = pieces + found, size + sum(piece.size for piece in found), count + 1
         if not self._parts or self._parts[0] is not taken[0]:
             return  # it was cleared meanwhile
+        del self._parts[:count]
         for part, _, _ in taken[:count]:
-            self._parts.popleft()
             self._bytes -= 0 if part.blob is None else part.blob.size
         self._came(join(pieces), _missing(taken[:count], pieces))
 

@@ -10,9 +10,9 @@ sent again, unchanged, until it is answered, and the topic stores each sequence 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -208,7 +208,7 @@ class PartitionProducer:
         self._turns = turns
         self._config, self._on_published = config, on_published
         self._entrance = config.entrance
-        self._queue: deque[Outgoing] = deque()
+        self._queue: list[Outgoing] = []
         self._signal = Signal()
         self._idle = Signal()
         self._idle.set()
@@ -240,7 +240,7 @@ class PartitionProducer:
         """Fail queued batches; further sends fail at once."""
         self.closed = self.closed or reason or Fenced("the producer is closed")
         while self._queue:
-            outgoing = self._queue.popleft()
+            outgoing = self._queue.pop(0)
             outgoing.done(outgoing.rows, 0, self.closed)
         self._idle.set()
         self._signal.set()  # or the one who publishes would wait for ever
@@ -298,11 +298,10 @@ class PartitionProducer:
 
     def _gather(self) -> list[Outgoing]:
         """Take the head of the queue and what may join it in one run: next sequences, same shape, within the limits."""
-        first = self._queue.popleft()
+        first = self._queue[0]
         gathered, messages, size = [first], len(first.batch), first.bytes
         follows = first.first_sequence + messages
-        while self._queue:
-            following = self._queue[0]
+        for following in islice(self._queue, 1, None):
             messages += len(following.batch)
             size += following.bytes
             joins = following.first_sequence == follows or (first.only_end and following.only_end)
@@ -310,7 +309,8 @@ class PartitionProducer:
             follows += len(following.batch)
             if not fits or not following.batch.rows.schema.equals(first.batch.rows.schema):
                 break
-            gathered.append(self._queue.popleft())
+            gathered.append(following)
+        del self._queue[: len(gathered)]
         return gathered
 
     async def _publish(self, gathered: list[Outgoing]) -> None:

@@ -63,6 +63,8 @@ _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
 """What the dispatcher's events mean to a consumer of a Failover subscription."""
 Rows = npt.NDArray[np.int64]
 NOTHING: Rows = np.empty(0, np.int64)
+NONE_READY: deque[RowRange] = deque()
+"""Of a consumer to which batches need not go whole; nothing is put into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class WireConsumer:
         self._key = tp.topic, tp.partition, asked.subscription
         self._write, self._lost, self._alive, self._share = client.write, client.lost, client.alive, client.share
         self._sent = UnackedFrames(self._share.change)
-        self._unsent: deque[Received] = deque()
+        self._unsent: list[Received] = []
         self._size = MAX_MESSAGE_BYTES
         """Bytes of one message, by those that came last; the most as long as none came."""
         self._cumulative = -1
@@ -256,7 +258,7 @@ class WireConsumer:
             self._look_for_room()
 
     def _send_some(self) -> None:
-        ready = deque[RowRange]() if self._whole is None else self._whole.ready
+        ready = NONE_READY if self._whole is None else self._whole.ready
         while (ready or self._unsent) and not (self._choked or self._noting or self.closed):
             if self.blocked:
                 self._share.wait(self._send)
@@ -282,7 +284,7 @@ class WireConsumer:
                     ready.appendleft(left)
                 self._send_part(stretch)
             else:
-                self._unsent.popleft()
+                del self._unsent[0]
                 self._granted -= len(part)
                 if not part.revoked and len(part):
                     self._take(part)

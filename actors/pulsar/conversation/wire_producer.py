@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -91,7 +90,7 @@ class WireProducer:
     ) -> None:
         self._gateway, self._session = gateway, session
         self.tp, self.number, self.name = tp, number, name
-        self._waiting: deque[Send | Sends] = deque()
+        self._waiting: list[Send | Sends] = []
         self.incarnation = gateway.fresh("gateway")
         self._part = PartitionProducer(
             gateway.ports,
@@ -334,7 +333,7 @@ class WireProducer:
     def _answer(self) -> None:
         """Receipts, and refusals, of all sends whose turn it is."""
         while self._waiting and self._waiting[0].settled:
-            sends = self._waiting.popleft()
+            sends = self._waiting.pop(0)
             if self.closed:
                 continue
             if isinstance(sends, Sends) and sends.error is None:

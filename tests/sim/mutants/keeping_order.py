@@ -83,8 +83,8 @@ KEEPING_ORDER: list[Mutant] = [
     Mutant(
         name="what was asked back is shown all the same",
         module="actors.consumer.inbox",
-        old="            self._parts = deque(\n",
-        new="            _ = deque(\n",
+        old="            self._parts = [\n",
+        new="            _ = [\n",
         world=NACK_ORDER,
         seed=20,
     ),
