@@ -21,6 +21,8 @@ _BITS = 5
 GROUP = 1 << _BITS
 MOST_GROUPS = 254
 MANY = 256
+FEW = 16
+"""So many hashes at a time are looked up one by one, which takes less than looking into a table at once."""
 _NONE = 255
 """The place of a group that has no rows."""
 
@@ -30,36 +32,55 @@ class HashGroups:
 
     def __init__(self, *dtypes: type[Any]) -> None:
         self._dtypes = dtypes
+        self._known: dict[int, int] | None = {}
+        """How far behind its hashes the rows of each group are that has some; None if every hash has its own row."""
         self._places: npt.NDArray[np.uint8] | None = None
-        """The place of each group among those that have rows, _NONE if it has none."""
+        """The place of each group among those that have rows, _NONE if it has none; made when more than FEW hashes come
+        at a time.
+        """
         self._groups: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         """Those that have rows, in the order of the rows."""
         self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
 
     def rows(self, hashes: HashIndex) -> HashIndex:
         """The rows of these hashes in the columns."""
-        if self._places is None:
-            if len(self.columns[0]):
-                return hashes
-            self._places = np.full(HASH_RANGE // GROUP, _NONE, np.uint8)
+        if self._known is None:
+            return hashes
+        if len(hashes) <= FEW:
+            return self._rows_of_few(hashes, self._known)
         if len(hashes) >= MANY:
             self._widen()
             return hashes
+        if self._places is None:
+            self._places = np.full(HASH_RANGE // GROUP, _NONE, np.uint8)
+            self._places[self._groups] = np.arange(len(self._groups))
         groups = hashes >> _BITS
         places = self._places[groups]
-        if np.maximum.reduce(places, initial=0) == _NONE:
+        if np.maximum.reduce(places) == _NONE:
             new = np.unique(groups[places == _NONE]).astype(np.intp)
             if len(self._groups) + len(new) > MOST_GROUPS:
                 self._widen()
                 return hashes
-            self._add(new)
+            self._add(new, self._known)
             places = self._places[groups]
         rows: HashIndex = hashes + ((places - groups) << _BITS)
         return rows
 
+    def _rows_of_few(self, hashes: HashIndex, known: dict[int, int]) -> HashIndex:
+        rows = []
+        for one in hashes.tolist():
+            group = one >> _BITS
+            if group not in known:
+                if len(known) == MOST_GROUPS:
+                    self._widen()
+                    return hashes
+                self._add(np.array([group]), known)
+            rows.append(one + known[group])
+        return np.array(rows, np.intp)
+
     def whole(self, column: int) -> npt.NDArray[Any]:
         """One column with a row for each hash, shape (65536,); not to be written to."""
-        if self._places is None and len(self.columns[column]):
+        if self._known is None:
             return self.columns[column]
         every = np.zeros(HASH_RANGE, self._dtypes[column])
         hashes = self._hashes()
@@ -81,15 +102,16 @@ class HashGroups:
         hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
         for new, old in zip(columns, self.columns, strict=True):
             new[hashes] = old[: len(hashes)]
-        self.columns, self._places, self._groups = columns, None, self._groups[:0]
+        self.columns, self._known, self._places, self._groups = columns, None, None, self._groups[:0]
 
-    def _add(self, groups: npt.NDArray[np.intp]) -> None:
+    def _add(self, groups: npt.NDArray[np.intp], known: dict[int, int]) -> None:
         """Rows for these groups too."""
-        assert self._places is not None
-        count = len(self._groups) + len(groups)
-        self._places[groups] = np.arange(len(self._groups), count)
+        for place, group in enumerate(groups.tolist(), len(known)):
+            known[group] = (place - group) << _BITS
+        if self._places is not None:
+            self._places[groups] = np.arange(len(self._groups), len(known))
         self._groups = np.concatenate([self._groups, groups])
         room = len(self.columns[0])
-        if count * GROUP > room:
-            more = max(room, count * GROUP - room)
+        if len(known) * GROUP > room:
+            more = max(room, len(known) * GROUP - room)
             self.columns = [np.concatenate([old, np.zeros(more, old.dtype)]) for old in self.columns]

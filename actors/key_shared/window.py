@@ -68,7 +68,7 @@ class Window(PositionTable):
     columns = (*PositionTable.columns, "hash", "flags", "redelivery", "consumer", "since")
 
     def __init__(self) -> None:
-        super().__init__(len(STATES))
+        super().__init__(len(STATES), rows=16)
         rows = self.capacity
         self.hash: Reduced = np.zeros(rows, np.uint16)
         self.flags: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
