@@ -346,6 +346,9 @@ class Processes(Protocol):
 class Watch(Protocol):
     """Knows when processes have ended. Only the speed of recovery depends on it, never a promise."""
 
+    def sees(self, process: str) -> bool:
+        """Whether `ended` may ever return: not for this very process, nor for one of another machine."""
+
     async def ended(self, process: str) -> None:
         """Return once that process has ended for certain; wait for ever where that cannot be known.
 

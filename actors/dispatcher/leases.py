@@ -124,7 +124,7 @@ class Leases:
 
     def watch_session(self, session: Session, process: str) -> None:
         """End this session as soon as its process has ended."""
-        if process and self._ports.watch is not None:
+        if self._ports.watch is not None and self._ports.watch.sees(process):
             session.watched_by(self._ports.spawn(self._end_with(self._ports.watch, session, process), "watch"))
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Leases:
 
     def _forget_when_ended(self, member: LeaseHolder) -> None:
         """Wait for this member no longer than its process lives."""
-        if member.process and self._ports.watch is not None:
+        if self._ports.watch is not None and self._ports.watch.sees(member.process):
             self._ports.spawn(self._forget_with(self._ports.watch, member), "watch")
 
     async def _end_with(self, watch: Watch, session: Session, process: str) -> None:

@@ -37,6 +37,10 @@ class ProcessWatch:
     def __init__(self) -> None:
         self._watches: dict[str, _Watched] = {}
 
+    def sees(self, process: str) -> bool:
+        machine, _, _ = process.partition("/")
+        return bool(machine) and machine == _machine() and process != this_process()
+
     async def ended(self, process: str) -> None:
         machine, _, pid_and_start = process.partition("/")
         if not machine or machine != _machine():

@@ -22,6 +22,9 @@ class Watch:
     def __init__(self) -> None:
         self.over: dict[str, asyncio.Event] = {}
 
+    def sees(self, process: str) -> bool:
+        return bool(process)
+
     async def ended(self, process: str) -> None:
         await self.over.setdefault(process, asyncio.Event()).wait()
 

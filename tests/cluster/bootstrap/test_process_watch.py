@@ -43,6 +43,13 @@ async def test_killed_process_has_ended_before_anybody_reaps_it(child: tuple[sub
     await asyncio.wait_for(watch.ended(name), 30)  # also for one who asks later
 
 
+async def test_the_end_of_this_process_is_waited_for_by_nobody(child: tuple[subprocess.Popen[str], str]) -> None:
+    """Nobody waits for an end that would end the one who waits, too."""
+    name = child[1]
+    elsewhere = "machine/" + name.partition("/")[2]
+    assert [ProcessWatch().sees(one) for one in (name, this_process(), elsewhere, "")] == [True, False, False, False]
+
+
 async def test_frozen_process_has_not_ended(child: tuple[subprocess.Popen[str], str]) -> None:
     process, name = child
     waiting = asyncio.ensure_future(ProcessWatch().ended(name))
