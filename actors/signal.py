@@ -7,7 +7,7 @@ wait behaves the same in every world.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 
 from actors.ports import Ports, Timer
 from actors.shared_timers import SharedTimers
@@ -42,28 +42,47 @@ class Signal:
         """Let later waits block again."""
         self._set = False
 
-    async def wait(
+    def wait(
         self, ports: Ports, milliseconds: int | None = None, longer: Callable[[], int] | None = None
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """Wait until it is set (True) or for a time in ms (False); None waits without end. longer: asked when the time
         is over, or will be in less than TICK_MS, for how many ms more to wait from then, 0 for none. Who need not do
         anything yet is not woken for that.
         """
         if self._set:
-            return True
+            return _PASSED
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._waiters is None:
             self._waiters = [waiter]
-        else:
-            self._waiters.append(waiter)
-        alarm = None if milliseconds is None else _Alarm(ports, waiter, milliseconds, longer)
+        else:  # those who gave up stay until somebody else comes
+            self._waiters = [*(one for one in self._waiters if not one.done()), waiter]
+        if milliseconds is None:
+            return waiter  # most wait so, and a coroutine around it would take more than the rest of a wait
+        return self._wait_so_long(ports, waiter, milliseconds, longer)
+
+    async def _wait_so_long(
+        self, ports: Ports, waiter: asyncio.Future[bool], milliseconds: int, longer: Callable[[], int] | None
+    ) -> bool:
+        alarm = _Alarm(ports, waiter, milliseconds, longer)
         try:
             return await waiter
         finally:
-            if alarm is not None:
-                alarm.timer.cancel()
+            alarm.timer.cancel()
             if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
+
+
+class _Passed:
+    """A wait that is over at once."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, bool]:
+        yield from ()
+        return True
+
+
+_PASSED = _Passed()
 
 
 class _Alarm:

@@ -77,3 +77,23 @@ def test_who_cannot_say_how_much_longer_fails_the_wait() -> None:
             await Signal().wait(world.client("c"), 10, lambda: 1 // 0)
 
     World(0).play(scenario)
+
+
+def test_who_gave_up_is_not_remembered_for_long() -> None:
+    """Neither those who were cancelled nor those whose time was over."""
+
+    async def scenario(world: World) -> None:
+        ports, signal = world.client("c"), Signal()
+        for milliseconds in (None, 10_000, 10):
+            for _ in range(20):
+                waiting = asyncio.ensure_future(signal.wait(ports, milliseconds))
+                await world.loop.pause(20)
+                waiting.cancel()
+        last = [asyncio.ensure_future(signal.wait(ports)) for _ in range(3)]
+        await world.loop.pause(20)
+        assert signal._waiters is not None
+        assert len(signal._waiters) == 3
+        signal.set()
+        assert await asyncio.gather(*last, signal.wait(ports), signal.wait(ports, 10)) == [True] * 5
+
+    World(0).play(scenario)
