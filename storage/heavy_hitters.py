@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 Items = npt.NDArray[np.uint32]
 Weights = npt.NDArray[np.int64]
+NO_ITEMS: Items = np.empty(0, np.uint32)
+NO_WEIGHTS: Weights = np.empty(0, np.int64)
 
 
 class HeavyHitters:
@@ -21,8 +23,8 @@ class HeavyHitters:
 
     def __init__(self, size: int = 512) -> None:
         self._size = size
-        self._items: Items = np.empty(0, np.uint32)
-        self._weights: Weights = np.empty(0, np.int64)
+        self._items: Items = NO_ITEMS
+        self._weights: Weights = NO_WEIGHTS
         self.total = 0
         self.error = 0
 

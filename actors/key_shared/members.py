@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.key_shared.window import Reduced
+from actors.messages import NO_POSITIONS
 from storage.errors import Overloaded
 from storage.position import Positions
 
@@ -32,7 +33,7 @@ _MOST_GRANTED = 1 << 62
 
 
 def _none() -> Positions:
-    return np.empty(0, np.int64)
+    return NO_POSITIONS
 
 
 @dataclass(slots=True, eq=False)
