@@ -63,7 +63,7 @@ from actors.messages import (
     TopicList,
     TopicSettings,
 )
-from actors.messages.settings import check_subscription, dead_letter_topic
+from actors.messages.settings import check_subscription, dead_letter_topic, plain_settings
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
@@ -255,7 +255,7 @@ class Controller(WorkerPools):
             record = await self.ports.meta.read(PartitionSubscription(topic, 0, subscription).key)
             if record is None:
                 continue  # it is being deleted, or made
-            plain = msgspec.to_builtins(settings_in(record.value))
+            plain = plain_settings(settings_in(record.value))
             entries = self._dispatcher_entries(topic, subscription, plain, range(first, settings.partitions))
             await self._ensure_all(entries)
 
@@ -282,7 +282,7 @@ class Controller(WorkerPools):
         self, topic: str, settings: TopicSettings, partitions: Iterable[int] | None = None
     ) -> list[Running]:
         """Of these partitions, or of all. Raises NotFound if there is none of such a number."""
-        plain, every = msgspec.to_builtins(settings), range(settings.partitions)
+        plain, every = plain_settings(settings), range(settings.partitions)
         if outside := [partition for partition in partitions or () if partition not in every]:
             raise NotFound(f"there is no partition {outside[0]}; there are {len(every)}")
         place = {"topic": topic, "topic_settings": plain}
@@ -339,7 +339,7 @@ class Controller(WorkerPools):
             if request.settings.max_redeliver_count:
                 target = dead_letter_topic(request.topic, request.subscription, request.settings)
                 await self._catalog.check_can_be_made(target)
-        plain = msgspec.to_builtins(request.settings or SubscriptionSettings())
+        plain = plain_settings(request.settings or SubscriptionSettings())
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
             addresses = await self._supervisor.ensure_some_of(entries, request.awaited, waits=request.waits)
@@ -366,7 +366,7 @@ class Controller(WorkerPools):
         Only the dispatcher knows what it has: it may have been made with others long ago.
         """
         answer = await self._ask(address, Configure(settings=settings))
-        plain = msgspec.to_builtins(settings)
+        plain = plain_settings(settings)
         if entry.settings.get("subscription_settings") != plain:  # else it keeps those that all its partitions share
             entry.settings["subscription_settings"] = plain
         if answer.changed:

@@ -30,6 +30,7 @@ from actors.messages import (
     Suspect,
     TopicSettings,
 )
+from actors.messages.settings import shared_settings
 from actors.ports import Address, Ports, Unknown
 from actors.shared_future import SharedQuestion
 from actors.wire import R, Request
@@ -154,7 +155,7 @@ class Directory:
             self._known.add(topic, None, _present(zip(partitions, reply.addresses, strict=True)))
         else:
             self._known.replace(topic, None, _present(enumerate(reply.addresses)))
-        self._settings[topic] = msgspec.json.decode(reply.settings, type=TopicSettings)
+        self._settings[topic] = shared_settings(msgspec.json.decode(reply.settings, type=TopicSettings))
 
     async def settings_now(self, topic: str) -> TopicSettings:
         """The same as `settings`, of a topic that may have been deleted meanwhile, and made again."""
@@ -200,7 +201,7 @@ class Directory:
         except NotFound:
             self.forget(topic)
             raise
-        now = msgspec.json.decode(located.settings, type=TopicSettings)
+        now = shared_settings(msgspec.json.decode(located.settings, type=TopicSettings))
         if before not in (None, now):
             self.forget(topic)
         self._settings[topic] = now

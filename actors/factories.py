@@ -16,6 +16,7 @@ from actors.delayed.shared import SharedIndexes
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.messages import SubscriptionSettings, TopicSettings
+from actors.messages.settings import shared_settings
 from actors.ports import Address, Ports
 from actors.topic.resources import ProcessResources
 from actors.topic.topic import Topic
@@ -33,7 +34,7 @@ def make_topic(
         ports,
         topic=settings["topic"],
         partition=settings["partition"],
-        settings=msgspec.convert(settings["topic_settings"], TopicSettings),
+        settings=shared_settings(msgspec.convert(settings["topic_settings"], TopicSettings)),
         bookies=Directory(ports, controller, only=True).bookies,
         shared=shared.of(settings["topic"], settings["partition"]),
         resources=resources,
@@ -47,7 +48,7 @@ def make_dispatcher(ports: Ports, settings: dict[str, Any], controller: Address,
         topic=settings["topic"],
         partition=settings["partition"],
         subscription=settings["subscription"],
-        settings=msgspec.convert(settings["subscription_settings"], SubscriptionSettings),
+        settings=shared_settings(msgspec.convert(settings["subscription_settings"], SubscriptionSettings)),
         directory=Directory(ports, controller, only=True),
         shared=shared.of(settings["topic"], settings["partition"]),
     )

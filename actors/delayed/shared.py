@@ -53,6 +53,7 @@ PATIENCE_MS = 5_000
 NAME = "_shared"
 
 Tracker = BucketTracker | InMemoryTracker
+_DEFAULTS = SubscriptionSettings()
 
 
 class SharedIndex:
@@ -64,7 +65,7 @@ class SharedIndex:
     def __init__(self) -> None:
         self.views: dict[str, SharedView] = {}
         self.wanted = Signal()
-        self.settings = SubscriptionSettings()
+        self.settings = _DEFAULTS
         self.tracker: Tracker = InMemoryTracker(lookahead=0, most=WAITING_MOST)
         self._epoch = -1
         self._opened: SharedFuture[None] = SharedFuture()

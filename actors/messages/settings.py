@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from copy import copy
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from storage.errors import Invalid
 
 
-class TopicSettings(msgspec.Struct, kw_only=True):
+class TopicSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Per-topic settings, kept in its metadata record."""
 
     partitions: int = 1
@@ -56,7 +55,7 @@ class TopicSettings(msgspec.Struct, kw_only=True):
         return self.partitioned or self.partitions > 1
 
 
-class SubscriptionSettings(msgspec.Struct, kw_only=True):
+class SubscriptionSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Per-subscription settings, kept in its metadata record. Names after Pulsar's, in snake_case."""
 
     type: str = "key_shared"
@@ -266,16 +265,36 @@ def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
 def stored_settings(value: bytes, kind: type[S]) -> tuple[S, list[str]]:
     """`repaired`, from JSON as metadata keeps it. Bytes that are no JSON count as empty settings."""
     settings, notes = _read(value, kind)
-    return copy(settings), list(notes)
+    return settings, list(notes)
 
 
 @functools.lru_cache(256)
 def _read(value: bytes, kind: type[S]) -> tuple[S, list[str]]:
-    """Settings that nobody may change: a thousand partitions have the same."""
     try:
-        return repaired(json.loads(value), kind)
+        settings, notes = repaired(json.loads(value), kind)
+        return shared_settings(settings), notes
     except ValueError as error:
         return kind(), [f"the stored settings cannot be read, the defaults are used: {error}"]
+
+
+def shared_settings(settings: S) -> S:
+    """The same settings, as the one object that others have: those of most topics and subscriptions are alike, and each
+    is known to several actors.
+    """
+    known: S = _shared(settings)
+    return known
+
+
+@functools.lru_cache(256)
+def _shared(settings: TopicSettings | SubscriptionSettings) -> Any:
+    return settings
+
+
+@functools.lru_cache(256)
+def plain_settings(settings: TopicSettings | SubscriptionSettings) -> dict[str, Any]:
+    """As plain values, for `Places.start`; not to be changed, because those that are alike share them."""
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    return plain
 
 
 def dead_letter_topic(topic: str, subscription: str, settings: SubscriptionSettings) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from actors.messages import SubscriptionSettings
-from actors.messages.settings import check_properties
+from actors.messages.settings import check_properties, shared_settings
 from actors.names import check_name, quoted
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.clients import metadata_of
@@ -67,16 +69,16 @@ def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> Want
     )
     ranges: list[tuple[int, int]] = []
     if asked.type == KEY_SHARED and asked.HasField("key_shared"):
-        settings.allow_out_of_order_delivery = asked.key_shared.allow_out_of_order
+        settings = replace(settings, allow_out_of_order_delivery=asked.key_shared.allow_out_of_order)
         if asked.key_shared.mode == STICKY:
-            settings.selector = "sticky"
+            settings = replace(settings, selector="sticky")
             ranges = [(each.start, each.end) for each in asked.key_shared.hash_ranges]
     properties = metadata_of(asked.subscription_properties)
     check_properties(properties)
     return WantedConsumer(
         subscription=quoted(asked.subscription),
         name=check_name("consumer", quoted(name)),
-        settings=settings,
+        settings=shared_settings(settings),
         ranges=ranges,
         start=start,
         priority=asked.priority_level,

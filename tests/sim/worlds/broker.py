@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from actors.actor import Actor
 from actors.bookie import Bookie
@@ -106,7 +108,8 @@ class Size:
         bookies = ensemble + rng.randrange(2)
         trouble = rng.randint(1, 2_000 if dense else 20_000)
         if traffic.delayed:
-            settings.delayed_delivery_shared_index_enabled = rng.random() < 0.5
+            settings = msgspec.structs.replace(settings, delayed_delivery_shared_index_enabled=rng.random() < 0.5)
+            traffic = replace(traffic, settings=settings)
         return cls(bookies, topic, traffic, rng.randint(1, 2), rng.randint(1, 4), trouble, dense)
 
 

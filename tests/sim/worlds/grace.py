@@ -44,7 +44,8 @@ class GraceWorld(BrokerWorld):
             lease_ms=rng.choice((3_000, 10_000)),
         )
         if steady:
-            settings.selector = rng.choice(("consistent_hashing", "auto_split", "sticky"))
+            selector = rng.choice(("consistent_hashing", "auto_split", "sticky"))
+            settings = msgspec.structs.replace(settings, selector=selector)
         traffic = replace(size.traffic, settings=settings, sends=rng.randint(5, 30), think_ms=rng.choice((2, 30)))
         size = replace(size, traffic=traffic, consumers=rng.randint(2, 5), trouble_ms=rng.randint(2_000, 15_000))
         course: GraceCourse = (SteadyCourse if steady else GraceCourse)(world, faults, options, size)
