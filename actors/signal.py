@@ -54,8 +54,10 @@ class Signal:
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self._waiters is None:
             self._waiters = [waiter]
-        else:  # those who gave up stay until somebody else comes
-            self._waiters = [*(one for one in self._waiters if not one.done()), waiter]
+        else:
+            while self._waiters and self._waiters[-1].done():  # who gave up stays until somebody else comes
+                self._waiters.pop()
+            self._waiters.append(waiter)
         if milliseconds is None:
             return waiter  # most wait so, and a coroutine around it would take more than the rest of a wait
         return self._wait_so_long(ports, waiter, milliseconds, longer)
