@@ -102,3 +102,18 @@ def test_where_nobody_counts_memory_everything_is_looked_at() -> None:
         PYTHONMALLOC="malloc",
     )
     assert said.split() == ["True", "1"]
+
+
+def test_of_very_many_objects_everything_is_looked_at_more_seldom() -> None:
+    said = run("""
+import sys
+import cluster.collector
+
+cluster.collector.MANY = 1
+gc.set_threshold(1_000, 2, 1_000_000)
+before, kept = sys.getallocatedblocks(), []
+while 2 not in looks:
+    kept += young(1_000)
+print(3.5 < sys.getallocatedblocks() / before < 5)
+""")
+    assert said.split() == ["True"]

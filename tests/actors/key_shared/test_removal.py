@@ -153,7 +153,7 @@ def test_cl_2_consumers_count_alike_and_without_any_it_can_go() -> None:
 
         def listed() -> list[int]:
             parts = actor.parts
-            members = parts.context.state.membership.rows()
+            members = parts.context.state.membership
             return [len(found) for found in (parts.context.core.consumers(), parts.context.sessions.all(), members)]
 
         for _ in range(3):
