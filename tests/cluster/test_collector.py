@@ -104,7 +104,7 @@ def test_where_nobody_counts_memory_everything_is_looked_at() -> None:
     assert said.split() == ["True", "1"]
 
 
-def test_of_very_many_objects_everything_is_looked_at_more_seldom() -> None:
+def test_of_very_many_objects_all_are_looked_at_more_seldom() -> None:
     said = run("""
 import sys
 import cluster.collector
