@@ -295,8 +295,12 @@ class BatchReassembler:
         return len(missing) > 0 and len(await self._batches.still_open(missing)) > 0
 
     async def _is_missing(self, begun: PartialBatch) -> bool:
-        """Whether anything of the batch that is not here is not done."""
-        begun.missing = len(await self._batches.still_open(begun.rest))
+        """Whether anything of the batch that is not here is not done. What is here may be done by then as well, if the
+        answer comes late and another consumer was active meanwhile.
+        """
+        stretch = (begun.part, begun.first, len(begun.part))
+        still = await self._batches.close_done([stretch], begun.rest)
+        begun.missing = int(np.isin(begun.rest, still).sum())
         return begun.missing > 0
 
     async def _be_patient(self, begun: PartialBatch) -> None:

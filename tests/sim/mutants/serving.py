@@ -136,6 +136,14 @@ SERVING: list[Mutant] = [
         seed=92000019,
     ),
     Mutant(
+        name="the beginning of a batch goes out whoever has acknowledged it meanwhile",
+        module="actors.pulsar.conversation.batch_reassembly",
+        old="        still = await self._batches.close_done([stretch], begun.rest)\n",
+        new="        still = await self._batches.still_open(begun.rest)\n",
+        world="relay",
+        seed=94000089,
+    ),
+    Mutant(
         name="what waited for room goes out whoever has acknowledged it",
         module="actors.pulsar.conversation.wire_consumer",
         old='self._waited = self.asked.settings.type == "failover"',
