@@ -24,10 +24,13 @@ from actors.policies.policy_records import (
 )
 from actors.policies.policy_records import of_topic as record_of_topic
 from actors.ports import Ports
+from actors.signal import Signal
 from storage.errors import SluiceError
 
 LOOK_MS = 300
 FRESH_MS = 1_000
+MOST_LOOKS = 8
+"""So many may wait for the store's answer at once."""
 OLD_MS = 60_000
 """What was read is read again after so long, for changes whose writer died before it could tell of them."""
 MOST_KNOWN = 10_000
@@ -48,6 +51,7 @@ class PermissionCache:
         self._looking = asyncio.Lock()
         self._changed: dict[str, None] = {}
         """Keys of records that may say something else than when somebody was let in."""
+        self._under_way = 0
         self._any_changed = False
         """So may any record: there were more changes than are named. Not all records are known here."""
 
@@ -71,14 +75,25 @@ class PermissionCache:
         """
         while True:
             await self._ports.clock.sleep(LOOK_MS)
-            try:
-                await self.look()
-            except SluiceError as error:
-                self._ports.log("permissions_unknown", error=str(error))
+            if self._under_way < MOST_LOOKS:
+                ended = Signal()
+                self._ports.spawn(self._try_to_look(ended), "look")
+                await ended.wait(self._ports, LOOK_MS)
             if self._changed or self._any_changed:
                 (keys, self._changed), (every, self._any_changed) = (self._changed, {}), (self._any_changed, False)
                 if not await changed(None if every else keys):
                     self._changed, self._any_changed = {**keys, **self._changed}, every or self._any_changed
+
+    async def _try_to_look(self, ended: Signal) -> None:
+        """One that the store does not answer holds up neither the next one nor what others have found."""
+        self._under_way += 1
+        try:
+            await self.look()
+        except SluiceError as error:
+            self._ports.log("permissions_unknown", error=str(error))
+        finally:
+            self._under_way -= 1
+            ended.set()
 
     async def look(self) -> None:
         """Forget what has changed. Raises Unavailable, Corrupt."""
