@@ -217,8 +217,7 @@ class Exporter:
             (self._gauge(metric, tuple(sorted(extra))), value, {**labels, **extra} if extra else labels)
             for metric, extra, value in series(kind, stats)
         ]
-        for gauge, value, tags in rows:
-            gauge.set(value, tags=tags)
+        _set(rows)
         self._drop(address)
         self._shown[address] = rows if self._zeros < MOST_ZEROS else [row for row in rows if row[1]]
         self._zeros += _zeros(self._shown[address])
@@ -227,8 +226,7 @@ class Exporter:
 
     def show_again(self, address: Address) -> None:
         """The statistics of an actor are what they were."""
-        for gauge, value, tags in self._shown.get(address, ()):
-            gauge.set(value, tags=tags)
+        _set(self._shown.get(address, []))
 
     def keep(self, addresses: Container[Address]) -> None:
         """Forget all other actors, which have ended."""
@@ -268,6 +266,11 @@ class Exporter:
 
             self._gauges[metric.name] = Gauge(metric.name, description=metric.description, tag_keys=(*LABELS, *extra))
         return self._gauges[metric.name]
+
+
+def _set(rows: list[Row]) -> None:
+    for gauge, value, tags in rows:
+        gauge.set(value, tags=tags)
 
 
 def _zeros(rows: list[Row]) -> int:

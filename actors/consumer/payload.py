@@ -124,7 +124,7 @@ class DecodedRun:
 
 
 class DecodedRuns:
-    """The most recently used runs, up to a number of bytes of payload; any entry in a run finds it.
+    """The most recently used runs, up to a number of bytes of memory; any entry in a run finds it.
 
     Several consumers of one process may share them, of whatever topics: a ledger belongs to one partition. Then nearly
     all are used once, soon after they came. forgets: `forget_used` is called from time to time.

@@ -33,13 +33,13 @@ class HashGroups:
     def __init__(self, *dtypes: type[Any]) -> None:
         self._dtypes = dtypes
         self._known: dict[int, int] | None = {}
-        """How far behind its hashes the rows of each group are that has some; None if every hash has its own row."""
+        """How far behind its hashes the rows of each group are that has some, in the order of the rows; None if every
+        hash has its own row.
+        """
         self._places: npt.NDArray[np.uint8] | None = None
         """The place of each group among those that have rows, _NONE if it has none; made when more than FEW hashes come
         at a time.
         """
-        self._groups: npt.NDArray[np.intp] = np.zeros(0, np.intp)
-        """Those that have rows, in the order of the rows."""
         self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
 
     def rows(self, hashes: HashIndex) -> HashIndex:
@@ -53,12 +53,12 @@ class HashGroups:
             return hashes
         if self._places is None:
             self._places = np.full(HASH_RANGE // GROUP, _NONE, np.uint8)
-            self._places[self._groups] = np.arange(len(self._groups))
+            self._places[list(self._known)] = np.arange(len(self._known))
         groups = hashes >> _BITS
         places = self._places[groups]
         if np.maximum.reduce(places) == _NONE:
             new = np.unique(groups[places == _NONE]).astype(np.intp)
-            if len(self._groups) + len(new) > MOST_GROUPS:
+            if len(self._known) + len(new) > MOST_GROUPS:
                 self._widen()
                 return hashes
             self._add(new, self._known)
@@ -95,22 +95,22 @@ class HashGroups:
 
     def _hashes(self) -> npt.NDArray[np.intp]:
         """The hashes that have rows, in the order of the rows."""
-        return ((self._groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
+        groups = np.array(list(self._known or ()), np.intp)
+        return ((groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
 
     def _widen(self) -> None:
         """Every hash has its own row from now on."""
         hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
         for new, old in zip(columns, self.columns, strict=True):
             new[hashes] = old[: len(hashes)]
-        self.columns, self._known, self._places, self._groups = columns, None, None, self._groups[:0]
+        self.columns, self._known, self._places = columns, None, None
 
     def _add(self, groups: npt.NDArray[np.intp], known: dict[int, int]) -> None:
         """Rows for these groups too."""
         for place, group in enumerate(groups.tolist(), len(known)):
             known[group] = (place - group) << _BITS
         if self._places is not None:
-            self._places[groups] = np.arange(len(self._groups), len(known))
-        self._groups = np.concatenate([self._groups, groups])
+            self._places[groups] = np.arange(len(known) - len(groups), len(known))
         room = len(self.columns[0])
         if len(known) * GROUP > room:
             more = max(room, len(known) * GROUP - room)

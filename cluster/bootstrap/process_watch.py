@@ -38,16 +38,14 @@ class ProcessWatch:
         self._watches: dict[str, _Watched] = {}
 
     def sees(self, process: str) -> bool:
-        machine, _, _ = process.partition("/")
-        return bool(machine) and machine == _machine() and process != this_process()
+        return _is_here(process) and process != this_process()
 
     async def ended(self, process: str) -> None:
-        machine, _, pid_and_start = process.partition("/")
-        if not machine or machine != _machine():
+        if not _is_here(process):
             await asyncio.get_running_loop().create_future()
         watched = self._watches.get(process)
         if watched is None:
-            watched = self._watches[process] = _Watched(pid_and_start)
+            watched = self._watches[process] = _Watched(process.partition("/")[2])
         try:
             await watched.ended()
         finally:
@@ -55,6 +53,12 @@ class ProcessWatch:
                 watched.task.cancel()
                 if self._watches.get(process) is watched:
                     del self._watches[process]
+
+
+def _is_here(process: str) -> bool:
+    """Whether it runs, or ran, on this machine."""
+    machine = process.partition("/")[0]
+    return bool(machine) and machine == _machine()
 
 
 class _Watched:
