@@ -179,9 +179,13 @@ class BatchReassembler:
     @property
     def waiting(self) -> int:
         """Messages that came and were not sent."""
-        ready = sum(stretch.end - stretch.first for stretch in self.ready)
-        begun = sum(len(begun.part) - begun.first for begun in self._begun)
-        return ready + begun + sum(len(part) for part in self._queue)
+        return sum(end - first for _, first, end in self.unsent())
+
+    def unsent(self) -> list[tuple[Received, int, int]]:
+        """What came and was not sent: rows first .. end-1 of parts."""
+        ready = [(stretch.part, stretch.first, stretch.end) for stretch in self.ready]
+        begun = [(begun.part, begun.first, len(begun.part)) for begun in self._begun]
+        return ready + begun + [(part, 0, len(part)) for part in self._queue]
 
     @property
     def waiting_bytes(self) -> int:

@@ -46,6 +46,8 @@ from storage.position import entry_of, ledger_of, show
 
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
+SURE_MS = 100
+"""What came for a consumer of a Failover subscription and waits for longer, another one may have done meanwhile."""
 TOGETHER_FROM = 8
 """From so many ids in an acknowledgement on it is quicker to forget them together."""
 MOST_GRANTED = 50_000
@@ -87,8 +89,8 @@ class WireConsumer:
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
     __slots__ = (
         "_active", "_alive", "_choked", "_cumulative", "_ended", "_extent", "_full", "_gateway", "_granted", "_key",
-        "_looked_up", "_lookups", "_lost", "_noting", "_part", "_sent", "_share", "_size", "_subscribed", "_unsent",
-        "_waited", "_waiting", "_whole", "_write", "asked", "closed", "epoch", "number", "opened", "payloads",
+        "_looked_up", "_lookups", "_lost", "_noting", "_part", "_sent", "_share", "_size", "_subscribed", "_sure_at",
+        "_unsent", "_waiting", "_whole", "_write", "asked", "closed", "epoch", "number", "opened", "payloads",
         "permits", "tp"
     )  # fmt: skip
 
@@ -114,8 +116,8 @@ class WireConsumer:
         self.payloads = Payloads(gateway.ports, gateway.directory, *at, gateway.decoded, lazy=lazy)
         self._extent = LogExtent(gateway.directory, tp)
         self._noting = False
-        self._waited = False
-        """What goes out next waited for room: of a Failover subscription somebody else may have acknowledged it."""
+        self._sure_at: int | None = None
+        """Of a Failover subscription, when something waits: whatever does had come no earlier, or was not done then."""
         self._whole: BatchReassembler | None = None
         self._part = self._of_subscription() if asked.start is None else self._of_log(asked.start)
 
@@ -256,6 +258,11 @@ class WireConsumer:
         self._send_some()
         if self._full:
             self._look_for_room()
+        if self.asked.settings.type == "failover" and self._whole is not None:
+            if not self._unsent and not self._whole.waiting:
+                self._sure_at = None
+            elif self._sure_at is None:
+                self._sure_at = self._gateway.ports.clock.monotonic()
 
     def _send_some(self) -> None:
         ready = NONE_READY if self._whole is None else self._whole.ready
@@ -273,10 +280,9 @@ class WireConsumer:
                 self._let_go(ready.popleft())
             elif ready:
                 if self.permits <= 0:
-                    self._waited = self.asked.settings.type == "failover"
                     return  # what was asked for to complete a batch may have brought more than that
-                if self._waited:
-                    self._waited, self._noting = False, True
+                if self._sure_at is not None and self._gateway.ports.clock.monotonic() - self._sure_at > SURE_MS:
+                    self._noting = True
                     self._gateway.ports.spawn(self._ask_what_is_open(), "waited")
                     return
                 stretch, left = leading(ready.popleft(), self.permits)
@@ -284,13 +290,14 @@ class WireConsumer:
                     ready.appendleft(left)
                 self._send_part(stretch)
             else:
-                del self._unsent[0]
-                self._granted -= len(part)
-                if not part.revoked and len(part):
-                    self._take(part)
+                self._take_next()
             self._grant()
 
-    def _take(self, part: Received) -> None:
+    def _take_next(self) -> None:
+        part = self._unsent.pop(0)
+        self._granted -= len(part)
+        if part.revoked or not len(part):
+            return
         if self._whole is None:
             self._send_part(RowRange(part, 0, len(part)))
         else:
@@ -366,12 +373,13 @@ class WireConsumer:
             self._whole.ready.appendleft(stretch)
 
     async def _ask_what_is_open(self) -> None:
-        """Of what waited for room, send only what the former active consumer has not acknowledged meanwhile."""
+        """Of what waited, send only what nobody has acknowledged who was the active consumer meanwhile."""
         assert self._whole is not None
         assert isinstance(self._part, PartitionConsumer)
-        stretches = [(each.part, each.first, each.end) for each in self._whole.ready]
-        await self._part.batches.close_done(stretches, NOTHING)
-        self._noting = False
+        while self._unsent:
+            self._take_next()
+        await self._part.batches.close_done(self._whole.unsent(), NOTHING)
+        self._sure_at, self._noting = None, False
         self._send()
 
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:

@@ -43,9 +43,9 @@ def part_of(positions: list[int], index: list[int | None] | None, follows: int =
     )
 
 
-async def with_room(clients: Clients, wire: Wire, kind: int, permits: int) -> None:
+async def with_room(clients: Clients, wire: Wire, kind: int, permits: int, name: str = "a") -> None:
     """Subscribe, with room for so many messages."""
-    asked = {"topic": "orders", "subscription": "pulsar", "type": kind, "consumer_id": 0, "consumer_name": "a"}
+    asked = {"topic": "orders", "subscription": "pulsar", "type": kind, "consumer_id": 0, "consumer_name": name}
     await wire.ask("subscribe", **asked, initial_position=1)
     wire.say("flow", consumer_id=0, permits=permits)
 
@@ -103,6 +103,13 @@ async def half_given_back(clients: Clients, wire: Wire, delay: int) -> None:
 
 async def given_back(clients: Clients, kind: str, count: int, rows: np.ndarray, delay: int) -> None:
     """A consumer of Sluice's own gets so many messages, gives these of them back for so many ms, and leaves."""
+    own, part = await of_sluice(clients, kind, count)
+    await part.negative_acknowledge(own[0], rows, delay)
+    await part.close()
+
+
+async def of_sluice(clients: Clients, kind: str, count: int) -> tuple[list[Received], PartitionConsumer]:
+    """A consumer of Sluice's own, which has got so many messages; of a Failover subscription it is the active one."""
     own: list[Received] = []
     part = PartitionConsumer(
         clients.broker.ports,
@@ -111,8 +118,8 @@ async def given_back(clients: Clients, kind: str, count: int, rows: np.ndarray, 
             topic="orders",
             partition=0,
             subscription="pulsar",
-            name="own",
-            incarnation="own-1",
+            name="a-own",
+            incarnation=f"own-{clients.broker.ports.clock.now()}",
             settings=SubscriptionSettings(type=kind, initial_position="earliest"),
             queue_size=100,
         ),
@@ -120,8 +127,7 @@ async def given_back(clients: Clients, kind: str, count: int, rows: np.ndarray, 
     )
     await part.open()
     await clients.broker.until(lambda: sum(len(each) for each in own) == count)
-    await part.negative_acknowledge(own[0], rows, delay)
-    await part.close()
+    return own, part
 
 
 def test_a_batch_of_two_counts_is_one() -> None:
@@ -304,6 +310,58 @@ def test_what_is_given_back_comes_again_whole(name: str) -> None:
         await clients.broker.quiet(PATIENCE_MS)
         frames = clients.frames["c0"]
         assert len(clients.numbers("c0")) == 10 * frames, "every frame is a whole batch"
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("waits", ["for room", "for a client that reads"])
+def test_what_waited_is_not_sent_if_another_did_it(waits: str) -> None:
+    """Of a Failover subscription. The client did not get all that came for it, and another one was active meanwhile."""
+
+    async def scenario(clients: Clients) -> None:
+        wire, other = [await clients.join(f"c{number}", GATEWAYS[number]) for number in range(2)]
+        await with_room(clients, wire, FAILOVER, 12 if waits == "for room" else 100, "b")
+        await clients.producer(other, "till", SHARED)
+        await clients.send_batch(other, "c1", 10)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 10)
+        link: Any = wire._end.other  # type: ignore[union-attr]
+        if waits == "for room":  # what comes again goes first, and leaves none for what was begun
+            wire.say("redeliver", consumer_id=0, message_ids=[message_id(clients.ids["c0"][0])])
+        else:
+            link.choke(True)
+        await clients.send_batch(other, "c1", 10)
+        await clients.broker.quiet(500)
+        came = len(clients.numbers("c0"))
+        await with_room(clients, other, FAILOVER, 100, "a")
+        await clients.broker.until(lambda: len(clients.numbers("c1")) == 20)
+        for one in clients.ids["c1"]:
+            await other.ask("ack", consumer_id=0, message_id=[message_id(one)])
+        link.choke(False)
+        wire.say("flow", consumer_id=0, permits=100)
+        await clients.broker.quiet(2 * PATIENCE_MS)
+        assert len(clients.numbers("c0")) == came
+
+    with_gateways(scenario)
+
+
+def test_the_beginning_is_not_sent_if_another_did_it() -> None:
+    """Of a batch whose rest was waited for, and comes when the first consumer is the active one again."""
+
+    async def scenario(clients: Clients) -> None:
+        wire, other = [await clients.join(f"c{number}", GATEWAYS[number]) for number in range(2)]
+        await clients.producer(other, "till", SHARED)
+        await clients.send_batch(other, "c1", 10)
+        await given_back(clients, "failover", 10, np.arange(5, 10), PATIENCE_MS * 3 // 4)
+        await with_room(clients, wire, FAILOVER, 100, "b")
+        await clients.broker.quiet(200)
+        own, part = await of_sluice(clients, "failover", 5)
+        for each in own:
+            part.acknowledge(each, np.arange(len(each)))
+        await part.wait_confirmed()
+        await part.close()
+        assert clients.numbers("c0") == [], "the rest is waited for"
+        await clients.broker.until(lambda: len(clients.numbers("c0")) > 0, LONG_MS)
+        assert clients.numbers("c0") == [*range(5, 10)]
 
     with_gateways(scenario)
 
