@@ -100,10 +100,7 @@ class PulsarGateway(GatewayActor):
         """Listen, where the ports are free, and wait for the others."""
         await self._port_holder.open()
         self.ports.spawn(self._serve(), "ports")
-        self.ports.spawn(self.gateway.run(), "memory")
-        self.ports.spawn(self.gateway.backlogs.run(), "backlogs")
-        self.ports.spawn(self.gateway.rate_shares.run(), "rates")
-        self.ports.spawn(self.gateway.access.run(), "permissions")
+        self.gateway.begin()
         for renewed in (self._clients, self._tls):
             self.ports.spawn(renewed.run(), "renewal")
 

@@ -42,8 +42,6 @@ class End:
         self.other: End = self
         self.reader: Reader | None = None
         self.choke: Callable[[bool], None] = lambda choked: None
-        self.wrote: Callable[[bytes], None] = lambda data: None
-        """Told what is written, as it is written."""
         self._inbox: deque[bytes] = deque()
         self._transit: deque[tuple[int, bytes]] = deque()
         self._pumping = self._paused = self._choked = self._told = False
@@ -58,7 +56,6 @@ class End:
         """See Link."""
         if self.closed or not data:
             return
-        self.wrote(data)
         self._unread += len(data)
         if self._unread > self._most and not self._choked:
             self._choked = True

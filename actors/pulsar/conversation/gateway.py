@@ -192,7 +192,14 @@ class Gateway:
         """Told what clients have done, and what was refused."""
         self._made = 0
 
-    async def run(self) -> None:
+    def begin(self) -> None:
+        """Begin what goes on beside the connections, for as long as the process lives."""
+        self.ports.spawn(self._forget(), "memory")
+        self.ports.spawn(self.backlogs.run(), "backlogs")
+        self.ports.spawn(self.rate_shares.run(), "rates")
+        self.ports.spawn(self.access.run(), "permissions")
+
+    async def _forget(self) -> None:
         """Let go, again and again, of what consumers here have not wanted for a while."""
         while True:
             await self.ports.clock.sleep(FORGET_MS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from actors.pulsar.conversation.gateway import FORGET_MS
 from storage.position import entry_of, ledger_of
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, new_topic_owner, with_gateways
 from tests.sim.worlds.gateway import SimGateway
@@ -216,5 +217,26 @@ def test_what_is_published_and_read_here_is_at_hand() -> None:
         await clients.send_batch(first, "c0", 2)
         await clients.broker.until(lambda: len(clients.came["c0"]) == 5)
         assert at_hand(GATEWAYS[0], clients.came["c0"][4].position)
+
+    with_gateways(scenario)
+
+
+def test_what_consumers_had_is_forgotten() -> None:
+    """A gateway keeps the runs that its consumers read for others who want them, for a while."""
+
+    async def scenario(clients: Clients) -> None:
+        first, second = [await clients.join(f"c{number}", GATEWAYS[number]) for number in range(2)]
+        await clients.producer(first, "till", SHARED)
+        await clients.send_batch(first, "c0", 3)
+        await clients.consumer(second, 0, "a")
+        await clients.broker.until(lambda: len(clients.numbers("c1")) == 3)
+        at = clients.came["c1"][0].position
+        actor = clients.broker.world.process(GATEWAYS[1]).actor
+        assert isinstance(actor, SimGateway)
+        decoded = actor.gateway.decoded
+        await second._end.other.reader.consumers[0].payloads.run(ledger_of(at), entry_of(at))  # type: ignore[union-attr]
+        assert decoded.find(ledger_of(at), entry_of(at)) is not None
+        await clients.broker.quiet(3 * FORGET_MS)
+        assert decoded.find(ledger_of(at), entry_of(at)) is None
 
     with_gateways(scenario)

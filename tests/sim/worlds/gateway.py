@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -153,8 +153,7 @@ class SimGateway(GatewayActor):
 
     async def start(self) -> None:
         """Listen, or wait for that."""
-        if self.gateway.access.permissions is not None:
-            self.ports.spawn(self.gateway.access.run(), "permissions")
+        self.gateway.begin()
         if self._port_holder is not None:
             await self._port_holder.open()
             self.ports.spawn(self._port_holder.run(), "doors")
@@ -164,26 +163,36 @@ class SimGateway(GatewayActor):
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
         """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""
-        conversation = ClientConnection(self.gateway, end)
+        conversation = StampedConnection(self.gateway, end, stamps)
         end.choke = conversation.choke
-        end.wrote = lambda data: stamps.extend(_stamps(conversation, data))
         await end.attach(conversation)
 
 
-def _stamps(conversation: ClientConnection, data: bytes) -> list[Stamp]:
-    found = []
-    for frame in Cutter().feed(data):
-        told = parse(Command, frame.command)
-        if FIELD_OF[told.type] != "message":
-            continue
-        one = told.message
-        at = position(one.message_id.ledger, one.message_id.entry)
-        consumer = conversation.consumers[one.consumer_id]
-        sent = consumer._sent.get(at)
-        assert sent is not None
-        rows = slice(sent.first, sent.first + sent.size)
-        found.append(Stamp(sent.part.session, sent.part.epoch, sent.part.dispatch[rows].tolist()))
-    return found
+class StampedConnection(ClientConnection):
+    """A connection that tells of each MESSAGE frame what the wire does not: when a consumer says it. Until it is written
+    to the client the consumer may be gone.
+    """
+
+    def __init__(self, gateway: Gateway, end: End, stamps: list[Stamp]) -> None:
+        self._stamps = stamps
+        super().__init__(gateway, end)
+
+    def write(self, data: bytes) -> None:
+        """See ClientSession."""
+        if not self.closed:
+            self._stamps.extend(self._found(data))
+        super().write(data)
+
+    def _found(self, data: bytes) -> Iterator[Stamp]:
+        for frame in Cutter().feed(data):
+            told = parse(Command, frame.command)
+            if FIELD_OF[told.type] != "message":
+                continue
+            one = told.message
+            sent = self.consumers[one.consumer_id]._sent.get(position(one.message_id.ledger, one.message_id.entry))
+            assert sent is not None
+            rows = slice(sent.first, sent.first + sent.size)
+            yield Stamp(sent.part.session, sent.part.epoch, sent.part.dispatch[rows].tolist())
 
 
 class GatewayCourse(Course):
