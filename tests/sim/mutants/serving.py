@@ -133,7 +133,7 @@ SERVING: list[Mutant] = [
         old="if begun.comes_again(part) or not begun.waits()]:",
         new="if not begun.waits()]:",
         world="relay",
-        seed=92000019,
+        test=f"{WHOLE}::test_the_beginning_is_not_sent_if_another_did_it",
     ),
     Mutant(
         name="the beginning of a batch goes out whoever has acknowledged it meanwhile",
@@ -181,7 +181,7 @@ SERVING: list[Mutant] = [
         old="    if part.follows <= 0 or not part.open[-1]:",
         new="    if True:",
         world="relay",
-        seed=116,
+        test=f"{WHOLE}::test_a_batch_for_which_there_is_no_room_goes_whole",
     ),
     Mutant(
         name="the rest of a batch is looked for at the head of a part alone",
