@@ -41,16 +41,12 @@ class BatchAcks:
         reply = await self._ask(lambda session: FindOpen(session=session, positions=positions))
         return positions if reply is None else reply.positions
 
-    async def close_done(self, stretches: Sequence[tuple[Received, int, int]], more: Positions) -> Positions:
-        """Close what is done of rows first .. end-1 of some parts, whoever is done with it. more: positions (int64)
-        that are asked about together with them. Returns what is not done, of both.
-        """
+    async def close_done(self, stretches: Sequence[tuple[Received, int, int]]) -> None:
+        """Close what is done of rows first .. end-1 of some parts (one or more), whoever is done with it."""
         rows = [(part, np.flatnonzero(part.open[first:end]) + first) for part, first, end in stretches]
-        asked = np.unique(np.concatenate([more, *(part.positions[its] for part, its in rows)]))
-        still = await self.still_open(asked)
+        still = await self.still_open(np.unique(np.concatenate([part.positions[its] for part, its in rows])))
         for part, its in rows:
             part.close(its[~np.isin(part.positions[its], still)])
-        return still
 
     async def send_apart(self) -> None:
         """Note durably that a batch is sent in parts; done when this returns, or the consumer closes."""

@@ -1,11 +1,16 @@
-"""What the judge of the gateway's world is told of a delivery beside what is on the wire."""
+"""What the judge of the gateway's world is told of a delivery beside what is on the wire, and what it makes of it."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import pytest
 
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import command
 from actors.pulsar.conversation.client_connection import ClientConnection
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.gateway import check_order
 
 
 def test_a_frame_is_stamped_though_its_consumer_goes_at_once() -> None:
@@ -28,3 +33,17 @@ def test_a_frame_is_stamped_though_its_consumer_goes_at_once() -> None:
         assert (clients.numbers("c0"), wire.stamps) == ([0, 1, 2], [])
 
     with_gateways(scenario)
+
+
+def received(who: str, number: int, dispatch: int, came: int) -> list[Any]:
+    """A delivery of a message of one key."""
+    return [who, 1, 0, number, b"k", number, 0, 1, dispatch, came]
+
+
+def test_first_deliveries_are_in_order_as_clients_get_them() -> None:
+    """What had gone to one consumer first may come to it last, without what another one has done meanwhile."""
+    late = [received("a", 6, 2, 30), received("b", 5, 3, 10), received("b", 6, 4, 20)]
+    check_order([], late)
+    with pytest.raises(AssertionError, match="message 5 of b'k' came first behind message 6"):
+        check_order([], [received("b", 6, 4, 10), received("a", 5, 1, 20)])
+    check_order([[b"", 0, b"k", 6, 0, 0, "", 0, 0, 7]], [received("b", 6, 4, 10), received("a", 5, 1, 20)])

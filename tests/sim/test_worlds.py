@@ -75,7 +75,7 @@ ONCE_FAILED = [
     ("relay", 7350087),  # the same of what waited for the rest of its batch
     ("relay", 65000049),  # the judge did not know that an answer which was lost comes again, and is the same
     ("relay", 92000019),  # the beginning of a batch from before another one was active took the end of what came again
-    ("relay", 94000089),  # the rest of a batch was asked for so late that another one had done its beginning, too
+    ("relay", 94000089),  # the end of a batch came late, and without what another one had done: to the judge too early
     ("relay", 7350182),  # a look at what changed in permissions that the store did not answer held up all that followed
     ("relay", 1),  # the judge took what was on its way for what was sent after its acknowledgement
     ("nack_order", 7000101),  # nobody says who the owner is, and a lease that is lost is told too late

@@ -299,12 +299,8 @@ class BatchReassembler:
         return len(missing) > 0 and len(await self._batches.still_open(missing)) > 0
 
     async def _is_missing(self, begun: PartialBatch) -> bool:
-        """Whether anything of the batch that is not here is not done. What is here may be done by then as well, if the
-        answer comes late and another consumer was active meanwhile.
-        """
-        stretch = (begun.part, begun.first, len(begun.part))
-        still = await self._batches.close_done([stretch], begun.rest)
-        begun.missing = int(np.isin(begun.rest, still).sum())
+        """Whether anything of the batch that is not here is not done."""
+        begun.missing = len(await self._batches.still_open(begun.rest))
         return begun.missing > 0
 
     async def _be_patient(self, begun: PartialBatch) -> None:
@@ -315,9 +311,8 @@ class BatchReassembler:
                 self._send()
 
     async def _release(self, begun: PartialBatch) -> None:
-        """The rest does not come. What is here may have been acknowledged meanwhile by who was active before."""
-        stretch = (begun.part, begun.first, len(begun.part))
-        missing = bool(np.isin(begun.rest, await self._batches.close_done([stretch], begun.rest)).any())
+        """The rest does not come."""
+        missing = await self._is_missing(begun)
         if begun in self._begun:
             self._begun.remove(begun)
             self.ready.append(RowRange(begun.part, begun.first, len(begun.part), rest=missing))

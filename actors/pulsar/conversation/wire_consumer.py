@@ -378,7 +378,7 @@ class WireConsumer:
         assert isinstance(self._part, PartitionConsumer)
         while self._unsent:
             self._take_next()
-        await self._part.batches.close_done(self._whole.unsent(), NOTHING)
+        await self._part.batches.close_done(self._whole.unsent())
         self._sure_at, self._noting = None, False
         self._send()
 

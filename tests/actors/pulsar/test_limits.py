@@ -77,8 +77,6 @@ def gateways(clients: Clients) -> list[Gateway]:
 
 async def sent_in_a_minute(clients: Clients, roles: list[str]) -> int:
     """How many messages are confirmed in the minute after the first 15 s, of as many as go, one client a gateway."""
-    for gateway in gateways(clients):
-        gateway.ports.spawn(gateway.rate_shares.run(), "rates")
     clock = clients.broker.ports.clock
     until = clock.monotonic() + 75_000
 

@@ -169,8 +169,8 @@ class SimGateway(GatewayActor):
 
 
 class StampedConnection(ClientConnection):
-    """A connection that tells of each MESSAGE frame what the wire does not: when a consumer says it. Until it is written
-    to the client the consumer may be gone.
+    """A connection that tells what the wire does not of each MESSAGE frame, as soon as a consumer says it: until it is
+    written to the client the consumer may be gone.
     """
 
     def __init__(self, gateway: Gateway, end: End, stamps: list[Stamp]) -> None:
@@ -384,6 +384,8 @@ class GatewayCourse(Course):
             self.excused |= {"stored_twice"}
         if self.manner.type == FAILOVER:
             self._check_acknowledged()
+            check_order(self.past.sends, self.past.receives)
+            self.excused |= {"order"}
         super()._judge()
 
     def _check_acknowledged(self) -> None:
@@ -409,6 +411,25 @@ class GatewayCourse(Course):
                 on_its_way &= owner == session // EPOCH_SESSIONS
                 told = f"S6: message {number} of {key!r} came {came - moment} us after it was acknowledged, confirmed"
                 assert came < moment or on_its_way, told
+
+
+def check_order(sends: list[list[Any]], receives: list[list[Any]]) -> None:
+    """S8 as clients see it, where what one consumer has goes to the next one. Rows: see loadgen.history.
+
+    Their owner's stamps do not tell. What had gone to the first consumer before may come to its client last, without
+    what the next one, which was sent all of it again, has done meanwhile.
+    """
+    delayed = {(send[2], send[3]) for send in sends if send[9]}
+    seen = set[tuple[bytes, int]]()
+    newest: dict[bytes, int] = {}
+    for one in sorted(receives, key=lambda receive: int(receive[9])):
+        key, number = one[4], one[5]
+        if (key, number) in seen or (key, number) in delayed:
+            continue
+        seen.add((key, number))
+        behind = newest.setdefault(key, number)
+        assert number >= behind, f"S8: message {number} of {key!r} came first behind message {behind}"
+        newest[key] = number
 
 
 def _overdue(process: Process, session: int) -> int:
