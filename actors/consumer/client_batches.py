@@ -15,7 +15,7 @@ import pyarrow as pa
 from actors.backoff import Backoff
 from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
 from actors.consumer.held import Holding, Received
-from actors.messages import FindOpen, SentApart
+from actors.messages import NO_POSITIONS, FindOpen, SentApart
 from actors.ports import Address, Ports, Unknown
 from actors.wire import Reply, Request
 from storage.errors import SluiceError
@@ -42,9 +42,10 @@ class BatchAcks:
         return positions if reply is None else reply.positions
 
     async def close_done(self, stretches: Sequence[tuple[Received, int, int]]) -> None:
-        """Close what is done of rows first .. end-1 of some parts (one or more), whoever is done with it."""
+        """Close what is done of rows first .. end-1 of some parts, whoever is done with it."""
         rows = [(part, np.flatnonzero(part.open[first:end]) + first) for part, first, end in stretches]
-        still = await self.still_open(np.unique(np.concatenate([part.positions[its] for part, its in rows])))
+        asked = np.unique(np.concatenate([NO_POSITIONS, *(part.positions[its] for part, its in rows)]))
+        still = await self.still_open(asked) if len(asked) else asked
         for part, its in rows:
             part.close(its[~np.isin(part.positions[its], still)])
 

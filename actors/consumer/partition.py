@@ -60,7 +60,7 @@ class PartitionConsumer:
         "_gathering", "_generation", "_got", "_granted_sent", "_hand_backs", "_heartbeat", "_holding", "_inbox",
         "_leaving", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes", "_session_changed",
         "_taken_turn", "_turn", "acknowledgements", "batches", "by_index", "closing", "epoch", "failed",
-        "handing_over", "lease", "long_poll", "losses", "partition", "session"
+        "handing_over", "lease", "long_poll", "losses", "partition", "session", "sure_at"
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,8 @@ class PartitionConsumer:
         self.batches = BatchAcks(ports, self._owner, self._holding)
         self._address: Address = ""
         self.lease, self.long_poll = Lease(ports), LongPoll(ports)
+        self.sure_at = 0
+        """A moment (monotonic) at which what is handed over next was this consumer's, and not done."""
         self._heartbeat = SessionHeartbeat(ports, self.lease, self.long_poll, self._owner)
         self.session = self.epoch = 0
         self._turn = self._got = self._queued = self._granted_sent = 0
@@ -403,7 +405,7 @@ class PartitionConsumer:
         self._callbacks.before_send()
         self._gathering = False
         (ack_turn, acks), session, epoch = self._take_acks(), self.session, self.epoch
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        wait, first = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), None
         while not self.closing:
             self._granted_sent = self._granted()
             request = Poll(
@@ -412,6 +414,7 @@ class PartitionConsumer:
                 wait=self.long_poll.wait(unconfirmed=bool(self.acknowledgements)),
             )  # fmt: skip
             sent = self._ports.clock.monotonic()
+            first = sent if first is None else first
             try:
                 reply = await self.long_poll.ask(self._address, request)
             except PASSING as error:  # it was heard or not, as one without an answer
@@ -427,7 +430,8 @@ class PartitionConsumer:
             if not isinstance(reply, Unknown):
                 self.lease.renew(sent)
                 if reply.consumer_epoch >= self._consumer_epoch:
-                    self._take_delivery(reply)
+                    # What comes again may have been decided when it was asked for first.
+                    self._take_delivery(reply, first if first < sent else self._ports.clock.monotonic())
                     return
                 await wait.pause()  # it was made before everything was given back: ask again, until that is known
                 continue
@@ -444,9 +448,11 @@ class PartitionConsumer:
         room = 0 if self._paused else max(self._queue_size - self._queued, 0)
         return self._got + room
 
-    def _take_delivery(self, delivery: Delivery) -> None:
+    def _take_delivery(self, delivery: Delivery, at: int) -> None:
+        """at: since when (monotonic) it may have been on its way."""
         if delivery.turn != self._turn:
             return
+        self.sure_at = min(self.sure_at, at) if len(self._inbox) else at
         self._taken_turn, self.by_index = delivery.turn, self.by_index or delivery.by_index
         self.acknowledgements.confirm(delivery.confirmed)
         came = sum(len(part.rows) for part in delivery.parts)

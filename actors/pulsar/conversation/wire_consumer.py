@@ -241,6 +241,9 @@ class WireConsumer:
 
     def _received(self, part: Received) -> None:
         self._unsent.append(part)
+        if self.asked.settings.type == "failover" and isinstance(self._part, PartitionConsumer):
+            at = self._part.sure_at
+            self._sure_at = at if self._sure_at is None else min(self._sure_at, at)
         known = self._size // 2 if self._size < MAX_MESSAGE_BYTES else 0
         self._size = min(max(part.size // max(len(part), 1), known, 1), MAX_MESSAGE_BYTES)
         self._send()
@@ -376,10 +379,13 @@ class WireConsumer:
         """Of what waited, send only what nobody has acknowledged who was the active consumer meanwhile."""
         assert self._whole is not None
         assert isinstance(self._part, PartitionConsumer)
+        asked = self._sure_at = self._gateway.ports.clock.monotonic()
         while self._unsent:
             self._take_next()
         await self._part.batches.close_done(self._whole.unsent())
-        self._sure_at, self._noting = None, False
+        if (self._sure_at or asked) >= asked:  # however long it took, it is not asked about at once
+            self._sure_at = None
+        self._noting = False
         self._send()
 
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:

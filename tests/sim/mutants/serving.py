@@ -152,6 +152,14 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_what_waited_is_not_sent_if_another_did_it",
     ),
     Mutant(
+        name="what came again is taken to be fresh",
+        module="actors.consumer.partition",
+        old="first if first < sent else self._ports.clock.monotonic()",
+        new="self._ports.clock.monotonic()",
+        world="relay",
+        seed=96000127,
+    ),
+    Mutant(
         name="the beginning of a batch is not asked about when its rest has come",
         module="actors.pulsar.conversation.batch_reassembly",
         old="        return ready + begun + [",
