@@ -60,8 +60,14 @@ class SessionHeartbeat:
             self.number = self._heartbeats.join(self._ports, self)
 
     def attached(self, lease: int) -> None:
-        """There is a session with a lease of so many ms."""
+        """There is a session with a lease of so many ms. If that process answers heartbeats for others, the next one
+        renews this session as well: its polls need not end meanwhile.
+        """
         self._heartbeats.hasten(lease)
+        place = self.owner()
+        compares = self._heartbeats.heard_by(process_of(place[0])) if place is not None else None
+        if compares is not None:
+            self.poll.heard(compares=compares)
 
     def end(self) -> None:
         """The consumer closes."""
@@ -183,6 +189,8 @@ class Heartbeats:
         self._rosters: dict[int, Roster[SessionHeartbeat]] = {}
         self._alone: dict[Address, None] = {}
         """Owners that the other dispatchers of their process do not know: they are asked by themselves."""
+        self._heard: dict[str, bool] = {}
+        """Processes that answered the last heartbeat, and whether they compare (see HeartbeatAnswer)."""
         self._joined = Signal()
         self._numbers = self._turn = self._last_roster = 0
         self._pause = IDLE_MS
@@ -202,6 +210,10 @@ class Heartbeats:
         if lease // FRACTION < self._pause:
             self._pause = max(lease // FRACTION, 1)
             self._joined.set()
+
+    def heard_by(self, process: str) -> bool | None:
+        """Whether a process that answered the last heartbeat compares (see HeartbeatAnswer); None if it did not."""
+        return self._heard.get(process)
 
     def leave(self, number: int) -> None:
         """It closes."""
@@ -236,6 +248,8 @@ class Heartbeats:
                 groups.setdefault(asked, _Group()).named.append(_Named(member, owner, session))
         self._pause = pause
         self._alone = {owner: None for owner in self._alone if owner in owners}
+        known = {process_of(owner) for owner in owners} | {roster.process for roster in self._rosters.values()}
+        self._heard = {process: compares for process, compares in self._heard.items() if process in known}
         self._turn += 1
         for process, group in groups.items():
             for part in group.parts():
@@ -256,8 +270,10 @@ class Heartbeats:
             if not (isinstance(answer, Unknown) and answer.gone):
                 break  # whoever was asked may have ended alone: then another one of its process is asked
         if isinstance(answer, Unknown):
+            self._heard.pop(process, None)
             group.missed()
             return
+        self._heard[process] = answer.compares
         group.heard(request, sent, answer)
         for place in answer.elsewhere:
             if place < len(group.named):

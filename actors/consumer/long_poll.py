@@ -1,8 +1,8 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
-A poll waits a second for messages. While none come, the next one waits GROWTH times as long, up to five minutes: but
-only while heartbeats renew the lease, which the answer to such a poll comes too late for, and while there is no
-acknowledgement that its answer would confirm. Whoever learns meanwhile that the session is over, or may not have been
+While heartbeats renew the lease, which the answer to such a poll comes too late for, a poll waits for messages for five
+minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second.
+Whoever learns meanwhile that the session is over, or may not have been
 heard, has the poll repeated; a repetition of a turn brings the same delivery again.
 
 A heartbeat asks as well whether the poll waits where it was sent to, so a lost answer is not missed for longer than
@@ -16,18 +16,16 @@ from actors.interruption import Interruption
 from actors.messages import Delivery, Poll
 from actors.ports import Address, Ports, Unknown
 
-FIRST_WAIT = 1_000
+SHORT_WAIT = 1_000
 MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 300_000
-GROWTH = 8
-"""Of thousands of topics that had a message each polls again and again until it waits long."""
 
 
 class LongPoll:
-    """One poll at a time. growth: how much longer the next one waits when nothing came."""
+    """One poll at a time."""
 
     def __init__(self, ports: Ports) -> None:
-        self._ports, self.growth = ports, GROWTH
-        self._wait, self._most, self._beats = FIRST_WAIT, MOST_WAIT, False
+        self._ports = ports
+        self._most, self._beats, self._quiet = MOST_WAIT, False, False
         self._interruption = Interruption()
         self._asked = 0
         self.turn = self.current = 0
@@ -35,18 +33,16 @@ class LongPoll:
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""
-        if unconfirmed:
-            self._wait = FIRST_WAIT
-        return min(self._wait, self._most) if self._beats else FIRST_WAIT
+        return self._most if self._beats and not unconfirmed else SHORT_WAIT
 
     @property
     def wants_heartbeats(self) -> bool:
         """Nothing comes, and it could wait longer."""
-        return self._wait > FIRST_WAIT and not self._beats
+        return self._quiet and not self._beats
 
     def answered(self, came: int) -> None:
         """With so many messages."""
-        self._wait = FIRST_WAIT if came else min(self._wait * self.growth, MOST_WAIT_COMPARED)
+        self._quiet = not came
 
     def heard(self, *, compares: bool) -> None:
         """A heartbeat renewed the lease. compares: see messages.HeartbeatAnswer."""
@@ -54,13 +50,13 @@ class LongPoll:
 
     def again(self) -> None:
         """Ask again: nobody knows whether there is a session that the poll waits for."""
-        self._wait, self._beats = FIRST_WAIT, False
+        self._beats = False
         self.turn = self.current = 0
         self._interruption.end()
 
     async def ask(self, to: Address, request: Poll) -> Delivery | Unknown:
         """The answer; Unknown also when it is to be asked again. Raises the refusal."""
-        timeout = request.wait + CALL_TIMEOUT - FIRST_WAIT
+        timeout = request.wait + CALL_TIMEOUT - SHORT_WAIT
         self._asked += 1
         self.turn, self.current = request.turn, self._asked
         try:

@@ -348,15 +348,14 @@ class PartitionConsumer:
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
         self.lease.begin(sent, lease)
+        if (session, epoch) != (self.session, self.epoch):
+            self.session, self.epoch, self._turn, self._got = session, epoch, 0, 0
+            self._granted_sent = self._taken_turn = self._consumer_epoch = 0
+            self.long_poll.again()
+            self._revocations.begin()
+            self.acknowledgements.say_again()
+            self._session_changed.set()
         self._heartbeat.attached(lease)
-        if (session, epoch) == (self.session, self.epoch):
-            return
-        self.session, self.epoch, self._turn, self._got = session, epoch, 0, 0
-        self._granted_sent = self._taken_turn = self._consumer_epoch = 0
-        self.long_poll.again()
-        self._revocations.begin()
-        self.acknowledgements.say_again()
-        self._session_changed.set()
 
     def _all_held(self) -> Positions:
         """Held, waiting to be resolved, or acknowledged without confirmation: nobody else may get these yet."""

@@ -29,7 +29,7 @@ from storage.position import Positions, entry_of, ledger_of, position, positions
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT, MOST_READ_WAIT, MOST_READ_WAIT_HERE = 2_000, 30_000, 120_000
-GROWTH, GROWTH_HERE = 2, 8
+GROWTH, GROWTH_HERE = 2, 60
 """Milliseconds that a read waits at the end of the topic: while nothing comes, so many times as long each time. HERE:
 of a topic whose owner is in this process, from where no answer is lost. A topic that nobody uses any more is closed
 when the last read that waits there has ended, and not before.

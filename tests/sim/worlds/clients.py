@@ -182,7 +182,7 @@ class SimConsumer:
 
     def _part(self, partition: int) -> PartitionConsumer:
         """What consumes a partition. Names repeat; consumers are told apart by incarnation alone."""
-        part = PartitionConsumer(
+        return PartitionConsumer(
             self.ports,
             self._directory,
             ConsumerConfig(
@@ -201,9 +201,6 @@ class SimConsumer:
                 taking_back=TakingBack(taken_back=partial(self.taken_back, partition)),
             ),
         )
-        if random.Random(f"heartbeats/{self.name}/{self.world.seed}").random() < 0.5:
-            part.long_poll.growth = 100  # its lease hangs on heartbeats as soon as nothing comes
-        return part
 
     async def _open(self, partition: int) -> None:
         """Open a partition; whoever gave that up begins anew, as somebody else."""
