@@ -35,6 +35,8 @@ from storage.frame import payload_crc
 
 KEY = b"benchmark"
 READERS = 3
+TOGETHER = (4, 64)
+"""So many round trips at once; the figures are for one of them."""
 SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 
 
@@ -104,6 +106,13 @@ async def measure(endpoints: dict[str, Endpoint], requests: int, payloads: int) 
     found: dict[str, Any] = {
         "round_trip": await _timed(lambda: ask(names[0], "Small", Packed(b"x" * 100, [], [])), requests, used)
     }
+    for together in TOGETHER:
+
+        async def several(number: int = together) -> None:
+            await asyncio.gather(*(ask(names[0], "Small", Packed(b"x" * 100, [], [])) for _ in range(number)))
+
+        timed = await _timed(several, max(requests // together, 1), used)
+        found[f"round_trip_of_{together}"] = {name: round(value / together, 4) for name, value in timed.items()}
     for size in SIZES:
         data = np.random.default_rng(size).bytes(size)
 

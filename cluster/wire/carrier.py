@@ -3,6 +3,8 @@
 It works on the bare socket and not on asyncio's transports, because those copy everything into one buffer before
 writing, and cannot pass descriptors. Writing gathers: what the kernel takes at once is never copied here. What it does
 not take waits; of that, columns are copied, as their owner may change them, and payloads are not, as nobody may.
+
+The first small frame in a turn of the event loop is written at once; the others go together when the turn is over.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class FramedSocket:
         self._room = asyncio.Event()
         self._room.set()
         self._open, self._reading, self._writing = True, False, False
+        self._in_turn = False
+        """A small frame was sent in this turn of the event loop."""
         _tune(sock)
         self.resume()
         self._pour()
@@ -112,6 +116,10 @@ class FramedSocket:
                 return
         if len(pieces) == 1 and not descriptors and self._sent_whole(pieces[0]):
             return
+        if self._line and not self._writing:
+            self._flush()  # what waits for the end of the turn goes before this
+            if not self._open:
+                return
         views = [memoryview(piece).cast("B") for piece in pieces]
         if not self._line:
             try:
@@ -137,18 +145,31 @@ class FramedSocket:
             self.send(())
 
     def _wait_to_write(self, view: memoryview, descriptors: Sequence[int]) -> None:
+        self._append(view, descriptors)
+        self._write_when_possible()
+
+    def _append(self, view: memoryview, descriptors: Sequence[int]) -> None:
         self._line.append((view, descriptors))
         self._waiting += len(view)
         if self._waiting > HIGH:
             self._room.clear()
+
+    def _write_when_possible(self) -> None:
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self._socket.fileno(), self._flush)
 
     def _sent_whole(self, piece: Buffer) -> bool:
-        """Write a small frame, if nothing waits and the kernel takes all of it, as it almost always does."""
-        if self._line or not isinstance(piece, bytes):
+        """Write a small frame, or have it wait for the end of the turn if another one went before it."""
+        if self._writing or not isinstance(piece, bytes):
             return False
+        if self._in_turn:
+            self._append(memoryview(piece), ())
+            return True
+        if self._line:
+            return False
+        self._in_turn = True
+        self._loop.call_soon(self._turn_over)
         try:
             sent = self._socket.send(piece)
         except (BlockingIOError, InterruptedError):
@@ -159,6 +180,11 @@ class FramedSocket:
         if sent < len(piece):
             self._wait_to_write(memoryview(piece)[sent:], ())
         return True
+
+    def _turn_over(self) -> None:
+        self._in_turn = False
+        if self._open and self._line and not self._writing:
+            self._flush()
 
     def pause(self) -> None:
         """Read nothing for a while: the other side will have to wait."""
@@ -172,9 +198,12 @@ class FramedSocket:
             self._loop.add_reader(self._socket.fileno(), self._read)
 
     def close(self) -> None:
-        """End the connection; what waits is dropped. Idempotent."""
+        """End the connection; what the other side has not taken is dropped. Idempotent."""
         if not self._open:
             return
+        if not self._writing:
+            with contextlib.suppress(OSError):
+                self._write_line()  # it waited for nothing but the end of the turn
         self.pause()
         self._open = False
         if self._writing:
@@ -263,23 +292,28 @@ class FramedSocket:
         except (BlockingIOError, InterruptedError):
             return 0
 
+    def _write_line(self) -> None:
+        while self._line:
+            first, descriptors = self._line[0]
+            if descriptors:
+                sent = self._write([first], descriptors)
+            else:
+                sent = self._write(self._next_views(), ())
+            if not sent:
+                break
+            self._took(sent)
+
     def _flush(self) -> None:
         try:
-            while self._line:
-                first, descriptors = self._line[0]
-                if descriptors:
-                    sent = self._write([first], descriptors)
-                else:
-                    sent = self._write(self._next_views(), ())
-                if not sent:
-                    break
-                self._took(sent)
+            self._write_line()
         except OSError as error:
             self._fail(error)
             return
         if self._waiting < LOW:
             self._room.set()
-        if not self._line and self._writing:
+        if self._line:
+            self._write_when_possible()
+        elif self._writing:
             self._writing = False
             self._loop.remove_writer(self._socket.fileno())
 

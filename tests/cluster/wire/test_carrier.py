@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 
@@ -34,3 +35,75 @@ async def test_descriptors_behind_a_broken_frame_are_closed(sent: bytes) -> None
     assert os.read(reading, 1) == b"", "somebody still has the other end of the pipe"
     os.close(reading)
     other.close()
+
+
+def frame(number: int) -> bytes:
+    return b"".join(encode(REQUEST, number, b"a Ping", b"", (), 1))
+
+
+def carrier_and_peer() -> tuple[FramedSocket, socket.socket]:
+    """The peer's socket keeps what each system call wrote apart."""
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other.setblocking(False)
+    return FramedSocket(mine, lambda frame: None, lambda error: None, MAX_FRAME), other
+
+
+def written(peer: socket.socket) -> list[bytes]:
+    """By system calls."""
+    found = []
+    with contextlib.suppress(BlockingIOError):
+        while piece := peer.recv(1 << 20):
+            found.append(piece)
+    return found
+
+
+async def test_small_frames_of_one_turn_go_together() -> None:
+    carrier, peer = carrier_and_peer()
+    for turn in (0, 10):
+        for number in range(turn, turn + 10):
+            carrier.send([frame(number)])
+        assert written(peer) == [frame(turn)], "the first one waits for nothing"
+        await asyncio.sleep(0)
+        assert written(peer) == [b"".join(frame(number) for number in range(turn + 1, turn + 10))]
+    assert carrier.waiting == 0
+    carrier.close()
+    peer.close()
+
+
+async def test_a_larger_frame_goes_behind_those_of_its_turn() -> None:
+    carrier, peer = carrier_and_peer()
+    carrier.send([frame(1)])
+    carrier.send([frame(2)])
+    carrier.send([b"head", memoryview(b"payload")])
+    carrier.send([frame(3)])
+    await asyncio.sleep(0)
+    assert b"".join(written(peer)) == frame(1) + frame(2) + b"headpayload" + frame(3)
+    carrier.close()
+    peer.close()
+
+
+async def test_what_was_sent_before_the_close_arrives() -> None:
+    carrier, peer = carrier_and_peer()
+    for number in range(100):
+        carrier.send([frame(number)])
+    carrier.close()
+    assert b"".join(written(peer)) == b"".join(frame(number) for number in range(100))
+    peer.close()
+
+
+async def test_what_the_other_side_does_not_take_waits_in_order() -> None:
+    carrier, peer = carrier_and_peer()
+    sent, number = [], 0
+    while carrier.waiting < 1 << 20:
+        for _ in range(50):
+            sent.append(frame(number) + bytes(10_000))
+            carrier.send([sent[-1]])
+            number += 1
+        await asyncio.sleep(0)
+    came = b""
+    while carrier.waiting:
+        came += b"".join(written(peer))
+        await asyncio.sleep(0)
+    assert came + b"".join(written(peer)) == b"".join(sent)
+    carrier.close()
+    peer.close()
