@@ -1,9 +1,9 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
-While heartbeats renew the lease, which the answer to such a poll comes too late for, a poll waits for messages for five
-minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second.
-Whoever learns meanwhile that the session is over, or may not have been
-heard, has the poll repeated; a repetition of a turn brings the same delivery again.
+While heartbeats renew the lease, which the answer to such a poll comes too late for, a poll waits for messages for ten
+minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. Whoever
+learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition of a turn
+brings the same delivery again.
 
 A heartbeat asks as well whether the poll waits where it was sent to, so a lost answer is not missed for longer than
 that. An owner of an earlier version does not say so; there a poll waits half a minute at most.
@@ -17,7 +17,7 @@ from actors.messages import Delivery, Poll
 from actors.ports import Address, Ports, Unknown
 
 SHORT_WAIT = 1_000
-MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 300_000
+MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 600_000
 
 
 class LongPoll:

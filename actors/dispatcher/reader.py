@@ -28,11 +28,11 @@ from storage.frame import index_columns
 from storage.position import Positions, entry_of, ledger_of, position, positions_of, run_positions
 
 LOOK_TIMEOUT = 1_000
-READ_WAIT, MOST_READ_WAIT, MOST_READ_WAIT_HERE = 2_000, 30_000, 120_000
-GROWTH, GROWTH_HERE = 2, 60
-"""Milliseconds that a read waits at the end of the topic: while nothing comes, so many times as long each time. HERE:
-of a topic whose owner is in this process, from where no answer is lost. A topic that nobody uses any more is closed
-when the last read that waits there has ended, and not before.
+READ_WAIT, MOST_READ_WAIT, GROWTH = 2_000, 30_000, 2
+"""Milliseconds that a read waits at the end of the topic: while nothing comes, so many times as long each time."""
+READ_WAIT_HERE, READ_WAIT_UNUSED = 300_000, 120_000
+"""The same where the topic's owner is in this process, from where no answer is lost. A topic that nobody uses any more
+is closed when the last read that waits there has ended, and not before: so without consumers it is not so long.
 """
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
@@ -196,8 +196,12 @@ class Reader:
         reply = await self._asking.of(asked)  # None as soon as the read is void
         nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
         here = process_of(self._topic.known_owner()) == process_of(self._ports.me)
-        growth, most = (GROWTH_HERE, MOST_READ_WAIT_HERE) if here else (GROWTH, MOST_READ_WAIT)
-        self._wait = min(self._wait * growth, most) if nothing else READ_WAIT
+        if not nothing:
+            self._wait = READ_WAIT
+        elif here:
+            self._wait = READ_WAIT_HERE if self._sessions.any() else READ_WAIT_UNUSED
+        else:
+            self._wait = min(self._wait * GROWTH, MOST_READ_WAIT)
         if reply is not None:
             await self._take(reply, generation, start)
         return True

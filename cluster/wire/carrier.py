@@ -118,8 +118,6 @@ class FramedSocket:
             return
         if self._line and not self._writing:
             self._flush()  # what waits for the end of the turn goes before this
-            if not self._open:
-                return
         views = [memoryview(piece).cast("B") for piece in pieces]
         if not self._line:
             try:

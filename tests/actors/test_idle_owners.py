@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher.reader import MOST_READ_WAIT_HERE
+from actors.dispatcher.reader import READ_WAIT_HERE
 from actors.idle_owners import AT_ONCE, LOOK_MS
 from actors.messages import Closed, CloseIdle, CreateTopic, ListTopics, RemoveSubscription, TopicSettings
 from actors.ports import Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 CLOSE_MS = 5_000
-SOON_MS = 20_000 + MOST_READ_WAIT_HERE
+SOON_MS = 20_000 + READ_WAIT_HERE
 """Within this an owner that is idle is closed: its time, a ping before and after it, a look; and before all that, at a
 topic, the last read of its subscription.
 """
@@ -106,16 +106,16 @@ def test_a_due_message_wakes_its_subscription() -> None:
 def test_a_new_controller_learns_from_the_manifests_what_is_due() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
-        due = broker.ports.clock.now() + 200_000
+        due = broker.ports.clock.now() + 2 * SOON_MS
         for _ in range(4):  # a bucket is sealed where a ledger ends
-            await broker.publish(*[f"k{number}" for number in range(5)], delay=200_000)
+            await broker.publish(*[f"k{number}" for number in range(5)], delay=2 * SOON_MS)
         await broker.quiet(3_000)
         await client.close()
         await closed(broker)
         await broker.world.restart("controller")
         await broker.quiet(10_000)
         assert running(broker) == [], "a restart loads nothing"
-        await broker.until(lambda: "dispatcher" in running(broker), 210_000)
+        await broker.until(lambda: "dispatcher" in running(broker), 2 * SOON_MS)
         assert due <= broker.ports.clock.now() <= due + LOOK_MS + 1_000
 
     closing(scenario, topic={"roll_entries": 5}, delayed_delivery_min_index_count_per_bucket=5)

@@ -9,7 +9,7 @@ import pytest
 
 from actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
 from actors.consumer.lease import Lease
-from actors.consumer.long_poll import SHORT_WAIT, MOST_WAIT, MOST_WAIT_COMPARED, LongPoll
+from actors.consumer.long_poll import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, LongPoll
 from actors.dispatcher import Dispatcher
 from actors.dispatcher.process_sessions import Beat
 from actors.factories import make_dispatcher
