@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from actors.actor import REQUESTS, Actor
+from actors.let_go import LET_GO, OWNER
 from actors.ports import Address, Unknown
 from actors.wire import Packed, Reply, Request, pack, pack_error, unpack, unpack_error
 from storage.errors import SluiceError, Unavailable
@@ -74,6 +75,8 @@ class HostedActor:
 
     def end(self, reason: str) -> None:
         """Stop answering, and fail the requests that wait. Idempotent."""
+        if not self._over:
+            LET_GO.add(OWNER)
         self._over = self._over or reason or "stopped"
         self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
         self.actor.release()

@@ -9,8 +9,12 @@ What has survived two looks stays for long: a broker of thousands of topics is m
 look at all of them, during which nothing else happens in the process, takes seconds. So these are set aside
 (`gc.freeze`), and looked at again only when memory has grown to GROWTH times of what was left the last time. Objects
 without cycles are freed as ever. So garbage in old cycles takes no more memory than that, and looks at everything come
-while a process grows, and not while it serves. With very many objects they come more seldom: one at ten million blocks
-of memory took 5.7 s, and where one takes longer than a lease all sessions of the process end, and come back.
+while a process grows, and not while it serves.
+
+With many objects such a look takes seconds (5.7 s at ten million blocks of memory, and as much longer as others want the
+processor), and where one takes longer than a lease all sessions of the process end, and come back. A process that only
+grows has next to no garbage. So one with many objects looks only when as much was let go of (`actors.let_go`) as half
+of what is there, or when it has grown so far that something else must have been.
 
 A user's own process is left as it is.
 """
@@ -21,11 +25,14 @@ import gc
 import sys
 from typing import Any
 
+from actors.let_go import LET_GO
+
 THRESHOLDS = (200_000, 2, 1_000_000)
 GROWTH = 2
-MANY = 4_000_000
-"""Blocks of memory from which on it is GROWTH_OF_MANY: looking at so many objects takes two to three seconds."""
-GROWTH_OF_MANY = 4
+MANY, GROWTH_OF_MANY = 1_000_000, 32
+"""From so many blocks of memory on it is that much, unless half of what is there may be garbage. A look at a million
+takes half a second, and 32 million blocks are about 3 GB.
+"""
 
 
 def collect_seldom() -> None:
@@ -42,19 +49,25 @@ class OldObjects:
     """Called by Python before and after each look, see `gc.callbacks`."""
 
     def __init__(self) -> None:
-        self._left = sys.getallocatedblocks()
-        """Blocks of memory in use after the last look at everything."""
+        self._left, self._let_go = sys.getallocatedblocks(), LET_GO.blocks
+        """Blocks of memory in use after the last look at everything, and those that had been let go of by then."""
 
     def __call__(self, phase: str, info: dict[str, Any]) -> None:
         if phase != "stop" or info["generation"] == 0:
             return
         blocks = sys.getallocatedblocks()
         if info["generation"] == 2:
-            self._left = blocks
+            self._left, self._let_go = blocks, LET_GO.blocks
             gc.set_threshold(*THRESHOLDS)
             gc.freeze()
-        elif blocks < (GROWTH if self._left < MANY else GROWTH_OF_MANY) * self._left:
-            gc.freeze()
-        else:  # the next look is at everything
+        elif self._is_worth_it(blocks):  # the next look is at everything
             gc.unfreeze()
             gc.set_threshold(*THRESHOLDS[:2], 0)
+        else:
+            gc.freeze()
+
+    def _is_worth_it(self, blocks: int) -> bool:
+        if blocks < MANY:
+            return blocks >= GROWTH * self._left
+        garbage = LET_GO.blocks - self._let_go
+        return garbage >= blocks / 2 or blocks >= GROWTH_OF_MANY * max(self._left, MANY)

@@ -28,6 +28,7 @@ from actors.consumer.long_poll import LongPoll
 from actors.consumer.payload import Payloads
 from actors.consumer.revocations import Revocations
 from actors.directory import Directory
+from actors.let_go import CLIENT, LET_GO
 from actors.messages import (
     NO_COUNTS,
     Acknowledge,
@@ -244,6 +245,7 @@ class PartitionConsumer:
         order. for_good: nothing is kept for one of its name (`grace_ms`).
         """
         self.closing = True
+        LET_GO.add(CLIENT)
         self._inbox.close()
         self._hand_backs.close()
         self._ack_signal.set()

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from actors.backoff import Backoff
 from actors.directory import Directory
+from actors.let_go import CLIENT, LET_GO
 from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
 from actors.ports import Address, Ports, Unknown
 from actors.producer.append_turns import AppendTurns
@@ -238,6 +239,8 @@ class PartitionProducer:
 
     def close(self, reason: SluiceError | None = None) -> None:
         """Fail queued batches; further sends fail at once."""
+        if self.closed is None:
+            LET_GO.add(CLIENT)
         self.closed = self.closed or reason or Fenced("the producer is closed")
         while self._queue:
             outgoing = self._queue.pop(0)

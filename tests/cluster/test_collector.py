@@ -82,6 +82,8 @@ print(max(looks), len(gc.get_objects()) < OLD)
 
 def test_garbage_in_old_cycles_is_found_before_memory_grows_far() -> None:
     said = run("""
+import cluster.collector
+cluster.collector.MANY = 1_000_000_000
 garbage = young(OLD)
 assert gc.get_freeze_count() > OLD // 2
 last = weakref.ref(garbage[0])
@@ -104,16 +106,37 @@ def test_where_nobody_counts_memory_everything_is_looked_at() -> None:
     assert said.split() == ["True", "1"]
 
 
-def test_of_very_many_objects_all_are_looked_at_more_seldom() -> None:
-    said = run("""
+MANY_OBJECTS = """
 import sys
 import cluster.collector
+from actors.let_go import LET_GO
 
-cluster.collector.MANY = 1
+cluster.collector.MANY, cluster.collector.GROWTH_OF_MANY = 1, 4
 gc.set_threshold(1_000, 2, 1_000_000)
-before, kept = sys.getallocatedblocks(), []
-while gc.get_threshold()[2]:  # 0: the next look is at everything
-    kept += young(1_000)
-print(3.5 < sys.getallocatedblocks() / before < 5)
-""")
+before = sys.getallocatedblocks()
+
+def grown_until_all_are_looked_at():
+    kept = []
+    while gc.get_threshold()[2]:  # 0: the next look is at everything
+        kept += young(1_000)
+    return sys.getallocatedblocks() / before
+"""
+
+
+def test_of_very_many_objects_all_are_looked_at_more_seldom() -> None:
+    said = run(MANY_OBJECTS + "print(3.5 < grown_until_all_are_looked_at() < 5)")
     assert said.split() == ["True"]
+
+
+def test_very_many_objects_are_looked_at_when_half_may_be_garbage() -> None:
+    said = run(
+        MANY_OBJECTS
+        + """
+LET_GO.add(before)  # half of what is there until it has doubled
+print(grown_until_all_are_looked_at() < 2)
+while 2 not in looks:  # it comes
+    kept = young(1_000)
+print(2 < grown_until_all_are_looked_at())  # what was let go of before that look is no reason for another one
+"""
+    )
+    assert said.split() == ["True", "True"]
