@@ -75,13 +75,17 @@ def _serve(name: str, folder: str, pipe: Pipe) -> None:
     asyncio.run(main())
 
 
-async def _timed(work: Callable[[], Awaitable[object]], times: int, used: Callable[[], Awaitable[float]]) -> Any:
+async def _timed(
+    work: Callable[[], Awaitable[object]], times: int, used: Callable[[], Awaitable[float]], *, each: int = 1
+) -> Any:
+    """each: by how many a piece of work counts."""
     await work()
     before, began = await used(), time.perf_counter()
     for _ in range(times):
         await work()
     spent = time.perf_counter() - began
-    return {"ms": round(spent * 1e3 / times, 3), "cpu_ms": round((await used() - before) * 1e3 / times, 3)}
+    scale = 1e3 / times / each
+    return {"ms": round(spent * scale, 3), "cpu_ms": round((await used() - before) * scale, 3)}
 
 
 async def measure(endpoints: dict[str, Endpoint], requests: int, payloads: int) -> dict[str, Any]:
@@ -103,16 +107,14 @@ async def measure(endpoints: dict[str, Endpoint], requests: int, payloads: int) 
         answers = await asyncio.gather(*(ask(name, "Used", Packed(b"", [], [])) for name in names))
         return _spent() + sum(float(answer.head) for answer in answers if isinstance(answer, Packed))
 
-    found: dict[str, Any] = {
-        "round_trip": await _timed(lambda: ask(names[0], "Small", Packed(b"x" * 100, [], [])), requests, used)
-    }
+    small = Packed(b"x" * 100, [], [])
+    found: dict[str, Any] = {"round_trip": await _timed(lambda: ask(names[0], "Small", small), requests, used)}
     for together in TOGETHER:
 
         async def several(number: int = together) -> None:
-            await asyncio.gather(*(ask(names[0], "Small", Packed(b"x" * 100, [], [])) for _ in range(number)))
+            await asyncio.gather(*(ask(names[0], "Small", small) for _ in range(number)))
 
-        timed = await _timed(several, max(requests // together, 1), used)
-        found[f"round_trip_of_{together}"] = {name: round(value / together, 4) for name, value in timed.items()}
+        found[f"round_trip_of_{together}"] = await _timed(several, requests // together + 1, used, each=together)
     for size in SIZES:
         data = np.random.default_rng(size).bytes(size)
 

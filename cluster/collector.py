@@ -11,7 +11,7 @@ look at all of them, during which nothing else happens in the process, takes sec
 without cycles are freed as ever. So garbage in old cycles takes no more memory than that, and looks at everything come
 while a process grows, and not while it serves.
 
-With many objects such a look takes seconds (5.7 s at ten million blocks of memory, and as much longer as others want the
+With many objects such a look takes seconds (5.7 s at ten million blocks of memory, and longer where others want the
 processor), and where one takes longer than a lease all sessions of the process end, and come back. A process that only
 grows has next to no garbage. So one with many objects looks only when as much was let go of (`actors.let_go`) as half
 of what is there, or when it has grown so far that something else must have been.

@@ -128,7 +128,7 @@ def test_of_very_many_objects_all_are_looked_at_more_seldom() -> None:
     assert said.split() == ["True"]
 
 
-def test_very_many_objects_are_looked_at_when_half_may_be_garbage() -> None:
+def test_very_many_are_looked_at_when_half_may_be_garbage() -> None:
     said = run(
         MANY_OBJECTS
         + """
