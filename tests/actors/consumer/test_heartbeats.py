@@ -270,6 +270,40 @@ def test_places_that_were_refused_are_not_renewed() -> None:
     World(1).play(scenario)
 
 
+def test_a_new_session_trusts_in_heartbeats_that_are_answered() -> None:
+    """Its first poll waits long where its owner's process has answered the last heartbeat for others."""
+
+    async def scenario(world: World) -> None:
+        answers = [HeartbeatAnswer(compares=True), Unknown("lost")]
+
+        class Net:
+            async def call(self, to: str, request: Any, timeout: int) -> Any:
+                return answers.pop(0)
+
+        ports = dataclasses.replace(world.client("c"), net=Net())  # type: ignore[arg-type]
+
+        def first_wait(place: str) -> int:
+            session = FakeSession(ports)
+            session.place = (place, 1)
+            session.lease.begin(ports.clock.monotonic(), LEASE_MS)
+            session.beat.attached(LEASE_MS)
+            return session.beat.poll.wait(unconfirmed=False)
+
+        renewed = FakeSession(ports)
+        renewed.lease.begin(ports.clock.monotonic(), LEASE_MS)
+        renewed.beat.begin()
+        renewed.beat.attached(LEASE_MS)
+        assert first_wait("p/0") == SHORT_WAIT, "nothing is known of its process"
+        await world.loop.pause(LEASE_MS // 4 + 50)
+        assert first_wait("p/1") == MOST_WAIT_COMPARED
+        assert first_wait("q/0") == SHORT_WAIT, "this is another process"
+        while answers:
+            await world.loop.pause(LEASE_MS // 4)
+        assert first_wait("p/2") == SHORT_WAIT, "it did not answer the last one"
+
+    World(1).play(scenario)
+
+
 def test_a_heartbeat_loop_ends_with_its_last_member() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

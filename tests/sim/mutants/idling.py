@@ -28,6 +28,14 @@ IDLING: list[Mutant] = [
         test=f"{HEARTBEATS}::test_a_lease_is_renewed_from_when_the_heartbeat_was_sent",
     ),
     Mutant(
+        name="a new session trusts in heartbeats that are not answered any more",
+        module="actors.consumer.heartbeats",
+        old="            self._heard.pop(process, None)\n            group.missed()\n",
+        new="            group.missed()\n",
+        world=OWNERS,
+        test=f"{HEARTBEATS}::test_a_new_session_trusts_in_heartbeats_that_are_answered",
+    ),
+    Mutant(
         name="an owner that is not certain renews by heartbeat",
         module="actors.dispatcher.leases",
         old="            self._store.look_if_idle()\n            return Beat.REFUSED\n",
