@@ -1,0 +1,30 @@
+"""What ends is counted, for the collector of cycles."""
+
+from __future__ import annotations
+
+from actors.host import HostedActor
+from actors.let_go import CLIENT, LET_GO, OWNER
+from tests.scenarios.key_shared.broker import Broker, play
+from tests.sim.helpers import Counter
+from tests.sim.world import World
+
+
+def test_a_consumer_that_leaves_is_counted() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        before = LET_GO.blocks
+        await client.close()
+        assert LET_GO.blocks == before + CLIENT
+
+    play(scenario)
+
+
+def test_an_owner_that_ends_is_counted_once() -> None:
+    async def scenario(world: World) -> None:
+        hosted = HostedActor(Counter(world.client("c")), lambda name, error: None)
+        before = LET_GO.blocks
+        hosted.end("closed")
+        hosted.end("its process ends")
+        assert LET_GO.blocks == before + OWNER
+
+    World(1).play(scenario)
