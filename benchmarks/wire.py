@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/wire.py [--requests N] [--payloads N] [--ray] [--small]
 
 Prints one JSON object. The first part is round trips of a small request, one at a time, over a connection of the wire
-protocol and (with --ray) as a call of a Ray actor. The second is one payload given to several readers at once, each of
-which computes its checksum: through the sockets, through sealed memory, through a file in shared memory, and (with
---ray) through Ray's object store. Processor time is of both sides together.
+protocol and (with --ray) as a call of a Ray actor, and over the connection several at once. The second is one payload
+given to several readers at once, each of which computes its checksum: through the sockets, through sealed memory,
+through a file in shared memory, and (with --ray) through Ray's object store. Processor time is of both sides together.
 """
 
 from __future__ import annotations

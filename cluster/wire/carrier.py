@@ -164,8 +164,6 @@ class FramedSocket:
         if self._in_turn:
             self._append(memoryview(piece), ())
             return True
-        if self._line:
-            return False
         self._in_turn = True
         self._loop.call_soon(self._turn_over)
         try:
@@ -181,7 +179,7 @@ class FramedSocket:
 
     def _turn_over(self) -> None:
         self._in_turn = False
-        if self._open and self._line and not self._writing:
+        if self._line and not self._writing:
             self._flush()
 
     def pause(self) -> None:

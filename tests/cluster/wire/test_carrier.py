@@ -12,11 +12,14 @@ import pytest
 from cluster.wire.carrier import FramedSocket
 from cluster.wire.frames import HEADER, MAX_FRAME, REQUEST, MalformedFrame, WireFrame, encode
 
-GOOD = b"".join(encode(REQUEST, 1, b"a Ping", b"", (), 1))
 NO_FRAME = bytes(HEADER.size)
 
 
-@pytest.mark.parametrize("sent", [GOOD + GOOD, GOOD + NO_FRAME])
+def frame(number: int) -> bytes:
+    return b"".join(encode(REQUEST, number, b"a Ping", b"", (), 1))
+
+
+@pytest.mark.parametrize("sent", [frame(1) + frame(1), frame(1) + NO_FRAME])
 async def test_descriptors_behind_a_broken_frame_are_closed(sent: bytes) -> None:
     """Frames that came together with one that is refused are dropped with what was passed along with them."""
     mine, other = socket.socketpair(socket.AF_UNIX)
@@ -35,10 +38,6 @@ async def test_descriptors_behind_a_broken_frame_are_closed(sent: bytes) -> None
     assert os.read(reading, 1) == b"", "somebody still has the other end of the pipe"
     os.close(reading)
     other.close()
-
-
-def frame(number: int) -> bytes:
-    return b"".join(encode(REQUEST, number, b"a Ping", b"", (), 1))
 
 
 def carrier_and_peer() -> tuple[FramedSocket, socket.socket]:
