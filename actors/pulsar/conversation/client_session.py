@@ -317,7 +317,9 @@ class ClientSession:
         async def asked() -> None:
             await turn.begin(self.gateway.ports, large=name in LARGE)
             await work()
-            await turn.rest(self.gateway.ports.clock)
+            clock = self.gateway.ports.clock
+            if self.gateway.speakers.others(self, clock.monotonic()):
+                await turn.rest(clock)
 
         try:
             await self._guarded(asked, name)

@@ -26,8 +26,9 @@ TURN_OF_MANY at a time; and as nobody but the loop's lateness tells how much is 
 as long as that wants. With fewer producers several messages of one wait behind its append, and go together: taken up in
 turns they would cost more, and not less.
 
-Questions cost other actors and threads something as well. So where questions of a connection wait for their turn, each
-that has its answer makes way for the next one after a rest, and the longer it took, the longer that is.
+Questions cost other actors and threads something as well. So where questions of a connection wait for their turn while
+others speak, each that has its answer makes way for the next one after a rest, and the longer it took, the longer that
+is.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ class Turn:
         self.begun, self._since = True, ports.clock.monotonic()
 
     async def rest(self, clock: Clock) -> None:
-        """It has its answer. Others of its connection that wait for their turn leave time to other connections."""
+        """It has its answer. Others of its connection that wait for their turn leave time to other connections, which
+        speak.
+        """
         if self._intake.queued:
             await rest(clock, clock.monotonic() - self._since)
 

@@ -1,0 +1,77 @@
+"""Before it is let in a client says CONNECT, once, and little more of it is kept."""
+
+from __future__ import annotations
+
+from actors.pulsar.codec.frames import U32
+from actors.pulsar.conversation.client_connection import ClientConnection
+from actors.pulsar.conversation.gateway import Certified, ClientIdentity
+from actors.pulsar.conversation.intake import GREETING_BYTES
+from storage.errors import Invalid
+from tests.actors.pulsar.conversation.test_intake import PING, Slow, Stub, passes, played
+from tests.actors.pulsar.test_keep_alive import HELLO
+from tests.sim.world import World
+
+
+def test_one_connect_is_under_way() -> None:
+    """What is behind it waits, and is dropped when nobody is let in; who is gone is not verified any more."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = Stub()
+
+        async def authenticate(method: str, data: bytes) -> ClientIdentity:
+            await stub.wait(world)
+            raise Invalid("nobody")
+
+        gateway = connection.gateway
+        gateway.authenticate = authenticate
+        for size in (1, 1_000):
+            connection.data(HELLO * size)
+            await passes(world, 100)
+        assert (stub.asked, wire.paused) == (1, False)  # of its end we want to hear
+        stub.go.set()
+        await passes(world, 100)
+        assert (stub.asked, wire.said(), wire.closed) == (1, ["error"], True)
+        stub.go.clear()
+        gone = ClientConnection(gateway, Slow())
+        gone.data(HELLO)
+        await passes(world, 100)
+        gone.over()
+        await passes(world, 100)
+        assert (stub.asked, stub.cancelled) == (2, 1)
+
+    played(scenario, greeted=False)
+
+
+def test_a_second_connect_breaks_the_protocol() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(HELLO)
+        await passes(world, 100)
+        assert (wire.said(), wire.closed) == (["error"], True)
+
+    played(scenario)
+
+
+def test_before_the_answer_to_connect_little_is_kept() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub = Stub()
+
+        async def authenticate(method: str, data: bytes) -> ClientIdentity:
+            await stub.wait(world)
+            return Certified("till")
+
+        connection.gateway.authenticate = authenticate
+        connection.data(HELLO + PING * 10)
+        await passes(world, 100)
+        assert not wire.closed
+        connection.data(PING * (GREETING_BYTES // len(PING)))
+        assert wire.closed
+
+    played(scenario, greeted=False)
+
+
+def test_a_large_frame_is_none_before_the_greeting() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        connection.data(U32.pack(GREETING_BYTES + 1))
+        assert (wire.said(), wire.closed) == (["error"], True)
+
+    played(scenario, greeted=False)
