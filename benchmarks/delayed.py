@@ -29,6 +29,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 
+from actors.delayed.manifest import manifest_key
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
@@ -36,6 +37,7 @@ from actors.ports import Net, Ports
 from benchmarks._arguments import count
 from cluster.real import RealClock, Tasks
 from cluster.stores import open_metadata, open_objects
+from storage.delayed.manifest import decode_manifest
 from storage.position import position
 
 RUN = 10_000
@@ -123,6 +125,12 @@ class Bench:
         await tracker.recovered()
         return tracker
 
+    async def named(self) -> int:
+        """How many messages the buckets hold that the manifest names."""
+        key = manifest_key("bench", 0, "bench")
+        newest = await self.ports.meta.read(key)
+        return 0 if newest is None else sum(record.count for record in decode_manifest(newest.value, key).buckets)
+
     async def written(self, tracker: DelayedTracker, most: int) -> None:
         """Until at most so many sealed buckets wait to be written."""
         while tracker.behind() > most:
@@ -198,7 +206,7 @@ async def life(kind: str, messages: int, ledger: int, folder: Path) -> dict[str,
     result["contains_10000_ms"] = round(bench.contains(tracker, messages), 3)
     if kind == "bucket":
         result["buckets"] = tracker.stats()["buckets"]
-        unsealed = messages - sum(record.count for record in tracker._bucket_set.named.values())  # type: ignore[attr-defined]
+        unsealed = messages - await bench.named()
         await tracker.close()
         del tracker
         recovered = Meter(start=added.start)

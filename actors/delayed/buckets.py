@@ -82,6 +82,15 @@ class BucketTracker(CoreTracker):
         """Take possession of the manifest; the headers are read in the background. Raises Fenced, Unavailable."""
         await self._maintenance.start()
 
+    def begin(self) -> None:
+        """Instead of `start`, where somebody has looked and there is no manifest."""
+        self._maintenance.begin()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was no manifest, and none was written since."""
+        return self._bucket_set.manifest.begun
+
     def start_later(self, error: SluiceError) -> None:
         """The manifest could not be opened: everything is kept in memory until it can (BD-33)."""
         self._maintenance.start_later(error)

@@ -20,6 +20,7 @@ from actors.ports import Task
 from actors.store_attempts import REFUSALS
 from actors.wall_clock import pause_until
 from storage.delayed.entries import NEVER
+from storage.delayed.manifest import Manifest
 from storage.errors import Fenced, SluiceError, Unavailable
 from storage.position import Positions
 
@@ -58,12 +59,18 @@ class BucketMaintenance:
         """Take possession and begin recovery, if that has not happened. Raises Fenced, Unavailable."""
         async with self._opening:
             if not self._bucket_set.opened:
-                manifest = await self._bucket_set.manifest.open()
-                self._bucket_set.opened, self.fallback = True, None
-                if self._bucket_set.manifest.begun:
-                    # Nothing ought to be there: what an earlier life left behind is looked for behind the first object.
-                    self._collector.due = False
-                self._recovery.begin(manifest.buckets)
+                self._begin(await self._bucket_set.manifest.open())
+
+    def begin(self) -> None:
+        """Instead of `start`, where somebody has looked and there is no manifest: nothing is read or recovered."""
+        self._begin(self._bucket_set.manifest.begin())
+
+    def _begin(self, manifest: Manifest) -> None:
+        self._bucket_set.opened, self.fallback = True, None
+        if self._bucket_set.manifest.begun:
+            # Nothing ought to be there: what an earlier life left behind is looked for behind the first object.
+            self._collector.due = False
+        self._recovery.begin(manifest.buckets)
 
     def start_later(self, error: SluiceError) -> None:
         """Go on in memory, and take possession as soon as the store lets us."""

@@ -44,8 +44,7 @@ async def last_epoch(ports: Ports, key: str) -> int | None:
 class ManifestStore:
     """Reads and writes the manifest for one owner epoch."""
 
-    def __init__(self, ports: Ports, key: str, epoch: int, *, absent: bool = False) -> None:
-        """absent: somebody has looked, and there was none."""
+    def __init__(self, ports: Ports, key: str, epoch: int) -> None:
         self.key = key
         self.epoch = epoch
         self.settled = True
@@ -54,14 +53,19 @@ class ManifestStore:
         """Whether the manifest was damaged when it was opened, so that it names nothing of what was there."""
         self.begun = False
         """Whether there was none when it was opened, so that possession is still to be taken."""
-        self._ports, self._absent = ports, absent
+        self._ports = ports
         self._number = 0
         self._lock = asyncio.Lock()
+
+    def begin(self) -> Manifest:
+        """Instead of `open`, where somebody has looked and there was none."""
+        self.begun = True
+        return Manifest(self.epoch)
 
     async def open(self) -> Manifest:
         """Read the newest version and take possession of it. Raises Fenced, Unavailable; safe to repeat."""
         async with self._lock:
-            newest = None if self._absent else await attempt(self._ports, lambda: self._ports.meta.read(self.key))
+            newest = await attempt(self._ports, lambda: self._ports.meta.read(self.key))
             self.begun = newest is None
             try:
                 manifest = self._adopt(newest)

@@ -24,14 +24,18 @@ from storage.position import Positions
 
 BEFORE_ALL = -1
 """A time at which nothing is due yet."""
+_NONE = DelayedCore()
+"""What every subscription has of which nothing was rescheduled; nothing is put into it."""
 
 
 class RescheduledTracker:
     """A DelayedTracker over another one. changes: the table, which others write; times are ms."""
 
+    __slots__ = ("_changes", "_inner", "_moved")
+
     def __init__(self, inner: DelayedTracker, changes: DelayChanges) -> None:
         self._inner, self._changes = inner, changes
-        self._moved = DelayedCore()
+        self._moved = _NONE
         self._wait(changes.moved, BEFORE_ALL)
 
     # -- what is rescheduled ----------------------------------------------------------------------------------------
@@ -48,8 +52,15 @@ class RescheduledTracker:
         return len(self._moved.index)
 
     def _wait(self, entries: Entries, now: int) -> None:
-        _, new = self._moved.admit(entries.positions, entries.hashes, entries.deliver_at, now)
+        if len(entries):
+            self._admit(entries.positions, entries.hashes, entries.deliver_at, now)
+
+    def _admit(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
+        if self._moved is _NONE:
+            self._moved = DelayedCore()
+        waits, new = self._moved.admit(positions, hashes, deliver_at, now)
         self._moved.keep(new)
+        return waits
 
     def _without_moved(self, taken: tuple[Positions, Hashes]) -> tuple[Positions, Hashes]:
         if not len(self._changes.moved) or not len(taken[0]):
@@ -81,8 +92,7 @@ class RescheduledTracker:
         if not mine.all():
             waits[~mine] = self._inner.add(positions[~mine], hashes[~mine], deliver_at[~mine], now)
         due = self._changes.due(positions[mine], deliver_at[mine])
-        waits[mine], new = self._moved.admit(positions[mine], hashes[mine], due, now)
-        self._moved.keep(new)
+        waits[mine] = self._admit(positions[mine], hashes[mine], due, now)
         return waits
 
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
@@ -137,11 +147,11 @@ class RescheduledTracker:
 
     async def clear(self) -> None:
         """Forget waiting messages. New due times stay, because a seek back reads those messages again."""
-        self._moved.clear()
+        self._moved = _NONE
         await self._inner.clear()
 
     async def delete(self) -> None:
-        self._moved.clear()
+        self._moved = _NONE
         await self._inner.delete()
 
     def take_rescans(self) -> list[tuple[int, int]]:

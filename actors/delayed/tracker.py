@@ -3,6 +3,7 @@
 `bucket` is the default: the index lies in bucket objects and memory stays small. `memory` keeps everything in memory.
 With `delayed_delivery_shared_index_enabled` the subscription has a view of the index that all such subscriptions of the
 partition share.
+A subscription without a manifest has no bucket index before its first delayed message (`actors.delayed.on_demand`).
 If the bucket index cannot be opened now, the bucket tracker begins in memory: delayed messages still wait, and are
 found by reading the log (BD-33). It goes on with buckets as soon as the store lets it. Only a subscription whose
 delayed delivery is switched off delivers at once (BD-1).
@@ -15,11 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from actors.delayed.buckets import LOOK_AHEAD_MS, BucketTracker
+from actors.delayed.buckets import LOOK_AHEAD_MS
 from actors.delayed.index_removal import IndexRemoval
-from actors.delayed.manifest import ManifestStore, manifest_key
 from actors.delayed.memory import InMemoryTracker
-from actors.delayed.objects import BucketObjects
+from actors.delayed.on_demand import IndexOnDemand, OwnIndex
 from actors.delayed.shared import SharedIndex, SharedView
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import CHOICES
@@ -143,31 +143,32 @@ async def make_tracker(
     """
     if settings.delayed_tracker not in CHOICES["delayed_tracker"]:
         raise Invalid(f"delayed_tracker is bucket or memory, not {settings.delayed_tracker!r}")
-    key = manifest_key(topic, partition, subscription)
-
-    def make() -> BucketTracker:
-        return BucketTracker(
-            ports,
-            objects=BucketObjects(ports, topic, partition, subscription),
-            manifest=ManifestStore(ports, key, owner_epoch, absent=absent),
-            settings=settings,
-            changed=changed,
-            look_ahead_ms=look_ahead_ms,
-        )
-
+    own = OwnIndex(
+        ports=ports,
+        topic=topic,
+        partition=partition,
+        subscription=subscription,
+        settings=settings,
+        changed=changed,
+        epoch=owner_epoch,
+        look_ahead_ms=look_ahead_ms,
+    )
     other = _other(settings, shared, subscription, changed, owner_epoch)
     if other is not None:
-        removal = IndexRemoval(ports, key, make)
+        removal = IndexRemoval(ports, own.key, own.make)
         other.delete_other_index = removal.delete
         ports.spawn(removal.run(), "removal of another index")
         return other
-    tracker = make()
+    if absent:
+        return IndexOnDemand(own)
+    tracker = own.make()
     try:
         await tracker.start()
     except REFUSALS as error:
-        ports.log("delayed_fallback", key=key, error=str(error))
+        ports.log("delayed_fallback", key=own.key, error=str(error))
         tracker.start_later(error)
-    return tracker
+        return tracker
+    return IndexOnDemand(own) if tracker.begun else tracker
 
 
 def delays(settings: SubscriptionSettings) -> bool:

@@ -26,6 +26,8 @@ _BEHIND_ALL = position(MAX_LEDGER, 0)
 class DelayChanges:
     """moved: the new due times, int64 ms, by position ascending, each once. cancelled: a set of positions."""
 
+    __slots__ = ("cancelled", "moved")
+
     def __init__(self) -> None:
         self.moved = EMPTY
         self.cancelled = PositionIndex()

@@ -47,6 +47,8 @@ _NO_LEDGERS: SortedDict[int, BitMap] = SortedDict()
 class PositionIndex:
     """A set of positions with column operations. Positions may come in any order unless said otherwise."""
 
+    __slots__ = ("_count", "_ledgers")
+
     def __init__(self) -> None:
         self._ledgers = _NO_LEDGERS
         self._count = 0

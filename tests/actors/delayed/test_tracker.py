@@ -5,6 +5,7 @@ import pytest
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
+from actors.delayed.on_demand import IndexOnDemand
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
 from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
@@ -35,11 +36,14 @@ def add(tracker: DelayedTracker, dues: list[int], now: int = 0, first: int = 0) 
 
 @simulated
 async def test_the_settings_choose() -> None:
-    life = Life(World())
-    assert isinstance(await make(life), BucketTracker)
+    world = World()
+    life = Life(world)
+    assert isinstance(await make(life), IndexOnDemand)
     assert isinstance(await make(life, delayed_tracker="memory"), InMemoryTracker)
     with pytest.raises(Invalid, match="bucket or memory"):
         await make(life, delayed_tracker="heap")
+    world.records[KEY] = [encode_manifest(Manifest(1))]
+    assert isinstance(await make(life), BucketTracker)
     await life.end()
 
 
