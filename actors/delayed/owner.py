@@ -1,15 +1,15 @@
 """The topic owner's side of the shared delayed index: it opens the index under its epoch, and trims it.
 
-The index is opened when a subscription wants it, or when an earlier owner left one. Until then, and while a store is
-away, the one in memory serves. A manifest that cannot be read is replaced, and what an earlier index of this process
-had stored is read from the log again. What the slowest subscription has passed leaves the index, whether that
-subscription is there or not.
+The index is opened when a subscription wants it, or when an earlier owner left one; until then nothing waits for it and
+nothing of it is here. While a store is away the one in memory serves. A manifest that cannot be read is replaced, and
+what an earlier index of this process had stored is read from the log again. What the slowest subscription has passed
+leaves the index, whether that subscription is there or not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from actors.delayed.buckets import BucketTracker
@@ -26,6 +26,11 @@ RETRY_MS = 1_000
 TRIM_MS = 1_000
 
 
+def _nothing() -> int:
+    """What is passed before the owner has begun."""
+    return -1
+
+
 class IndexOwner:
     """One owner of one partition. index: the index of this process, shared with the dispatchers."""
 
@@ -33,23 +38,45 @@ class IndexOwner:
         self._ports = ports
         self._index = index
         self._topic, self._partition = topic, partition
-        self._key = manifest_key(topic, partition, NAME)
+        self._epoch = -1
+        self._passed: Callable[[], int] = _nothing
+        self._at_work = False
         self._tracker: BucketTracker | None = None
         self._opening = asyncio.Lock()
         self._deleted = False
 
-    async def run(self, epoch: int, marks: Callable[[], Mapping[str, int]], end: Callable[[], int]) -> None:
-        """Open the index when it is wanted, then trim it; ends when a newer owner has it.
+    @property
+    def _key(self) -> str:
+        return manifest_key(self._topic, self._partition, NAME)
 
-        marks: how far each durable subscription is. end: the last confirmed position.
-        """
-        patience = UNWANTED_MS if epoch > 1 else None  # no earlier owner left anything to the first one
-        if not await self._index.wanted.wait(self._ports, patience) and not await self._is_there():
-            await self._index.wanted.wait(self._ports)
-        await self._open(epoch)
+    def begin(self, epoch: int, passed: Callable[[], int]) -> None:
+        """Let the index be opened when it is wanted. passed: tells what every durable subscription has passed."""
+        self._epoch, self._passed = epoch, passed
+        self._index.serve(epoch, self._wanted)
+        if epoch > 1 and not self._at_work:  # no earlier owner left anything to the first one
+            self._ports.spawn(self._look_back(), "earlier delayed index")
+
+    def release(self) -> None:
+        """The partition has another owner, or none. Idempotent."""
+        self._index.abandon(self._epoch)
+
+    def _wanted(self) -> None:
+        if not self._at_work:
+            self._at_work = True
+            self._ports.spawn(self._run(), "delayed index")
+
+    async def _look_back(self) -> None:
+        """Open what an earlier owner left, if no subscription has come that says how it is set up."""
+        await self._ports.clock.sleep(UNWANTED_MS)
+        if not self._at_work and await self._is_there():
+            self._wanted()
+
+    async def _run(self) -> None:
+        """Open the index, then trim it; ends when a newer owner has it."""
+        await self._open(self._epoch)
         trimmed = -1
         while self._tracker is not None and self._index.tracker is self._tracker and self._tracker.failed is None:
-            lowest = min(marks().values(), default=end())
+            lowest = self._passed()
             if lowest != trimmed or len(self._tracker.index):
                 self._index.trim(lowest)
                 trimmed = lowest
@@ -67,7 +94,7 @@ class IndexOwner:
 
     def stats(self) -> dict[str, Any] | None:
         """The metrics of PIP-195 of the whole index; None while nobody uses it."""
-        return self._index.tracker.stats() if self._index.wanted.is_set() else None
+        return self._index.tracker.stats() if self._index.wanted else None
 
     async def _is_there(self) -> bool:
         while True:

@@ -17,8 +17,9 @@ it reads it within its tick, so a tick of one never makes a message early for an
 no call (`docs/decisions/0005-the-shared-delayed-index-lives-beside-the-topic.md`). The index stays as long as the
 process; what may change under it is the tracker, which the topic's owner opens under its epoch and hands in
 (`actors.delayed.owner`). Until the first one is there, and if the partition goes to an owner elsewhere, a tracker in
-memory takes its place. At each change what only memory held moves along; what buckets held the new owner finds in the
-manifest. What a view had is done for it until its cursor has passed it, so nothing is given to it again.
+memory takes its place. Before somebody wants the index there is neither, and that of most partitions is never wanted.
+At each change what only memory held moves along; what buckets held the new owner finds in the manifest. What a view had
+is done for it until its cursor has passed it, so nothing is given to it again.
 
 Objects and manifest lie under the subscription name `_shared`, which no subscription can have.
 """
@@ -37,7 +38,6 @@ from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracking import WAITING_MOST
 from actors.messages import SubscriptionSettings
 from actors.shared_future import SharedFuture
-from actors.signal import Signal
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
 from storage.delayed.index import PositionIndex
@@ -59,17 +59,53 @@ _DEFAULTS = SubscriptionSettings()
 class SharedIndex:
     """The index of one partition in one process.
 
-    wanted: set once a subscription asked for a view; settings: what the first one asked for, for the owner to open it.
+    wanted: whether a subscription asked for a view. settings: what the first one asked for, for the owner to open it.
     """
+
+    __slots__ = ("_epoch", "_failed_at", "_opening", "_owner", "_tracker", "settings", "views", "wanted")
 
     def __init__(self) -> None:
         self.views: dict[str, SharedView] = {}
-        self.wanted = Signal()
+        self.wanted = False
         self.settings = _DEFAULTS
-        self.tracker: Tracker = InMemoryTracker(lookahead=0, most=WAITING_MOST)
+        self._tracker: Tracker | None = None
         self._epoch = -1
-        self._opened: SharedFuture[None] = SharedFuture()
+        self._opening: SharedFuture[None] | None = None
+        """Settled when the first owner's index is here; None while nobody waits for that."""
+        self._owner: tuple[int, Callable[[], None]] | None = None
+        """The epoch of the partition's owner, and whom it has told when the index is wanted."""
         self._failed_at: int | None = None
+
+    @property
+    def tracker(self) -> Tracker:
+        """What the index is kept by: the owner's tracker, or one in memory."""
+        if self._tracker is None:
+            self._tracker = InMemoryTracker(lookahead=0, most=WAITING_MOST)
+        return self._tracker
+
+    def serve(self, epoch: int, wanted: Callable[[], None]) -> None:
+        """The partition's owner of this epoch is told when the index is wanted, at once if it is; not if a newer one is
+        here.
+        """
+        if self._owner is None or self._owner[0] <= epoch:
+            self._owner = epoch, wanted
+            if self.wanted:
+                wanted()
+
+    def abandon(self, epoch: int) -> None:
+        """The partition's owner of this epoch has ended. Fine if it did not serve."""
+        if self._owner is not None and self._owner[0] == epoch:
+            self._owner = None
+
+    def want(self, settings: SubscriptionSettings | None) -> None:
+        """A subscription with these settings asks for a view."""
+        if self.wanted:
+            return
+        if settings is not None:
+            self.settings = msgspec.structs.replace(settings, delayed_delivery_tick_time_millis=0)
+        self.wanted = True
+        if self._owner is not None:
+            self._owner[1]()
 
     def changed(self) -> None:
         """Notify every view that messages may be due."""
@@ -89,9 +125,7 @@ class SharedIndex:
         epoch: that of the dispatcher. One that took the subscription over and was overtaken before it got here finds
         the view of the newer one, and leaves it in place: its own is given nothing.
         """
-        if settings is not None and not self.wanted.is_set():
-            self.settings = msgspec.structs.replace(settings, delayed_delivery_tick_time_millis=0)
-        self.wanted.set()
+        self.want(settings)
         tick = 0 if settings is None else settings.delayed_delivery_tick_time_millis
         view = SharedView(self, subscription, changed, tick, epoch)
         before = self.views.get(subscription)
@@ -111,12 +145,15 @@ class SharedIndex:
             return False
         self._epoch = epoch
         self._switch(tracker, now, reread=tracker.rebuilt)
-        self._opened.set_result(None)
+        if self._opening is not None:
+            self._opening.set_result(None)
         return True
 
     async def opened(self) -> None:
         """Wait until an owner's index is here, and restored."""
-        await self._opened
+        if self._epoch < 0:
+            self._opening = self._opening or SharedFuture()
+            await self._opening
         await self.tracker.recovered()
 
     def look(self, now: int) -> int | None:
@@ -155,7 +192,7 @@ class SharedIndex:
 
     def _switch(self, tracker: Tracker, now: int, *, reread: bool) -> None:
         """reread: the new tracker does not find what the old one stored."""
-        old, self.tracker, self._failed_at = self.tracker, tracker, None
+        old, self._tracker, self._failed_at = self.tracker, tracker, None
         for start, end in [*old.take_rescans(), *(old.stored() if reread else ())]:
             self._reread(start, end)
         entries = old.unsaved()

@@ -156,6 +156,7 @@ class Topic(Actor):
         self._log.reader.history.forget()
         self._upkeep.compaction.reader.forget()
         self._reads.close()
+        self._delayed.release()
 
     def _gone(self) -> str:
         return f"partition {self.partition} of {self.topic!r} is no longer served here: {self.stopped}"
@@ -169,8 +170,7 @@ class Topic(Actor):
         self._upkeep.restore()
         self._admission.restore()
         self._serving.set()
-        work = self._delayed.run(self._log.epoch, lambda: self._upkeep.marks, lambda: self._log.last_confirmed)
-        self.ports.spawn(work, "delayed index")
+        self._delayed.begin(self._log.epoch, self._passed)
         while self.stopped is None:
             try:
                 await self._upkeep.turn()
@@ -180,6 +180,10 @@ class Topic(Actor):
                 self.ports.log("upkeep_waits", error=str(error))
             await self.ports.clock.sleep(TEND_MS)
             await self._upkeep.rest()
+
+    def _passed(self) -> int:
+        """The position that every durable subscription has passed; without one, the end of the log."""
+        return min(self._upkeep.marks.values(), default=self._log.last_confirmed)
 
     async def _ready(self) -> None:
         """Wait for the recovery. Raises Unavailable while it lasts, Fenced when this owner was replaced."""

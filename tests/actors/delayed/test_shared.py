@@ -102,8 +102,8 @@ async def own(life: Life, index: SharedIndex, epoch: int, rule: SubscriptionSett
     """A topic's owner opens the index, as set up by a subscription that wants it."""
     owner = IndexOwner(life.ports, index, "orders", 0)
     index.settings = rule
-    index.wanted.set()
-    life.spawn(owner.run(epoch, dict, lambda: -1), "owner")
+    index.want(None)
+    owner.begin(epoch, lambda: -1)
     await life.world.settle()
     return owner
 
@@ -399,7 +399,7 @@ async def test_an_owner_trims_what_every_subscription_has_passed() -> None:
     marks = {"one": -1, "two": -1, "away": -1}
     index.settings = bucket_settings(min_count=5)
     owner = IndexOwner(life.ports, index, "orders", 0)
-    life.spawn(owner.run(1, lambda: marks, lambda: -1), "owner")
+    owner.begin(1, lambda: min(marks.values()))
     await world.settle()
     one.step()
     two.step()

@@ -1,11 +1,19 @@
-"""Who has the view of a subscription when its dispatchers overtake each other."""
+"""Who has the view of a subscription when its dispatchers overtake each other, and which owner opens the index."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from actors.delayed.shared import SharedIndex, SharedView
+from actors.delayed.buckets import BucketTracker
+from actors.delayed.manifest import manifest_key
+from actors.delayed.owner import UNWANTED_MS, IndexOwner
+from actors.delayed.shared import NAME, SharedIndex, SharedView
+from storage.delayed.manifest import Manifest, encode_manifest
 from storage.position import position
+from tests.actors.delayed.world import Life, World
+from tests.sim.loop import simulated
+
+KEY = manifest_key("orders", 0, NAME)
 
 
 def due_at(index: SharedIndex, view: SharedView, entry: int) -> None:
@@ -33,3 +41,84 @@ def test_an_owner_that_is_gone_holds_no_view() -> None:
     again = index.view("one", lambda: None, epoch=1)
     due_at(index, again, 1)
     assert again.take(10, 100)[0].tolist() == [position(1, 1)]
+
+
+def begun(life: Life, index: SharedIndex, epoch: int) -> IndexOwner:
+    owner = IndexOwner(life.ports, index, "orders", 0)
+    owner.begin(epoch, lambda: -1)
+    return owner
+
+
+@simulated
+async def test_an_index_that_nobody_wants_costs_nothing() -> None:
+    world, index = World(), SharedIndex()
+    life = Life(world)
+    owner = begun(life, index, 1)
+    await world.advance(2 * UNWANTED_MS)
+    assert (life.tasks, life.calls, owner.stats()) == ([], [], None)
+    index.view("one", lambda: None)
+    await index.opened()
+    assert isinstance(index.tracker, BucketTracker)
+    assert owner.stats() is not None
+    await life.end()
+
+
+@simulated
+async def test_an_owner_that_comes_behind_the_view_opens_it() -> None:
+    world, index = World(), SharedIndex()
+    life = Life(world)
+    view = index.view("one", lambda: None)
+    due_at(index, view, 1)
+    begun(life, index, 1)
+    await view.recovered()
+    assert isinstance(index.tracker, BucketTracker)
+    assert view.take(10, 100)[0].tolist() == [position(1, 1)]
+    await life.end()
+
+
+@simulated
+async def test_what_an_earlier_owner_left_is_opened_unwanted() -> None:
+    world, index = World(), SharedIndex()
+    life, later = Life(world), Life(world)
+    begun(life, index, 2)
+    await world.advance(UNWANTED_MS)
+    assert (life.calls, life.tasks[0].done(), world.records) == ([("read", KEY)], True, {})
+    await life.end()
+    world.records[KEY] = [encode_manifest(Manifest(2))]
+    begun(later, index, 3)
+    await world.advance(UNWANTED_MS)
+    await index.opened()
+    assert isinstance(index.tracker, BucketTracker)
+    await later.end()
+
+
+@simulated
+async def test_only_the_newest_owner_that_is_there_opens_the_index() -> None:
+    world, index = World(), SharedIndex()
+    older, newer = Life(world), Life(world)
+    begun(newer, index, 3)
+    begun(older, index, 2)
+    index.view("one", lambda: None)
+    await index.opened()
+    assert newer.calls
+    await world.advance(UNWANTED_MS // 2)
+    assert older.calls == []
+    await older.end()
+    await newer.end()
+
+
+@simulated
+async def test_an_owner_that_has_ended_is_not_told() -> None:
+    world, index = World(), SharedIndex()
+    gone, following = Life(world), Life(world)
+    owner = begun(gone, index, 1)
+    owner.release()
+    owner.release()
+    index.view("one", lambda: None)
+    await world.settle()
+    assert gone.tasks == []
+    begun(following, index, 2)
+    owner.release()
+    await index.opened()
+    assert following.calls
+    await following.end()
