@@ -31,6 +31,9 @@ MOST_KEYS = 10_000
 MOST_NAME_BYTES = 1 << 20
 """So many keys, of so many bytes together, the subscription's record takes; a failed message beyond blocks its hash."""
 _NEAR = 1 << 16
+_SMALLEST = 16
+_NO_HASHES: Hashes = np.empty(0, np.uint32)
+_NOBODY: Mask = np.zeros(0, np.bool_)
 
 
 @dataclass(slots=True)
@@ -61,13 +64,17 @@ class ParkedTable(PositionTable):
     columns = (*PositionTable.columns, "key_number", "size")
 
     def __init__(self) -> None:
-        super().__init__(4, rows=16)
+        super().__init__(4, rows=_SMALLEST)
         self.key_number: npt.NDArray[np.uint16] = np.zeros(self.capacity, np.uint16)
         self.size: npt.NDArray[np.int64] = np.zeros(self.capacity, np.int64)
 
     def put(self, positions: Positions, masked: Hashes) -> None:
         """Messages come as UNKNOWN: positions strictly ascending, and none of them is here now."""
         self._put(UNKNOWN, positions, {"masked_hash": masked, "key_number": 0, "size": 0})
+
+
+_NO_MESSAGES = ParkedTable()
+"""What every subscription has that never parked a message; nothing is put into it."""
 
 
 class ParkedMessages:
@@ -78,7 +85,7 @@ class ParkedMessages:
         self.parks = settings.dead_letter_policy == "park"
         self._keys_most = settings.park_max_keys if self.parks else 0
         self._bytes_most = settings.park_max_bytes if self.parks else 0
-        self.table = ParkedTable()
+        self.table = _NO_MESSAGES
         self.keys: dict[int, ParkedKey] = {}
         """By number, in the order in which they failed."""
         self._names: dict[bytes, int] = {}
@@ -91,11 +98,11 @@ class ParkedMessages:
         """Some row of the window was here, and is of another key."""
         self.parked_total = self.redriven_total = 0
         """How many keys were ever parked, and how many messages operators let go."""
-        self._closed: Hashes = np.empty(0, np.uint32)
+        self._closed = _NO_HASHES
         self._from = NO_POSITIONS
-        self._near: Mask = np.zeros(0, np.bool_)
+        self._near = _NOBODY
         self._free: list[int] = []  # numbers below the highest that no key has; a heap
-        self._may_park: Mask = np.zeros(16, np.bool_)
+        self._may_park = _NOBODY
         self._may_park_stale = False
 
     def continue_from(self, before: ParkedMessages) -> None:
@@ -153,7 +160,9 @@ class ParkedMessages:
             self._names[key] = number
             self._name_bytes += len(key)
         if number >= len(self._may_park):
-            self._may_park = np.concatenate([self._may_park, np.zeros_like(self._may_park)])
+            grown = np.zeros(max(2 * len(self._may_park), _SMALLEST), np.bool_)
+            grown[: len(self._may_park)] = self._may_park
+            self._may_park = grown
         self._may_park[number] = len(self.keys) <= self._keys_most
         return self.keys[number]
 
@@ -239,6 +248,8 @@ class ParkedMessages:
 
     def add(self, positions: Positions, hashes: Hashes) -> None:
         """These (ascending, none of them here) come as UNKNOWN."""
+        if self.table is _NO_MESSAGES:
+            self.table = ParkedTable()
         self.table.put(positions, hashes)
 
     def known(self, positions: Positions, numbers: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> None:

@@ -334,3 +334,18 @@ def test_many_parked_messages_stay_columns() -> None:
         parked.examined(positions, pa.repeat(pa.scalar(b"k", pa.binary()), len(positions)), np.full(len(positions), 7))
     assert stats(driver)["msgParked"] == 100_001
     assert driver.dispatch.room() > 0
+
+
+def test_what_never_parked_a_message_has_no_table_for_it() -> None:
+    parks, other = parking(), parking()
+    for driver in (parks, other):
+        driver.send("k", "k", "other")
+        driver.ack("1:2")
+    table = other.dispatch._core.parked.table
+    assert parks.dispatch._core.parked.table is table
+    fail(parks, "1:0")
+    assert (stats(parks)["msgParked"], stats(other)["msgParked"]) == (2, 0)
+    assert (table.tail, other.dispatch._core.parked.table is table) == (0, True)
+    redrive(parks, "k")
+    parks.ack(*parks.pending("a"))
+    assert (stats(parks)["msgParked"], table.live) == (0, 0)
