@@ -73,6 +73,10 @@ class LogReads:
         self._loading: dict[int, asyncio.Lock] = {}
         self._coming: dict[tuple[int, int], Signal] = {}
 
+    def forget_unused(self) -> None:
+        """Forget cached runs that nobody has read since this was last called."""
+        self._old.forget_unused()
+
     def close(self) -> None:
         """Forget cached runs, and cache no more."""
         self._old.close()

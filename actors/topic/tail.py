@@ -5,7 +5,8 @@ that had to be read from bookies go into a smaller part of their own, so that on
 runs does not drive the tail out for everybody else.
 
 Each cache has its limit, and those of one process have one together (`CacheRoom`): an owner's memory grows until they
-are full, which takes minutes under a small load, and then no more, however many partitions it has.
+are full, which takes minutes under a small load, and then no more, however many partitions it has. What nobody has used
+for a while, and no subscription waits for, the owner lets go (`actors.topic.upkeep`).
 """
 
 from __future__ import annotations
@@ -68,23 +69,30 @@ class CacheRoom:
             largest.give_way(max(self.bytes - self._limit, min(_AT_ONCE, self._limit // 16)))
 
 
+_NONE: OrderedDict[tuple[int, int], CachedRun] = OrderedDict()
+"""What every cache has that holds nothing; nothing is put into it."""
+
+
 class RunCache:
     """Runs by (ledger, run), the oldest leaving when `limit` bytes are reached. room: of the process; else its own."""
 
     def __init__(self, limit: int, room: CacheRoom | None = None) -> None:
         self._limit = limit
-        self._runs: OrderedDict[tuple[int, int], CachedRun] = OrderedDict()
+        self._runs = _NONE
         self.bytes = 0
         self._room = room or CacheRoom()
         self._room.enter(self)
-        self._closed = False
+        self._closed = self._used = False
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def get(self, ledger: int, run: int) -> CachedRun | None:
         """The run if it is here."""
-        return self._runs.get((ledger, run))
+        found = self._runs.get((ledger, run))
+        if found is not None:
+            self._used = True
+        return found
 
     def put(self, run: CachedRun) -> None:
         """Keep a run; the oldest give way. A run above the whole limit is not kept."""
@@ -94,7 +102,9 @@ class RunCache:
             return
         if self.bytes + run.weight > self._limit:
             self.give_way(self.bytes + run.weight - self._limit)
-        self._runs[key] = run
+        if self._runs is _NONE:
+            self._runs = OrderedDict()
+        self._runs[key], self._used = run, True
         self._count(run, 1)
 
     def give_way(self, count: int) -> None:
@@ -102,6 +112,14 @@ class RunCache:
         until = self.bytes - count
         while self._runs and self.bytes > until:
             self._count(self._runs.popitem(last=False)[1], -1)
+        if not self._runs:
+            self._runs = _NONE
+
+    def forget_unused(self) -> None:
+        """Forget everything, if none of it was put or found since this was last called."""
+        if not self._used:
+            self.give_way(self.bytes)
+        self._used = False
 
     def drop(self, ledger: int, run: int) -> None:
         """Forget one run; fine if it is not here."""

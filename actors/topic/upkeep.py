@@ -42,6 +42,10 @@ confirmed or reported; one that is closed is not woken sooner for what retention
 """
 MOST_REST_MS = 60_000
 """After so long it looks at everything, and whether its only ledger is old, if there is nothing else to look at."""
+UNUSED_MS = 30_000
+"""Runs in memory that nobody wrote or read for so long are let go, once every subscription has passed them: a message
+that waits comes from memory however long it waits, and who comes for an old one reads it from the bookies.
+"""
 LOOK_BYTES = 1024 * 1024
 """A partition with less in its only ledger has nothing that would leave or be compacted."""
 PRUNE_AT = 64
@@ -69,7 +73,7 @@ class Upkeep:
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
         self._replicating = self._offloading = self._compacting = False
-        self._prove_not_before = self._rests_until = 0
+        self._prove_not_before = self._rests_until = self._forget_not_before = 0
         self._woken = Signal()
         self._fill_not_before = 0
         self._seen: tuple[object, ...] = ()
@@ -89,6 +93,7 @@ class Upkeep:
     async def turn(self) -> None:
         """One round. Raises Fenced when there is a newer owner, other errors when something must wait."""
         now = self._ports.clock.monotonic()
+        self._forget_unused(now)
         await self._prove(now)
         await self._log.snapshot()
         await self._log.roll_if_due()
@@ -105,6 +110,18 @@ class Upkeep:
         if not self._compacting and self.compaction.due(self.settings):
             self._compacting = True
             self._ports.spawn(self._compact(), "compact")
+
+    def _forget_unused(self, now: int) -> None:
+        if now < self._forget_not_before:
+            return
+        self._forget_not_before = now + UNUSED_MS
+        if self._all_passed():
+            self._log.tail.forget_unused()
+            self._reads.forget_unused()
+
+    def _all_passed(self) -> bool:
+        """Whether no durable subscription waits for anything."""
+        return all(mark >= self._log.last_confirmed for mark in self.marks.values())
 
     async def _prove(self, now: int) -> None:
         """Look whether there is a newer owner, unless that was done lately. Raises Fenced, Unavailable."""
@@ -178,9 +195,11 @@ class Upkeep:
 
     def _rest_longer(self) -> int:
         """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
+        now = self._ports.clock.monotonic()
+        self._forget_unused(now)
         if self._only_grows and self._log.metadata.is_told():
             return MOST_REST_MS
-        return 0 if self.at_work or self._rests_until <= self._ports.clock.monotonic() else REST_MS
+        return 0 if self.at_work or self._rests_until <= now else REST_MS
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
@@ -189,7 +208,7 @@ class Upkeep:
         await self._log.cover(self._with_marks)
         record, now = self._log.record, self._ports.clock.now()
         kept = await self._kept.now(record.settings)
-        passed = record.ever_subscribed and all(mark >= self._log.last_confirmed for mark in self.marks.values())
+        passed = record.ever_subscribed and self._all_passed()
         if not record.ledgers or not passed or kept.ms < 0 or (kept.bytes > 0 and not kept.ms):
             return 0
         return now + max(kept.ms, REST_MS)

@@ -86,6 +86,21 @@ def test_a_cache_that_was_closed_holds_and_keeps_nothing() -> None:
         assert (len(cache), cache.bytes, room.bytes) == (0, 0, other.bytes)
 
 
+def test_what_was_not_used_is_forgotten_at_the_second_look() -> None:
+    room = CacheRoom()
+    cache, other = RunCache(10_000, room), RunCache(10_000, room)
+    cache.put(cached(0, 1000))
+    cache.put(cached(1, 1000))
+    cache.forget_unused()
+    assert cache.get(1, 0) is not None
+    cache.forget_unused()
+    assert (len(cache), cache.get(1, 2)) == (2, None)
+    cache.forget_unused()
+    assert (len(cache), cache.bytes, room.bytes, len(other)) == (0, 0, 0, 0)
+    cache.put(cached(2, 1000))
+    assert (len(cache), cache.get(1, 2) is not None, other.get(1, 2)) == (1, True, None)
+
+
 @pytest.mark.parametrize("size", [100, 5_000])
 def test_a_run_weighs_what_it_takes_in_memory(size: int) -> None:
     """Within a fifth: a limit in bytes of payload alone was passed four times over by single messages."""

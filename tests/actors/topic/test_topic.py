@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import ReadEnds, TopicSettings
+from actors.messages import Done, Ends, Progress, ReadEnds, TopicSettings
 from actors.topic.tail import RUN_BYTES
+from actors.topic.upkeep import MOST_REST_MS, UNUSED_MS
 from storage.errors import Fenced
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
 from tests.sim.world import World
@@ -75,6 +76,33 @@ def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
         assert cluster.resources.room.bytes == 0
 
     World(2).play(scenario)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_nobody_waits_for_leaves_memory(waits: bool) -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world)
+        to = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, to)
+        await producer.open()
+        await producer.publish(3)
+        await producer.publish(3)
+        end = await client.net.call(to, ReadEnds(), 1000)
+        assert isinstance(end, Ends)
+        told = Progress(subscription="s", mark_delete=end.last - waits)
+        assert isinstance(await client.net.call(to, told, 1000), Done)
+        for _ in range(4):
+            await world.loop.pause(UNUSED_MS // 2)
+            assert len(await read_all(client, to)) == 6
+        held = cluster.resources.room.bytes
+        assert held > 2 * RUN_BYTES
+        await world.loop.pause(2 * (UNUSED_MS + MOST_REST_MS))
+        assert cluster.resources.room.bytes == (held if waits else 0)
+        assert len(await read_all(client, to)) == 6
+        assert cluster.resources.room.bytes >= held
+
+    World(4).play(scenario)
 
 
 def test_a_reader_waits_for_the_next_publish() -> None:
