@@ -18,6 +18,8 @@ What is decided where:
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from actors.actor import Actor
 from actors.delayed.shared import SharedIndex
 from actors.directory import Directory
@@ -346,30 +348,47 @@ class Dispatcher(Actor):
 
 
 class Components:
-    """The parts of a dispatcher, joined: whole as soon as it exists."""
+    """The parts of a dispatcher, joined. What most subscriptions never need is made when it is asked for first; what
+    answers operators and keeps nothing is made for each request.
+    """
 
     def __init__(self, context: SubscriptionContext) -> None:
         self.context = context
-        backlog = Backlog(context)
+        self._backlog = backlog = Backlog(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
         self.reader = Reader(context, backlog, self.hot_keys)
         self.leases = Leases(context)
         self.grace = Grace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)
-        self.dead_letters = DeadLetters(context, backlog)
         self.parked = ParkedKeys(context, backlog)
         self.deliverer = Deliverer(context, self.reader, backlog, self.leases, self._look_at_failed)
         self.redelivery = Redelivery(context, backlog)
         self.due = DueMessages(context)
-        self.delayed = DelayedMessages(context, self.reader, backlog, self.leases)
         self.seeker = Seeker(context, self.reader, backlog, self.leases)
-        self.configuration = SubscriptionConfiguration(context)
         self.unused_watch = UnusedWatch(context)
         self.deletion = Deletion(context, self.consumers, self.leases, self.unused_watch)
+
+    @cached_property
+    def dead_letters(self) -> DeadLetters:
+        return DeadLetters(self.context, self._backlog)
+
+    @cached_property
+    def delayed(self) -> DelayedMessages:
+        return DelayedMessages(self.context, self.reader, self._backlog, self.leases)
+
+    @property
+    def configuration(self) -> SubscriptionConfiguration:
+        return SubscriptionConfiguration(self.context)
+
+    @property
+    def statistics(self) -> Statistics:
         counting = (self.delayed, self.hot_keys, self.hot_key_watch, self.parked, self.grace, self.seeker)
-        self.statistics = Statistics(context, self.reader, backlog, self.deliverer, counting)
-        self.inspection = Inspection(context, self.reader, self.leases, self.parked)
+        return Statistics(self.context, self.reader, self._backlog, self.deliverer, counting)
+
+    @property
+    def inspection(self) -> Inspection:
+        return Inspection(self.context, self.reader, self.leases, self.parked)
 
     def begin(self) -> None:
         """Let everything that goes on by itself begin."""
