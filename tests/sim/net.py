@@ -70,7 +70,9 @@ class LinkFaults:
     """A message is held back, long enough that the caller has given up; a copy may have come through in time."""
     late_ms: tuple[int, int] = (500, 20_000)
     gone_hint: float = 0.9
-    """How likely a caller is told at once that the process it calls has ended."""
+    """How likely a caller is told at once that the actor it calls has ended. On the callee's own machine it always is:
+    the host that both have answers.
+    """
     blob_loss: float = 0.0
     """How likely a shared payload cannot be fetched although its sharer lives."""
     share_above: int = 1024
@@ -99,6 +101,8 @@ class Network:
         """By kind of request: how likely it is refused without reason, and with what; on every link."""
         self._loop = loop
         self._rng = random.Random(f"net/{seed}")
+        self._within: dict[Address, dict[asyncio.Future[Answer], None]] = {}
+        """Calls under way between actors of one machine, by address of the callee."""
         self._cut: dict[tuple[str, str], int] = {}
         self.lost: dict[tuple[str, str], int] = {}
         """How many messages cuts have lost, by machine that sent and machine that was to get it."""
@@ -125,12 +129,14 @@ class Network:
         self.faults = LinkFaults(share_above=share_above)
 
     def carry(self, source: str, target: str, arrive: Callable[[], object]) -> None:
-        """Send one message: `arrive` runs once, several times or never."""
+        """Send one message: `arrive` runs once, several times or never; within a machine at least once, because no
+        connection is between two actors of one process.
+        """
         if self._swallowed(source, target):
             return
         faults = self.pairs.get((source, target), self.faults)
         chance = self._rng.random
-        if faults.loss and chance() < faults.loss:
+        if faults.loss and chance() < faults.loss and source != target:
             self.count("lost")
             return
         if faults.late and chance() < faults.late:
@@ -142,6 +148,19 @@ class Network:
         if faults.repeat and chance() < faults.repeat:
             self.count("repeated")
             self._send(source, target, self._between(faults.delay_ms) * 4, arrive)
+
+    def begun_within(self, to: Address, future: asyncio.Future[Answer]) -> None:
+        """An actor has a request from its own machine."""
+        self._within.setdefault(to, {})[future] = None
+
+    def over_within(self, to: Address, future: asyncio.Future[Answer]) -> None:
+        """The caller waits no longer. Fine if it never had begun."""
+        self._within.get(to, {}).pop(future, None)
+
+    def ended(self, address: Address) -> None:
+        """An actor has ended: who asked it from its own machine is told so, because the host of both lives on."""
+        for future in self._within.pop(address, {}):
+            self._loop.after(0, _settle, future, Unknown(f"{address} has ended", gone=True))
 
     def is_cut(self, source: str, target: str) -> bool:
         """Whether this direction is cut now."""
@@ -203,6 +222,7 @@ class SimNet:
             answer = await future
         finally:
             timer.cancel()
+            self._network.over_within(to, future)
         witness = self._world.witness
         if isinstance(answer, Packed):
             reply = opened(request, answer)
@@ -245,12 +265,14 @@ class SimNet:
     def _arrive(self, to: Address, kind: str, packed: Packed, future: asyncio.Future[Answer]) -> None:
         """A request reached the machine it was sent to."""
         callee = self._world.at(to)
+        there, here = to.partition("/")[0], self._process.machine
         if callee is None:
-            if self._network.chance(self._network.faults.gone_hint):
+            if self._network.chance(self._network.faults.gone_hint) or there == here:
                 gone = Unknown(f"{to} has ended", gone=True)
-                there, here = to.partition("/")[0], self._process.machine
                 self._network.carry(there, here, lambda: _settle(future, gone))
             return
+        if there == here and not future.done():
+            self._network.begun_within(to, future)
         self._world.trace(kind, self._process.name, callee.name)
         callee.task(self._serve(callee, kind, packed, future), kind)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from actors.messages import Stats
+from actors.messages import LedgerList, ListLedgers, Stats
 from actors.ports import DiskFailed, DiskFull, Unknown
 from actors.wire import Blob
 from storage.errors import NotFound, Unavailable
@@ -16,6 +16,14 @@ from tests.sim.disk import DiskFaults
 from tests.sim.helpers import Counter, ask, ping
 from tests.sim.loop import SimFailure
 from tests.sim.world import World
+
+
+class Silent(Counter):
+    """Takes a minute for each answer."""
+
+    async def on_list_ledgers(self, request: ListLedgers) -> LedgerList:
+        await self.ports.clock.sleep(60_000)
+        return await super().on_list_ledgers(request)
 
 
 def busy_digest(seed: int) -> str:
@@ -108,6 +116,27 @@ def test_messages_are_lost_and_repeated() -> None:
         assert world.process("one").actor.executed == before + 2  # type: ignore[union-attr]
 
     World(3).play(scenario)
+
+
+@pytest.mark.parametrize("ends", ["before", "meanwhile", "not"])
+def test_a_call_within_a_machine_is_answered(ends: str) -> None:
+    """Those on it are one process: it lives on when one of its actors ends, and nothing is lost within it."""
+
+    async def scenario(world: World) -> None:
+        address = await world.start("one", Silent if ends == "meanwhile" else Counter, machine="m")
+        near, far = world.client("near", machine="m"), world.client("far")
+        world.network.faults.gone_hint, world.network.faults.loss = 0.0, 1.0
+        if ends == "before":
+            world.stop(address)
+        elif ends == "meanwhile":
+            world.loop.after(1_000, world.stop, address)
+        assert isinstance(await far.net.call(address, ListLedgers(), 500), Unknown)
+        asked = world.loop.now
+        answer = await near.net.call(address, ListLedgers(), 60_000)
+        assert isinstance(answer, Unknown) == (ends != "not")
+        assert world.loop.now - asked < 1_000
+
+    World(5).play(scenario)
 
 
 def test_a_partition_can_be_one_way() -> None:

@@ -391,6 +391,7 @@ class World:
         for hear in self.ears:
             hear(process, "ended", {"reason": reason})
         self.loop.send_to_dead_letters(process)
+        self.network.ended(process.address)
         if self._addresses.get(process.address) is process:
             del self._addresses[process.address]
         self._graveyard.append(process)
