@@ -209,4 +209,28 @@ DELAYING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/dispatcher/test_changed_delays.py",
     ),
+    Mutant(
+        name="a subscription without an index leaves what an older owner stored meanwhile",
+        module="actors.delayed.on_demand",
+        old="            self._index = self._own.make()\n        await self._index.delete()\n",
+        new="            return\n        await self._index.delete()\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_on_demand.py::test_what_an_older_owner_left_meanwhile_is_deleted",
+    ),
+    Mutant(
+        name="an index that comes behind the end of its owner writes",
+        module="actors.delayed.on_demand",
+        old="            self._index = self._own.make()\n        await self._index.close()\n",
+        new="            return\n        await self._index.close()\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_on_demand.py::test_an_index_that_comes_behind_the_end_writes_nothing",
+    ),
+    Mutant(
+        name="an owner that was replaced opens the shared index",
+        module="actors.delayed.shared",
+        old="        if self._owner is None or self._owner[0] <= epoch:\n",
+        new="        if True:\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_shared_owners.py::test_only_the_newest_owner_that_is_there_opens_the_index",
+    ),
 ]

@@ -171,4 +171,12 @@ IDLING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/dispatcher/test_sessions.py::test_who_has_turns_that_are_not_durable_is_known",
     ),
+    Mutant(
+        name="what a subscription waits for leaves the memory of an idle topic",
+        module="actors.topic.upkeep",
+        old="        if self._all_passed():\n",
+        new="        if True:\n",
+        world=BROKER,
+        test="tests/actors/topic/test_topic.py::test_what_nobody_waits_for_leaves_memory",
+    ),
 ]
