@@ -194,7 +194,9 @@ class PulsarSide(Side):
             "PULSAR_GC_LOG": " ",
         }
         command = [str(program), "standalone", "--config", str(settings), "--num-bookies", "1", "-nfw", "-nss"]
-        command += ["--bookkeeper-dir", "bookies", "--metadata-dir", "metadata", "-a", "127.0.0.1"]
+        # With relative folders it writes into its distribution, and finds the same topics there the next time.
+        data = [f"{self.folder.resolve()}/{name}" for name in ("bookies", "metadata")]
+        command += ["--bookkeeper-dir", data[0], "--metadata-dir", data[1], "-a", "127.0.0.1"]
         process = self._run(command, self.folder / "log", stdout=subprocess.DEVNULL, env=environ)
         _until(self._answers, process, self.folder / "log")
 
