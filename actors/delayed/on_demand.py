@@ -20,6 +20,7 @@ from actors.delayed.tracking import WAITING_MOST
 from actors.messages import NO_POSITIONS, NO_ROWS, SubscriptionSettings
 from actors.ports import Ports
 from storage.delayed.browse import Slot
+from storage.delayed.core import which_wait
 from storage.delayed.entries import Mask, Times
 from storage.errors import SluiceError
 from storage.hashing import Hashes
@@ -87,7 +88,7 @@ class IndexOnDemand:
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which messages are delayed; see DelayedTracker."""
         if self._index is None:
-            if not (deliver_at > max(now + self._own.settings.delayed_delivery_tick_time_millis, 0)).any():
+            if not which_wait(deliver_at, now, self._own.settings.delayed_delivery_tick_time_millis).any():
                 return np.zeros(positions.size, np.bool_)
             self._index = self._own.begin()
         return self._index.add(positions, hashes, deliver_at, now)

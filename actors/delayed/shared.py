@@ -39,6 +39,7 @@ from actors.delayed.tracking import WAITING_MOST
 from actors.messages import SubscriptionSettings
 from actors.shared_future import SharedFuture
 from storage.delayed.browse import Slot
+from storage.delayed.core import which_wait
 from storage.delayed.entries import Mask, Times
 from storage.delayed.index import PositionIndex
 from storage.errors import SluiceError
@@ -256,7 +257,7 @@ class SharedView:
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which of the messages are delayed for this subscription; see DelayedTracker."""
         self._seen = max(self._seen, now)
-        waits = deliver_at > max(now + self._tick_ms, 0)
+        waits = which_wait(deliver_at, now, self._tick_ms)
         later, due = positions[waits], positions[~waits]
         if due.size:
             # Delivered at once here; the others still have to get it from the index.
@@ -328,9 +329,9 @@ class SharedView:
         return int(np.count_nonzero(known))
 
     def next_due(self) -> int | None:
-        """When to look again, in ms."""
+        """When to look again, in ms. What is in the inbox is due already, also if the clock has gone back since."""
         if self._inbox:
-            return self._seen
+            return 0
         waits = self._index.look(self._seen)
         return self._index.tracker.next_due() if waits is None else waits
 

@@ -24,6 +24,11 @@ from storage.hashing import Hashes
 from storage.position import Positions
 
 
+def which_wait(deliver_at: Times, now: int, tick_ms: int) -> Mask:
+    """Which due times (ms, 0: none) are to be waited for at `now`, shape (n,)."""
+    return deliver_at > max(now + tick_ms, 0)
+
+
 class DelayedCore:
     """Index, mutable bucket, loose runs and ready entries of one subscription.
 
@@ -53,7 +58,7 @@ class DelayedCore:
         """
         if not positions.size == hashes.size == deliver_at.size:
             raise Invalid(f"{positions.size} positions, {hashes.size} hashes and {deliver_at.size} times do not match")
-        waits = deliver_at > max(self.cutoff(now), 0)
+        waits = which_wait(deliver_at, now, self.tick_ms)
         if not waits.all():
             self.forget(positions[~waits])
             if not waits.any():

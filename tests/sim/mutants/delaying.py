@@ -226,6 +226,14 @@ DELAYING: list[Mutant] = [
         test="tests/actors/delayed/test_on_demand.py::test_an_index_that_comes_behind_the_end_writes_nothing",
     ),
     Mutant(
+        name="what is due waits for the time of a clock that had leapt",
+        module="actors.delayed.shared",
+        old="        if self._inbox:\n            return 0\n",
+        new="        if self._inbox:\n            return self._seen\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_shared_clock.py",
+    ),
+    Mutant(
         name="an owner that was replaced opens the shared index",
         module="actors.delayed.shared",
         old="        if self._owner is None or self._owner[0] <= epoch:\n",
