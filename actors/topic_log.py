@@ -44,12 +44,21 @@ class TopicLog:
         limit: int = READ_MOST,
         *,
         wait: int = 0,
+        ends_known: bool = False,
         compacted: bool = False,
         patience: int = READ_TIMEOUT,
     ) -> IndexRead:
         """See ReadIndex. Raises SluiceError."""
         table, since = (self._table, self._since) if compacted else (-1, -1)
-        request = ReadIndex(start=start, limit=limit, wait=wait, compacted=compacted, table=table, since=since)
+        request = ReadIndex(
+            start=start,
+            limit=limit,
+            wait=wait,
+            ends_known=ends_known,
+            compacted=compacted,
+            table=table,
+            since=since,
+        )
         return await self._topic.ask(request, wait + patience)
 
     def go_on_from(self, reply: IndexRead) -> None:

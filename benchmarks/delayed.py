@@ -168,7 +168,7 @@ class Bench:
 
             async def second() -> None:
                 nonlocal taken, total
-                while (due := tracker.next_due()) is None or due <= self.clock.wall:
+                while (due := tracker.next_due(self.clock.wall)) is None or due <= self.clock.wall:
                     positions, _ = tracker.take(RUN, self.clock.wall)
                     taken += positions.size
                     total += int(positions.sum())
@@ -176,7 +176,8 @@ class Bench:
                         if not tracker.count():
                             return
                         self.changed.clear()
-                        if (due := tracker.next_due()) is None:
+                        due = tracker.next_due(self.clock.wall)
+                        if due is None or due <= self.clock.wall:
                             await self.changed.wait()
 
             await meter.count(second)

@@ -24,7 +24,7 @@ from actors.messages import SubscriptionSettings
 from actors.ports import Ports
 from storage.delayed.browse import Slot, histogram
 from storage.delayed.core import tracked
-from storage.delayed.entries import NEVER, Entries, Mask, Times
+from storage.delayed.entries import END, Entries, Mask, Times
 from storage.delayed.live import BucketState
 from storage.errors import SluiceError
 from storage.hashing import Hashes
@@ -75,8 +75,6 @@ class BucketTracker(CoreTracker):
         )
         self._deleted = False
         self._held_back = False
-        self._seen = -1
-        """The latest `now` that anybody named."""
 
     async def start(self) -> None:
         """Take possession of the manifest; the headers are read in the background. Raises Fenced, Unavailable."""
@@ -85,11 +83,6 @@ class BucketTracker(CoreTracker):
     def begin(self) -> None:
         """Instead of `start`, where somebody has looked and there is no manifest."""
         self._maintenance.begin()
-
-    @property
-    def begun(self) -> bool:
-        """Whether there was no manifest, and none was written since."""
-        return self._bucket_set.manifest.begun
 
     def start_later(self, error: SluiceError) -> None:
         """The manifest could not be opened: everything is kept in memory until it can (BD-33)."""
@@ -111,7 +104,6 @@ class BucketTracker(CoreTracker):
 
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which of the messages are delayed, shape (n,); False: deliver now. Repeating changes nothing (BD-11)."""
-        self._seen = max(self._seen, now)
         waits, new = self._core.admit(positions, hashes, deliver_at, now)
         if self._bucket_set.recovering:
             self._core.keep(new)
@@ -125,7 +117,6 @@ class BucketTracker(CoreTracker):
 
         Fewer while a segment loads; `changed` tells when to ask again.
         """
-        self._seen = max(self._seen, now)
         if self._bucket_set.failed is not None:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
         horizon = self._bucket_set.horizon()
@@ -138,15 +129,12 @@ class BucketTracker(CoreTracker):
             self._maintenance.arm()
         return taken
 
-    def next_due(self) -> int | None:
-        """When to look again, in ms; None if nothing waits, or if `changed` will be called."""
-        horizon = self._bucket_set.horizon()
-        first = self._core.bound()
+    def next_due(self, now: int) -> int | None:
+        """When to look again, in ms; None if nothing waits, or if only stalled buckets do. Past while a segment loads."""
+        first = min(self._core.bound(), self._bucket_set.horizon())
         if not self._core.has_ready():
             first = min([first, *(bucket.run.bound() for bucket in self._bucket_set.buckets)])
-        if first < horizon:
-            return first[0]
-        return horizon[0] if self._core.cutoff(self._seen) < horizon[0] < NEVER else None
+        return first[0] if first < END else None
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below the mark-delete position is done (BD-24)."""

@@ -67,7 +67,7 @@ class InMemoryTracker(CoreTracker):
             self._reset()
         return taken
 
-    def next_due(self) -> int | None:
+    def next_due(self, now: int) -> int | None:
         """When to look again, in ms; None if there is nothing."""
         first = self._core.bound()
         return None if first == END else first[0]
@@ -103,7 +103,7 @@ class InMemoryTracker(CoreTracker):
 
     def pause_reads(self, now: int) -> bool:
         """Whether all reads should pause because only later messages can follow (BD-6)."""
-        first = self.next_due()
+        first = self.next_due(now)
         enough = 0 < self._lookahead <= self.count()
         return self._fixed and enough and first is not None and first > self._core.cutoff(now)
 

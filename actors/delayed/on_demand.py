@@ -109,9 +109,9 @@ class IndexOnDemand:
         """Forget messages without giving them out; returns how many."""
         return 0 if self._index is None else self._index.untrack(positions)
 
-    def next_due(self) -> int | None:
+    def next_due(self, now: int) -> int | None:
         """When to look again, in ms."""
-        return None if self._index is None else self._index.next_due()
+        return None if self._index is None else self._index.next_due(now)
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below this position is done."""

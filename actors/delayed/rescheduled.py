@@ -97,7 +97,7 @@ class RescheduledTracker:
 
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages, which are untracked then. A call returns rescheduled ones, or else others."""
-        first, other = self._moved.bound(), self._inner.next_due()
+        first, other = self._moved.bound(), self._inner.next_due(now)
         if first != END and first[0] <= now and (other is None or first[0] <= other):
             taken = self._moved.take(limit, now if other is None else min(now, other))
             if len(taken[0]):
@@ -131,9 +131,9 @@ class RescheduledTracker:
         """Forget messages without giving them out; returns how many."""
         return self._inner.untrack(positions) + self._moved.forget(positions)
 
-    def next_due(self) -> int | None:
+    def next_due(self, now: int) -> int | None:
         """When to look again, in ms."""
-        first, other = self._moved.bound(), self._inner.next_due()
+        first, other = self._moved.bound(), self._inner.next_due(now)
         if first == END:
             return other
         return first[0] if other is None else min(first[0], other)

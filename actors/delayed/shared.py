@@ -162,7 +162,7 @@ class SharedIndex:
         if self.tracker.failed is None:
             self._failed_at = None
             return None
-        if self._failed_at is None:
+        if self._failed_at is None or now < self._failed_at:  # the clock may have been set back
             self._failed_at = now
         if now < self._failed_at + PATIENCE_MS:
             return self._failed_at + PATIENCE_MS
@@ -238,7 +238,6 @@ class SharedView:
         """What waits in the inbox."""
         self.mark_delete = -1
         self._rescans: list[tuple[int, int]] = []
-        self._seen = 0
         self.delete_other_index: Callable[[], Awaitable[None]] | None = None
         """Deletes what the subscription has in buckets of its own from an earlier time."""
 
@@ -256,7 +255,6 @@ class SharedView:
 
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which of the messages are delayed for this subscription; see DelayedTracker."""
-        self._seen = max(self._seen, now)
         waits = which_wait(deliver_at, now, self._tick_ms)
         later, due = positions[waits], positions[~waits]
         if due.size:
@@ -270,7 +268,6 @@ class SharedView:
 
     def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages; see DelayedTracker."""
-        self._seen = max(self._seen, now)
         self._index.distribute(now, lambda: len(self._due) >= limit)
         parts: list[tuple[Positions, Hashes]] = []
         missing = limit
@@ -328,12 +325,12 @@ class SharedView:
         self._done.add(positions[self._index.tracker.contains(positions)])
         return int(np.count_nonzero(known))
 
-    def next_due(self) -> int | None:
+    def next_due(self, now: int) -> int | None:
         """When to look again, in ms. What is in the inbox is due already, also if the clock has gone back since."""
         if self._inbox:
             return 0
-        waits = self._index.look(self._seen)
-        return self._index.tracker.next_due() if waits is None else waits
+        waits = self._index.look(now)
+        return self._index.tracker.next_due(now) if waits is None else waits
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below is done for this subscription; the index is trimmed by its owner."""

@@ -24,7 +24,7 @@ from actors.delayed.shared import SharedIndex, SharedView
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import CHOICES
 from actors.ports import Ports
-from actors.store_attempts import REFUSALS
+from actors.store_attempts import REFUSALS, attempt
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
 from storage.errors import Invalid, SluiceError
@@ -63,8 +63,11 @@ class DelayedTracker(Protocol):
     def untrack(self, positions: Positions) -> int:
         """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
 
-    def next_due(self) -> int | None:
-        """When to look again, in ms; None if nothing waits, or if `changed` will be called."""
+    def next_due(self, now: int) -> int | None:
+        """When to look again, in ms; None if nothing waits, or if `changed` will be called.
+
+        What is past means to take now; if that gives nothing, `changed` will be called.
+        """
 
     def trim(self, mark_delete: int) -> None:
         """Everything at or below this position is done (BD-24). Cheap."""
@@ -138,7 +141,7 @@ async def make_tracker(
 ) -> DelayedTracker:
     """The tracker that the settings choose, started or about to start. Raises Fenced, Invalid.
 
-    absent: there is no manifest.
+    absent: somebody has looked, and there is no manifest.
     shared: the index of the partition's subscriptions in this process, for those that say so in their settings.
     """
     if settings.delayed_tracker not in CHOICES["delayed_tracker"]:
@@ -161,14 +164,16 @@ async def make_tracker(
         return other
     if absent:
         return IndexOnDemand(own)
-    tracker = own.make()
     try:
+        if await attempt(ports, lambda: ports.meta.read(own.key)) is None:
+            return IndexOnDemand(own)
+        tracker = own.make()
         await tracker.start()
     except REFUSALS as error:
         ports.log("delayed_fallback", key=own.key, error=str(error))
+        tracker = own.make()
         tracker.start_later(error)
-        return tracker
-    return IndexOnDemand(own) if tracker.begun else tracker
+    return tracker
 
 
 def delays(settings: SubscriptionSettings) -> bool:

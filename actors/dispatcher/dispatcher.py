@@ -204,9 +204,10 @@ class Dispatcher(Actor):
         if self.ended() or self.idle_ms() < request.idle_ms:
             return Closed(closed=False)
         # No await from here on.
-        due = self.parts.context.tracker.next_due()
+        now = self.ports.clock.now()
+        due = self.parts.context.tracker.next_due(now)
         self.end("closed, because nobody uses it")
-        return Closed(closed=True, wake_at=due if due is not None and due > self.ports.clock.now() else 0)
+        return Closed(closed=True, wake_at=due if due is not None and due > now else 0)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class DueMessages:
         tracker, wakeups = self._tracker, self._wakeups
         while True:
             now = self._ports.clock.now()
-            due = tracker.next_due()
+            due = tracker.next_due(now)
             room = self._core.due_room() if self._sessions.any() else 0
             ready = due is not None and due <= now and room > 0
             positions, hashes = tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
@@ -34,7 +34,7 @@ class DueMessages:
                 return
             if not len(positions):
                 if ready:  # what was due had been skipped or expired: the time that was asked before is over
-                    due = tracker.next_due()
+                    due = tracker.next_due(now)
                 wait = pause_until(due, now) if due is not None and due > now else None
                 await wakeups.due.wait(self._ports, wait)
                 wakeups.due.clear()

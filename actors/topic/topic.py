@@ -395,7 +395,7 @@ class Topic(Actor):
     async def on_read_index(self, request: ReadIndex) -> IndexRead:
         """Confirmed runs; waits for the first one at most `wait` ms."""
         await self._ready()
-        until, terminated = self.ports.clock.monotonic() + request.wait, self._termination.done
+        until = self.ports.clock.monotonic() + request.wait
         while True:
             if request.compacted and (compacted := await self._compacted.index(request)) is not None:
                 await self._ready()
@@ -404,7 +404,7 @@ class Topic(Actor):
             await self._ready()
             reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
             left = until - self.ports.clock.monotonic()
-            if reply.runs or reply.ended or reply.lost or left <= 0 or self._termination.done != terminated:
+            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not request.ends_known):
                 return reply
             if self._log.last_confirmed == reply.last_confirmed:
                 await self._log.news(left)

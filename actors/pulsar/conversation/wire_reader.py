@@ -195,10 +195,15 @@ class LogReader:
         return True
 
     async def _read_on(self) -> None:
-        limit = min(self._permits, MOST_ROWS)
-        await self._read(
-            await self._log.read(self.at, limit, wait=WAIT_MS, compacted=self._compacted, patience=READ_TIMEOUT)
+        found = await self._log.read(
+            self.at,
+            min(self._permits, MOST_ROWS),
+            wait=WAIT_MS,
+            ends_known=self._over,
+            compacted=self._compacted,
+            patience=READ_TIMEOUT,
         )
+        await self._read(found)
 
     async def _redeliver(self) -> None:
         """Until nothing is left that was given back; what lies behind that waits."""

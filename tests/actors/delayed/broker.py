@@ -164,7 +164,7 @@ class Broker:
             await self.pump()
             if acknowledge:
                 self.acknowledge([p for p in self.delivered if p not in self.log.acknowledged])
-            due = self.tracker.next_due()
+            due = self.tracker.next_due(self.world.now)
             if self.world.now >= end:
                 return
             # Without a due time the dispatcher sleeps until it is told; the pause stands for any time passing.

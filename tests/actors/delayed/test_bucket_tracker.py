@@ -36,15 +36,15 @@ async def test_ad_1_messages_come_when_they_are_due_and_in_order() -> None:
     scenario.log.due = dict(zip(places.tolist(), due.tolist(), strict=True))
     assert broker.tracker.add(places, (places & 0xFFFF).astype(np.uint32), due, 0).all()
     assert broker.take() == []
-    assert (broker.tracker.count(), broker.tracker.next_due()) == (5, 10)
+    assert (broker.tracker.count(), broker.tracker.next_due(scenario.world.now)) == (5, 10)
     await scenario.world.advance(15)
     assert numbers(broker.take()) == [1]
-    assert (broker.tracker.count(), broker.tracker.next_due()) == (4, 20)
+    assert (broker.tracker.count(), broker.tracker.next_due(scenario.world.now)) == (4, 20)
     late = np.array([message(9)], np.int64)
     assert not broker.tracker.add(late, np.array([9], np.uint32), np.array([15]), 15).any()
     await scenario.world.advance(45)
     assert numbers(broker.take()) == [2, 3, 4, 5]
-    assert (broker.tracker.count(), broker.tracker.next_due()) == (0, None)
+    assert (broker.tracker.count(), broker.tracker.next_due(scenario.world.now)) == (0, None)
     await scenario.finish(broker)
 
 
@@ -215,7 +215,7 @@ async def test_bt_14_clear() -> None:
     await scenario.world.settle()
     assert (broker.tracker.count(), broker.tracker.loaded(), buckets(broker)) == (0, 0, 0)
     assert scenario.world.objects == {}
-    assert broker.tracker.next_due() is None
+    assert broker.tracker.next_due(scenario.world.now) is None
     await scenario.finish(broker)
     again = await scenario.begin()
     assert again.tracker.count() == 0

@@ -73,7 +73,7 @@ class History:
         assert self.broker.tracker.contains(places).tolist() == [place in waiting for place in places.tolist()]
         due = [self.log.due[place] for place in waiting]
         assert all(at > self.world.now for at in due), "something due was not given out"
-        expected = self.broker.tracker.next_due()
+        expected = self.broker.tracker.next_due(self.world.now)
         assert (expected is None) == (not due) if expected is None else expected <= min(due, default=expected)
         self.broker.recount()
 

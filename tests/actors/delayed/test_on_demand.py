@@ -66,7 +66,7 @@ async def test_the_first_delayed_message_makes_the_index(made: list[BucketTracke
     await tracker.start()
     await tracker.recovered()
     assert add(tracker, [0, TICK, -5]) == [False] * 3
-    assert (tracker.untrack(PLACES), tracker.take(5, 100)[0].tolist(), tracker.next_due()) == (0, [], None)
+    assert (tracker.untrack(PLACES), tracker.take(5, 100)[0].tolist(), tracker.next_due(5)) == (0, [], None)
     tracker.trim(int(PLACES[1]))
     await tracker.clear()
     assert made == []
@@ -94,7 +94,7 @@ def look(tracker: DelayedTracker, now: int) -> list[object]:
     return [
         tracker.contains(PLACES).tolist(),
         [tracker.next_untracked(start, end) for start in (-1, first, last) for end in (first, last + 1)],
-        [tracker.next_due(), tracker.count(), tracker.loaded(), tracker.memory_bytes(), tracker.stats()],
+        [tracker.next_due(now), tracker.count(), tracker.loaded(), tracker.memory_bytes(), tracker.stats()],
         [tracker.behind(), tracker.room(), tracker.alarm(), tracker.pause_reads(now), tracker.failed],
         [tracker.histogram(), tracker.next_messages(3), tracker.take_rescans()],
     ]

@@ -49,7 +49,7 @@ def test_a_later_time_counts_and_the_message_comes_once() -> None:
     assert delays.tracker.count() == 3
     assert delays.take(DUE) == [1, 3]
     assert delays.take(4_999) == []
-    assert delays.tracker.next_due() == 5_000
+    assert delays.tracker.next_due(4_999) == 5_000
     assert delays.take(5_000) == [2]
     assert (delays.take(9_999), delays.tracker.count()) == ([], 0)
 
@@ -58,7 +58,7 @@ def test_an_earlier_time_counts() -> None:
     delays = Delays()
     delays.read(1, 2)
     delays.move(10, 2)
-    assert delays.tracker.next_due() == 10
+    assert delays.tracker.next_due(0) == 10
     assert delays.take(10) == [2]
     assert delays.take(DUE) == [1]
 
@@ -67,7 +67,7 @@ def test_a_time_that_is_over_is_the_next_moment() -> None:
     delays = Delays()
     delays.read(1)
     delays.move(3, 1, now=500)
-    assert delays.tracker.next_due() == 501
+    assert delays.tracker.next_due(500) == 501
     assert delays.take(501) == [1]
 
 

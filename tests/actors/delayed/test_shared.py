@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import ManifestStore, manifest_key
+from actors.delayed.manifest import manifest_key
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.owner import IndexOwner
-from actors.delayed.shared import NAME, PATIENCE_MS, SharedIndex, SharedView
+from actors.delayed.shared import NAME, SharedIndex, SharedView
 from actors.delayed.tracker import DelayedTracker
 from actors.messages import SubscriptionSettings
 from storage.position import position
@@ -128,7 +128,7 @@ async def test_every_subscription_gets_every_message_from_one_index() -> None:
     assert one.delivered == [position(1, 0), position(1, 1)]
     assert two.delivered == []
     assert two.view.count() == 3
-    assert two.view.next_due() is not None
+    assert two.view.next_due(world.now) is not None
     two.step()
     assert two.delivered == one.delivered
 
@@ -354,39 +354,6 @@ async def test_a_topic_with_a_damaged_unopened_index_can_be_deleted() -> None:
     await IndexOwner(life.ports, SharedIndex(), "orders", 0).delete(2)
     assert (world.objects, world.records) == ({}, {})
     await life.end()
-
-
-@simulated
-async def test_an_index_that_went_elsewhere_is_read_into_memory() -> None:
-    world, log, index, life, elsewhere = World(), Log(), SharedIndex(), Life(World()), Life(World())
-    life.world = elsewhere.world = world
-    for ledger in range(1, 5):
-        log.publish(ledger, [20_000 + 100 * ledger + entry for entry in range(6)])
-    (one,) = attached(index, world, log, "one")
-    await own(life, index, 1, bucket_settings(min_count=5, cap=2))
-    one.step()
-    await world.settle()
-    assert index.tracker.stored(), "buckets were written"
-    await ManifestStore(elsewhere.ports, manifest_key("orders", 0, NAME), 2).open()
-    log.publish(5, [21_000])
-    log.publish(6, [22_000])
-    for ledger in (7, 8):
-        log.publish(ledger, [23_000 + entry for entry in range(6)])
-    one.step()
-    await world.advance(100)
-    assert index.tracker.failed is not None
-    assert one.view.failed is None
-    one.step()
-    assert one.view.next_due() == world.now + PATIENCE_MS
-    await world.advance(PATIENCE_MS)
-    one.step()
-    assert isinstance(index.tracker, InMemoryTracker)
-    one.check()
-    await world.advance(60_000)
-    one.step()
-    assert sorted(one.delivered) == sorted(log.due)
-    await life.end()
-    await elsewhere.end()
 
 
 @simulated

@@ -18,9 +18,9 @@ async def test_what_was_due_stays_due_when_the_clock_goes_back() -> None:
     one.step()
     taken, _ = one.view.take(1, 3_600_000)
     assert taken.tolist() == [position(1, 0)]
-    next_due = one.view.next_due()
+    next_due = one.view.next_due(world.now)
     assert next_due is not None
     assert next_due <= world.now
     taken, _ = one.view.take(10, world.now)
     assert taken.tolist() == [position(1, 1), position(1, 2)]
-    assert one.view.next_due() is None
+    assert one.view.next_due(world.now) is None

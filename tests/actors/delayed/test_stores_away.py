@@ -311,7 +311,7 @@ async def test_what_expired_leaves_the_mutable_bucket() -> None:
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 20)
     broker.tracker.trim(message(20))
-    assert (broker.tracker.loaded(), broker.tracker.next_due()) == (0, None)
+    assert (broker.tracker.loaded(), broker.tracker.next_due(scenario.world.now)) == (0, None)
     await scenario.publish(broker, 21, 40)
     broker.tracker.untrack(np.array([message(i) for i in range(21, 36)], np.int64))
     assert broker.tracker.loaded() == 5

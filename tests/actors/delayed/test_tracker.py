@@ -153,7 +153,7 @@ def test_im_5_twice_counts_once() -> None:
 async def test_memory_tracker_trims_clears_and_browses() -> None:
     tracker = InMemoryTracker()
     add(tracker, [10, 20, 30, 40])
-    assert tracker.next_due() == 10
+    assert tracker.next_due(0) == 10
     assert tracker.next_messages(2) == [(10, position(1, 0)), (20, position(1, 1))]
     assert sum(count for _, _, count in tracker.histogram(3)) == 4
     tracker.trim(position(1, 1))
@@ -162,7 +162,7 @@ async def test_memory_tracker_trims_clears_and_browses() -> None:
     assert tracker.take(9, 100)[0].tolist() == [position(1, 2)]
     add(tracker, [50], first=9)
     await tracker.clear()
-    assert (tracker.count(), tracker.next_due(), tracker.loaded()) == (0, None, 0)
+    assert (tracker.count(), tracker.next_due(0), tracker.loaded()) == (0, None, 0)
 
 
 def test_bd_6_a_message_without_a_delay_ends_the_pause() -> None:

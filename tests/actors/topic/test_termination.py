@@ -144,6 +144,23 @@ def test_who_waits_for_messages_is_told_at_once() -> None:
     World(23).play(scenario)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_only_who_knows_the_end_waits_behind_it(known: bool) -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(2)
+        start = (await terminated(client, cluster)).last + 1
+        await cluster.replace_owner()
+        began, waited = client.clock.monotonic(), 10_000
+        request = ReadIndex(start=start, limit=9, wait=waited, ends_known=known)
+        reply = await client.net.call(cluster.current, request, 2 * waited)
+        assert not isinstance(reply, Unknown)
+        assert (reply.runs, reply.ends) == ([], True)
+        assert (client.clock.monotonic() - began >= waited) == known
+
+    World(25).play(scenario)
+
+
 def test_an_empty_topic_ends_as_well() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await started(world)

@@ -35,6 +35,14 @@ CHANGING: list[Mutant] = [
         test=ENDING,
     ),
     Mutant(
+        name="who comes after a topic was terminated waits for its end",
+        module="actors.topic.topic",
+        old="(reply.ends and not request.ends_known)",
+        new="(reply.ends and request.ends_known)",
+        world=GATEWAY,
+        test=ENDING,
+    ),
+    Mutant(
         name="a producer does not learn what it stored before the end",
         module="actors.topic.topic",
         old="        if not request.resumes:\n            self._termination.check()\n",

@@ -20,7 +20,7 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="the timer stays at a due time that is over",
         module="actors.dispatcher.due",
-        old="                    due = tracker.next_due()\n",
+        old="                    due = tracker.next_due(now)\n",
         new="                    pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_due.py::test_the_timer_follows_a_look_that_finds_only_skipped",
