@@ -130,7 +130,7 @@ class BucketTracker(CoreTracker):
         return taken
 
     def next_due(self, now: int) -> int | None:
-        """When to look again, in ms; None if nothing waits, or if only stalled buckets do. Past while a segment loads."""
+        """When to look again, in ms; None if nothing waits, or only what cannot be loaded now."""
         first = min(self._core.bound(), self._bucket_set.horizon())
         if not self._core.has_ready():
             first = min([first, *(bucket.run.bound() for bucket in self._bucket_set.buckets)])

@@ -58,8 +58,8 @@ class IndexRead(Reply, kw_only=True):
 class ReadIndex(Request[IndexRead], kw_only=True):
     """Runs from position `start` (inclusive; the first may begin before it) up to about `limit` messages.
 
-    With nothing there yet, waits up to `wait` ms for a publish, or for the topic to be terminated; who knows that it was
-    (`ends_known`) is not told again before the wait is over. Nothing above the last confirmed entry is shown.
+    With nothing there yet, waits up to `wait` ms for a publish, or for the topic to be terminated; who knows that it
+    was (`ends_known`) is not told again before the wait is over. Nothing above the last confirmed entry is shown.
     compacted: of each key the last message alone, as far as the log was compacted. table, since: as in the last answer,
     from whose `resume` on this goes on; who begins, or was elsewhere, says nothing.
     """
