@@ -7,6 +7,7 @@ revoked ends a guest's producer within a second at every gateway, and none lets 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,8 @@ class Guests:
         self._closed: dict[str, bool] = {}
         self.opened = self.revoked = 0
         self._resting = False
+        self._saying = asyncio.Lock()
+        """One change at a time: of two at once nobody knows which one counts."""
 
     async def run(self, partitions: int) -> None:
         """While there is trouble."""
@@ -68,15 +71,16 @@ class Guests:
     async def _said(self, *, granted: bool) -> None:
         """Grant or revoke, until that is confirmed."""
         name = of_topic(self._topic)
-        while True:
-            try:
-                if granted:
-                    await self._permissions.grant(name, GUEST, ["produce"])
-                else:
-                    await self._permissions.revoke(name, GUEST)
-                return
-            except SluiceError:
-                await self._world.loop.pause(100)
+        async with self._saying:
+            while True:
+                try:
+                    if granted:
+                        await self._permissions.grant(name, GUEST, ["produce"])
+                    else:
+                        await self._permissions.revoke(name, GUEST)
+                    return
+                except SluiceError:
+                    await self._world.loop.pause(100)
 
     def _wire(self, machine: str) -> Wire:
         def heard(said: str, body: Any, more: Any) -> None:
