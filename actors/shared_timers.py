@@ -58,9 +58,15 @@ class SharedTimer:
     def cancel(self) -> None:
         """Let it not happen; fine if it has."""
         self._together.pop(self, None)
+        self._call = _nothing  # what waits has this timer, and would be a cycle with it
 
     def ring(self) -> None:
         """It is time, unless it was cancelled."""
         if self in self._together:
             del self._together[self]
-            self._call()
+            call, self._call = self._call, _nothing
+            call()
+
+
+def _nothing() -> None:
+    """What happens when the time of a timer that is over has come."""

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
+from actors.ports import Ports
 from actors.shared_timers import AT_ONCE, TICK_MS, SharedTimer, SharedTimers
 from tests.sim.world import World
+
+
+class Wait:
+    """Who waits, and has the timer that calls it."""
+
+    def __init__(self, ports: Ports, shared: SharedTimers) -> None:
+        self.timer = shared.timer(ports, 2_000, self.ring)
+
+    def ring(self) -> None:
+        """The time has come."""
 
 
 def test_they_ring_up_to_a_tick_early_and_never_late() -> None:
@@ -48,6 +61,25 @@ def test_one_that_was_cancelled_does_not_ring() -> None:
         assert rang == [0, 2]
         for timer in timers:
             timer.cancel()
+
+    World(0).play(scenario)
+
+
+def test_what_is_over_goes_without_the_collector() -> None:
+    async def scenario(world: World) -> None:
+        ports, shared, gone = world.client("c"), SharedTimers(), list[weakref.ref[Wait]]()
+        gc.disable()
+        try:
+            for cancels in (True, False):
+                wait = Wait(ports, shared)
+                gone.append(weakref.ref(wait))
+                if cancels:
+                    wait.timer.cancel()
+                del wait
+            await world.loop.pause(5_000)
+            assert [one() for one in gone] == [None, None]
+        finally:
+            gc.enable()
 
     World(0).play(scenario)
 
