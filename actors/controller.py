@@ -106,7 +106,7 @@ class Controller(WorkerPools):
         self._places: Places = ports.places
         self._bookies = bookies
         self._described = dict(described or {})
-        self._catalog = TopicCatalog(ports.meta, ports.log)
+        self._catalog = TopicCatalog(ports.meta, ports.log, ports.clock)
         self._supervisor = Supervisor(ports, self._places, lost_after_ms)
         self._auditor = ReplicationAuditor(
             ports, self._supervisor.lost, self._partitions, lambda: self._drainer.leaving()

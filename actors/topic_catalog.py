@@ -2,11 +2,16 @@
 
 A record each, `topic/<topic>` with its settings, and `subscription/<topic>/<partition>/<subscription>`, which the
 dispatcher writes that serves it.
+
+Who subscribes asks for the same topic several times in a moment: where it is, and those that are started ask as well.
+So settings that were read count for FRESH_MS, as those of a read count that took so long. What is changed through this
+catalog counts at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -15,18 +20,23 @@ from actors.messages.settings import check_topic, dead_letter_topic, stored_sett
 from actors.names import check_name, namespace_of
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import forget_topic
-from actors.ports import Log, Meta
+from actors.ports import Clock, Log, Meta
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
 
 _TOPICS = "topic/"
+FRESH_MS, MOST_FRESH = 1_000, 1_000
+"""So long settings count that were read, and of so many topics."""
 
 
 class TopicCatalog:
     """The records. Every method may raise Unavailable, and NotFound if there is no such topic."""
 
-    def __init__(self, meta: Meta, log: Log) -> None:
-        self._meta, self._log = meta, log
+    def __init__(self, meta: Meta, log: Log, clock: Clock) -> None:
+        self._meta, self._log, self._clock = meta, log, clock
         self._namespaces = Namespaces(meta)
+        self._fresh: dict[str, tuple[int, TopicSettings]] = {}
+        """By topic: since when they were read, and the settings. Those that were read first come first."""
+        self._changes = 0
 
     async def names(self) -> list[str]:
         return [key.removeprefix(_TOPICS) for key in await self._meta.keys(_TOPICS)]
@@ -44,7 +54,8 @@ class TopicCatalog:
         namespace does not exist.
         """
         await self.check_can_be_made(topic)
-        new = await self._meta.create(_TOPICS + topic, 1, msgspec.json.encode(settings))
+        with self._changing(topic):
+            new = await self._meta.create(_TOPICS + topic, 1, msgspec.json.encode(settings))
         if not new and await self.settings(topic) != settings:
             raise Conflict(f"topic {topic} exists with other settings")
 
@@ -57,7 +68,16 @@ class TopicCatalog:
                 raise
 
     async def settings(self, topic: str) -> TopicSettings:
-        return (await self.record(topic))[1]
+        began, changes = self._clock.monotonic(), self._changes
+        if (fresh := self._fresh.get(topic)) is not None and began - fresh[0] <= FRESH_MS:
+            return fresh[1]
+        _, settings = await self.record(topic)
+        if changes == self._changes:
+            self._fresh.pop(topic, None)
+            self._fresh[topic] = began, settings
+            if len(self._fresh) > MOST_FRESH:
+                del self._fresh[next(iter(self._fresh))]
+        return settings
 
     async def record(self, topic: str) -> tuple[int, TopicSettings]:
         """The number of the version that holds, and the settings in it."""
@@ -71,12 +91,15 @@ class TopicCatalog:
 
     async def replace(self, topic: str, number: int, settings: TopicSettings) -> None:
         """Replace the settings of this version. Raises Unavailable if it is not the newest any more."""
-        if not await self._meta.create(_TOPICS + topic, number + 1, msgspec.json.encode(settings)):
+        with self._changing(topic):
+            written = await self._meta.create(_TOPICS + topic, number + 1, msgspec.json.encode(settings))
+        if not written:
             raise Unavailable(f"topic {topic!r} was changed by somebody else; ask again")
 
     async def remove(self, topic: str) -> None:
         """Forget a topic, and what else is kept of it."""
-        await self._meta.remove(_TOPICS + topic)
+        with self._changing(topic):
+            await self._meta.remove(_TOPICS + topic)
         await forget_topic(self._meta, topic)
 
     async def subscriptions(self, topic: str) -> list[str]:
@@ -88,6 +111,15 @@ class TopicCatalog:
         """Raises NotFound if there is none."""
         if subscription not in await self._subscriptions(topic):
             raise NotFound(f"topic {topic!r} has no subscription {subscription!r}")
+
+    @contextlib.contextmanager
+    def _changing(self, topic: str) -> Iterator[None]:
+        """What was read before the end of this does not count any more."""
+        try:
+            yield
+        finally:
+            self._changes += 1
+            self._fresh.pop(topic, None)
 
     async def _subscriptions(self, topic: str) -> list[str]:
         keys = await self._meta.keys(f"subscription/{topic}/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,8 +11,9 @@ import pytest
 from actors.messages import TopicSettings
 from actors.policies.namespaces import Namespaces
 from actors.ports import Version
-from actors.topic_catalog import TopicCatalog, check_settings
+from actors.topic_catalog import FRESH_MS, MOST_FRESH, TopicCatalog, check_settings
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
+from tests.kit.clocks import HandMovedClock
 from tests.kit.meta import MemoryMeta
 
 TWO, FOUR = TopicSettings(partitions=2), TopicSettings(partitions=4)
@@ -24,8 +26,25 @@ class _Vanishing(MemoryMeta):
         return None if key == "topic/gone" else await super().read(key)
 
 
-def catalog(meta: MemoryMeta) -> TopicCatalog:
-    return TopicCatalog(meta, lambda event, **values: None)
+class _Counting(MemoryMeta):
+    """Counts what is read of topics, and is as slow as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.found, self.slow = asyncio.Event(), asyncio.Event()
+        self.slow.set()
+
+    async def read(self, key: str) -> Version | None:
+        self.reads += key.startswith("topic/")
+        found = await super().read(key)
+        self.found.set()
+        await self.slow.wait()
+        return found
+
+
+def catalog(meta: MemoryMeta, clock: HandMovedClock | None = None) -> TopicCatalog:
+    return TopicCatalog(meta, lambda event, **values: None, clock or HandMovedClock())
 
 
 async def test_a_topic_is_made_once() -> None:
@@ -74,6 +93,61 @@ async def test_who_changes_what_was_changed_is_told() -> None:
     with pytest.raises(Unavailable, match="changed by somebody else"):
         await topics.replace("t", number, TopicSettings(partitions=8))
     assert await topics.settings("t") == FOUR
+
+
+async def test_settings_are_read_once_in_a_moment() -> None:
+    meta, clock = _Counting(), HandMovedClock()
+    topics = catalog(meta, clock)
+    await topics.create("t", TWO)
+    for passed, reads in ((0, 1), (FRESH_MS, 1), (FRESH_MS + 1, 2), (2 * FRESH_MS, 2)):
+        clock.passed = passed
+        assert await topics.settings("t") == TWO
+        assert meta.reads == reads
+    await meta.create("topic/t", 2, msgspec.json.encode(FOUR))  # by another catalog
+    assert await topics.settings("t") == TWO
+    clock.passed += FRESH_MS
+    assert await topics.settings("t") == FOUR
+
+
+async def test_what_is_changed_here_counts_at_once() -> None:
+    meta = _Counting()
+    topics = catalog(meta)
+    await topics.create("t", TWO)
+    assert await topics.settings("t") == TWO
+    meta.fail = ["after"]
+    with pytest.raises(Unavailable):
+        await topics.replace("t", 1, FOUR)
+    assert await topics.settings("t") == FOUR
+    await topics.remove("t")
+    with pytest.raises(NotFound):
+        await topics.settings("t")
+
+
+async def test_a_read_that_a_change_overtook_does_not_count() -> None:
+    meta = _Counting()
+    topics = catalog(meta)
+    await topics.create("t", TWO)
+    meta.slow.clear()
+    meta.found.clear()
+    late = asyncio.create_task(topics.settings("t"))
+    await meta.found.wait()
+    await topics.replace("t", 1, FOUR)
+    meta.slow.set()
+    assert await late == TWO
+    assert await topics.settings("t") == FOUR
+
+
+async def test_settings_of_so_many_topics_are_kept() -> None:
+    meta = _Counting()
+    topics = catalog(meta)
+    for number in range(MOST_FRESH + 1):
+        await meta.create(f"topic/{number}", 1, msgspec.json.encode(TWO))
+        await topics.settings(str(number))
+    before = meta.reads
+    await topics.settings(str(MOST_FRESH))
+    assert meta.reads == before
+    await topics.settings("0")
+    assert meta.reads == before + 1
 
 
 async def test_a_subscription_of_many_partitions_is_one() -> None:

@@ -14,3 +14,14 @@ class HandSetClock(RealClock):
     def now(self) -> int:
         """The hand-set time."""
         return self.wall
+
+
+class HandMovedClock(RealClock):
+    """Real pauses; all other time passes by hand."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+
+    def monotonic(self) -> int:
+        """What has passed."""
+        return self.passed
