@@ -30,9 +30,9 @@ from actors.let_go import LET_GO
 
 THRESHOLDS = (200_000, 0, 1_000_000)
 GROWTH = 2
-MANY, GROWTH_OF_MANY = 1_000_000, 32
+MANY, GROWTH_OF_MANY = 300_000, 100
 """From so many blocks of memory on it is that much, unless half of what is there may be garbage. A look at a million
-takes half a second, and 32 million blocks are about 3 GB.
+takes 0.3 s, and 30 million blocks are about 3 GB.
 """
 
 
