@@ -46,6 +46,7 @@ class HostedActor:
         self._broken = broken
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._over = ""
+        self._looks = LET_GO.looks
 
     @property
     def serves(self) -> bool:
@@ -76,7 +77,7 @@ class HostedActor:
     def end(self, reason: str) -> None:
         """Stop answering, and fail the requests that wait. Idempotent."""
         if not self._over:
-            LET_GO.add(OWNER)
+            LET_GO.add(OWNER, self._looks)
         self._over = self._over or reason or "stopped"
         self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
         self.actor.release()

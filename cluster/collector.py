@@ -56,6 +56,7 @@ class OldObjects:
     def __call__(self, phase: str, info: dict[str, Any]) -> None:
         if phase != "stop":
             return
+        LET_GO.looked()
         blocks = sys.getallocatedblocks()
         if info["generation"] == 2:
             self._left, self._let_go = blocks, LET_GO.blocks

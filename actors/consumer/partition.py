@@ -59,7 +59,7 @@ class PartitionConsumer:
     __slots__ = (
         "_ack_due", "_ack_signal", "_address", "_asking", "_callbacks", "_config", "_consumer_epoch", "_directory",
         "_gathering", "_generation", "_got", "_granted_sent", "_hand_backs", "_heartbeat", "_holding", "_inbox",
-        "_leaving", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes", "_session_changed",
+        "_leaving", "_looks", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes", "_session_changed",
         "_taken_turn", "_turn", "acknowledgements", "batches", "by_index", "closing", "epoch", "failed",
         "handing_over", "lease", "long_poll", "losses", "partition", "session", "sure_at"
     )  # fmt: skip
@@ -100,6 +100,7 @@ class PartitionConsumer:
         self._revokes = False
         """The owner keeps the order of what is given back (`nack_order=key`)."""
         self.failed: SluiceError | None = None
+        self._looks = LET_GO.looks
 
     def _owner(self) -> tuple[Address, int] | None:
         """The owner and the session by now; None once this consumer closes."""
@@ -245,7 +246,7 @@ class PartitionConsumer:
         order. for_good: nothing is kept for one of its name (`grace_ms`).
         """
         self.closing = True
-        LET_GO.add(CLIENT)
+        LET_GO.add(CLIENT, self._looks)
         self._inbox.close()
         self._hand_backs.close()
         self._ack_signal.set()

@@ -218,6 +218,7 @@ class PartitionProducer:
         self._opened = False
         self.closed: SluiceError | None = None
         self.last_sequence = -1
+        self._looks = LET_GO.looks
 
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
@@ -240,7 +241,7 @@ class PartitionProducer:
     def close(self, reason: SluiceError | None = None) -> None:
         """Fail queued batches; further sends fail at once."""
         if self.closed is None:
-            LET_GO.add(CLIENT)
+            LET_GO.add(CLIENT, self._looks)
         self.closed = self.closed or reason or Fenced("the producer is closed")
         while self._queue:
             outgoing = self._queue.pop(0)

@@ -132,7 +132,7 @@ def test_very_many_are_looked_at_when_half_may_be_garbage() -> None:
     said = run(
         MANY_OBJECTS
         + """
-LET_GO.add(before)  # half of what is there until it has doubled
+LET_GO.add(before, -1)  # half of what is there until it has doubled
 print(grown_until_all_are_looked_at() < 2)
 while 2 not in looks:  # it comes
     kept = young(1_000)

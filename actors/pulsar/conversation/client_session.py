@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from actors.let_go import CONNECTION, LET_GO
 from actors.policies.audited import DONE, REFUSED, Audited
 from actors.policies.authorization import Wish
 from actors.ports import Task
@@ -86,6 +87,7 @@ class ClientSession:
         self._sign = Signal()
         """Of life, from the client: set by everything that it says, cleared by who asks for one."""
         self._sign.set()
+        self._looks = LET_GO.looks
 
     def look(self) -> None:
         """The connection may have become full, or have room again."""
@@ -369,6 +371,7 @@ class ClientSession:
         if self.closed:
             return
         self.closed = True
+        LET_GO.add(CONNECTION, self._looks)
         if self.greeted:
             self.gateway.access.leave(self.roles)
         for turn, (name, task) in list(self._asking.items()):
