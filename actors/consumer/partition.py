@@ -59,9 +59,9 @@ class PartitionConsumer:
     __slots__ = (
         "_ack_due", "_ack_signal", "_address", "_asking", "_callbacks", "_config", "_consumer_epoch", "_directory",
         "_gathering", "_generation", "_got", "_granted_sent", "_hand_backs", "_heartbeat", "_holding", "_inbox",
-        "_leaving", "_looks", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes", "_session_changed",
-        "_taken_turn", "_turn", "acknowledgements", "batches", "by_index", "closing", "epoch", "failed",
-        "handing_over", "lease", "long_poll", "losses", "partition", "session", "sure_at"
+        "_leaving", "_looks", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes",
+        "_session_changed", "_taken_turn", "_turn", "acknowledgements", "batches", "by_index", "closing", "epoch",
+        "failed", "handing_over", "lease", "long_poll", "losses", "partition", "session", "sure_at"
     )  # fmt: skip
 
     def __init__(

@@ -6,6 +6,7 @@ subscription is and which consumers were attached; `leases` decides which of the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -58,14 +59,14 @@ async def take_over(
     """
     topic = TopicClient(ports, directory, identity.topic, identity.partition)
     log = TopicLog(ports, topic)
-    value = await record.take()
+    value, indexed = await _looked_up(ports, identity, record)
     fresh = value is None  # nobody has owned it, or all that it left was removed with it
     if value is not None and value.get("deleted"):
         settings, _ = stored_settings(value["settings"], SubscriptionSettings)
         value = None
-    indexed: int | None = 0
     if value is None:
-        indexed = await last_epoch(ports, manifest_key(identity.topic, identity.partition, identity.subscription))
+        if isinstance(indexed, BaseException):
+            raise indexed
         record.begin_after(indexed or 0)
         ends = await log.ends(START_PATIENCE_MS)
         state = SubscriptionState.begun(settings, _initial_cursor(ends, settings))
@@ -105,7 +106,7 @@ async def take_over(
         changed=wakeups.due.set,
         owner_epoch=epoch,
         shared=shared,
-        absent=indexed is None,
+        absent=ends is not None and indexed is None,
     )
     core.mark_deleted(state.cursor.mark_delete)
     store = CursorStore(
@@ -140,6 +141,19 @@ async def take_over(
         history=history,
         end=None if ends is None else ends.last,
     )
+
+
+async def _looked_up(
+    ports: Ports, identity: PartitionSubscription, record: FencedRecord
+) -> tuple[dict[str, Any] | None, int | BaseException | None]:
+    """What the last owner left, see FencedRecord.take; and the epoch of the last writer of a delayed index, or why it
+    is not known. Only a new subscription needs that; a client waits for it, so both are asked for at once.
+    """
+    manifest = manifest_key(identity.topic, identity.partition, identity.subscription)
+    value, indexed = await asyncio.gather(record.take(), last_epoch(ports, manifest), return_exceptions=True)
+    if isinstance(value, BaseException):
+        raise value
+    return value, indexed
 
 
 def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[str, Any]:
