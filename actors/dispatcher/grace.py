@@ -13,6 +13,9 @@ the grace anew, from the time at which no holder of the place can be alive: it n
 before it asks for messages. It may come from a user who gave up opening and began anew: then nobody would come back to
 it, and its hashes would wait for the whole grace.
 
+**An offer outlives who made it.** Who takes up a place that was offered to another name may be one that gave up as
+well. So the offer holds until it asks for messages.
+
 **An earlier life** of a consumer, as it says itself, holds nothing any more: its session ends, its place is taken on.
 """
 
@@ -74,6 +77,8 @@ class Grace:
         self._damped_total = 0
         self._seconds: set[int] = set()
         """Numbers of consumers that came while one of their name lived, and have not asked for messages yet."""
+        self._offered: set[int] = set()
+        """Numbers of consumers at a place that somebody before them offered, who have not asked for messages yet."""
         self._coming: Counter[str] = Counter()
         """Names of the consumers that are attaching now."""
 
@@ -193,7 +198,9 @@ class Grace:
             return
         place, now = ring.of(number), self._ports.clock.monotonic()
         if place is not None and request.keep_place and not place.keeps_place:
-            self._seconds = {each for each in self._seconds if self._sessions.find(each) is not None} | {number}
+            self._seconds = self._open(self._seconds) | {number}
+        if place is not None and place.to:
+            self._offered = self._open(self._offered) | {number}
         if request.hands_over_to:
             self._offer(number, request.hands_over_to)
         elif place is None:
@@ -204,14 +211,24 @@ class Grace:
             self._damping.given(request.consumer, now)
         self._wakeups.places.set()
 
+    def _open(self, numbers: set[int]) -> set[int]:
+        """Those of them whose sessions are open."""
+        return {number for number in numbers if self._sessions.find(number) is not None}
+
     async def asks(self, number: int) -> None:
-        """This consumer asks for messages, so its place is kept from now on: durably, before it gets any."""
-        if number in self._seconds:
+        """This consumer asks for messages, so its place is kept from now on, and offered to nobody unless it does that
+        itself: durably, before it gets any.
+        """
+        if number in self._seconds or number in self._offered:
             place = self._core.ring.of(number)
             if place is not None:
-                place.keep_place()
+                if number in self._seconds:
+                    place.keep_place()
+                if number in self._offered:
+                    self._core.ring.offer(place, "")
                 await self._store.barrier()
             self._seconds.discard(number)
+            self._offered.discard(number)
 
     # -- handing over ---------------------------------------------------------------------------------------------
 
@@ -228,6 +245,7 @@ class Grace:
 
     def _offer(self, number: int, to: str) -> None:
         ring = self._core.ring
+        self._offered.discard(number)
         place = ring.of(number)
         if place is not None:
             ring.offer(place, to)

@@ -84,8 +84,9 @@ def _enter(
     """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
     members, selector = core.members, core.selector
     if entry.into is not None:
-        kept = core.kept.take(entry.into)
+        kept, offered_to = core.kept.take(entry.into), members.at(entry.into).to
         member = members.add(entry.into, name, priority, now)
+        member.offer_place("" if offered_to == name else offered_to)
         member.note("assigned", tuple(ranges_of(core.tables.owner, member.slot)), core.history.number)
         return member, f"{name} is back", kept.restored
     slot = members.free_slot()

@@ -328,6 +328,34 @@ def test_who_took_over_and_left_at_once_keeps_its_hashes(end: str) -> None:
     play(scenario, **KEEPS)
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_offer_ends_when_another_one_asks_for_messages(asks: bool) -> None:
+    """Who only attached at the place that was offered had given up by then."""
+
+    async def scenario(broker: Broker) -> None:
+        _, b, _ = await three(broker)
+        before = await owners(broker)
+        await b.parts[0].handing_over.offer("b2")
+        await b.close()
+        if asks:
+            await back(broker, "b", "b-2")
+            await broker.quiet(100)
+        else:
+            attach = Attach(consumer="b", incarnation="given up.0")
+            await broker.world.client("network").net.call(await broker.address(), attach, 20_000)
+        crash_dispatcher(broker)
+        await attached(broker, *("abc" if asks else "ac"))
+        await broker.join("b2")
+        await broker.quiet(3 * LEASE_MS)
+        after = await owners(broker)
+        if asks:
+            assert all(after[name] for name in ("a", "b", "b2", "c"))
+        else:
+            assert after == {"a": before["a"], "b2": before["b"], "c": before["c"]}
+
+    play(scenario, **KEEPS)
+
+
 def test_a_hand_over_outlives_owners() -> None:
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)

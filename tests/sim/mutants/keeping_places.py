@@ -41,6 +41,22 @@ KEEPING_PLACES: list[Mutant] = [
         seed=14,
     ),
     Mutant(
+        name="an offer ends with whoever attaches at the place",
+        module="actors.key_shared.hash_assignments",
+        old='        member.offer_place("" if offered_to == name else offered_to)\n',
+        new="",
+        world=GRACE,
+        test=f"{_UNITS}::test_an_offer_ends_when_another_one_asks_for_messages",
+    ),
+    Mutant(
+        name="an offer outlives that another one asks for messages",
+        module="actors.dispatcher.grace",
+        old='                    self._core.ring.offer(place, "")\n',
+        new="                    pass\n",
+        world=GRACE,
+        test=f"{_UNITS}::test_an_offer_ends_when_another_one_asks_for_messages",
+    ),
+    Mutant(
         name="one that handed its place over gets another",
         module="actors.dispatcher.grace",
         old="        if entry is None and request.hands_over_to:\n",
