@@ -59,7 +59,8 @@ class ReadIndex(Request[IndexRead], kw_only=True):
     """Runs from position `start` (inclusive; the first may begin before it) up to about `limit` messages.
 
     With nothing there yet, waits up to `wait` ms for a publish, or for the topic to be terminated; who knows that it
-    was (`ends_known`) is not told again before the wait is over. Nothing above the last confirmed entry is shown.
+    was (`ends_known`) is not told again before the wait is over. None, as earlier versions ask: only a change is told
+    before that. Nothing above the last confirmed entry is shown.
     compacted: of each key the last message alone, as far as the log was compacted. table, since: as in the last answer,
     from whose `resume` on this goes on; who begins, or was elsewhere, says nothing.
     """
@@ -68,7 +69,7 @@ class ReadIndex(Request[IndexRead], kw_only=True):
     start: int
     limit: int
     wait: int = 0
-    ends_known: bool = False
+    ends_known: bool | None = None
     max_bytes: int = 5 * 1024 * 1024
     compacted: bool = False
     table: int = -1

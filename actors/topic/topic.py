@@ -396,6 +396,7 @@ class Topic(Actor):
         """Confirmed runs; waits for the first one at most `wait` ms."""
         await self._ready()
         until = self.ports.clock.monotonic() + request.wait
+        told = self._termination.done if request.ends_known is None else request.ends_known
         while True:
             if request.compacted and (compacted := await self._compacted.index(request)) is not None:
                 await self._ready()
@@ -404,7 +405,7 @@ class Topic(Actor):
             await self._ready()
             reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
             left = until - self.ports.clock.monotonic()
-            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not request.ends_known):
+            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not told):
                 return reply
             if self._log.last_confirmed == reply.last_confirmed:
                 await self._log.news(left)

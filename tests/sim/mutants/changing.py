@@ -37,8 +37,8 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="who comes after a topic was terminated waits for its end",
         module="actors.topic.topic",
-        old="(reply.ends and not request.ends_known)",
-        new="(reply.ends and request.ends_known)",
+        old="(reply.ends and not told)",
+        new="(reply.ends and told)",
         world=GATEWAY,
         test=ENDING,
     ),
