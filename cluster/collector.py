@@ -29,6 +29,9 @@ from typing import Any
 from actors.let_go import LET_GO
 
 THRESHOLDS = (200_000, 0, 1_000_000)
+"""So many more young objects are looked at; with every second look also those that survived the one before, if they
+were not set aside.
+"""
 GROWTH = 2
 MANY, GROWTH_OF_MANY = 300_000, 100
 """From so many blocks of memory on it is that much, unless half of what is there may be garbage. A look at a million
@@ -62,7 +65,7 @@ class OldObjects:
             self._left, self._let_go = blocks, LET_GO.blocks
             gc.set_threshold(*THRESHOLDS)
             gc.freeze()
-        elif self._is_worth_it(blocks):  # the next look is at everything
+        elif self._is_worth_it(blocks):  # one of the next two looks is at everything
             gc.unfreeze()
             gc.set_threshold(*THRESHOLDS[:2], 0)
         else:

@@ -95,14 +95,15 @@ SHARED = """
 import mmap, os
 from loadgen.memory import resident
 
-before, size = resident(os.getpid()), 40_000_000
-with mmap.mmap(-1, size) as common:  # an anonymous map is shared with children
-    common.write(b"x" * size)
+MB = 1_000_000
+before = resident(os.getpid())
+with mmap.mmap(-1, 40 * MB) as common:  # an anonymous map is shared with children
+    common.write(b"x" * len(common))
     shared = resident(os.getpid()) - before
     # Not from the allocator, which may have enough that was resident already.
-    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
-        own.write(b"x" * size)
-        print(shared < size // 2, resident(os.getpid()) - before > size // 2)
+    with mmap.mmap(-1, 60 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as own:
+        own.write(b"x" * len(own))
+        print(shared < 20 * MB, resident(os.getpid()) - before > 50 * MB)
 """
 
 

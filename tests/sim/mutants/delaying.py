@@ -226,12 +226,20 @@ DELAYING: list[Mutant] = [
         test="tests/actors/delayed/test_on_demand.py::test_an_index_that_comes_behind_the_end_writes_nothing",
     ),
     Mutant(
-        name="what is due waits for the time of a clock that had leapt",
+        name="what is due already in a view waits",
         module="actors.delayed.shared",
         old="        if self._inbox:\n            return 0\n",
-        new="        if self._inbox:\n            return self._seen\n",
+        new="        if self._inbox:\n            return now + 1_000\n",
         world=BROKER,
         test="tests/actors/delayed/test_shared_clock.py",
+    ),
+    Mutant(
+        name="a fenced index is waited for by a clock that had leapt",
+        module="actors.delayed.shared",
+        old="        if self._failed_at is None or now < self._failed_at:",
+        new="        if self._failed_at is None:",
+        world=BROKER,
+        test="tests/actors/delayed/test_shared_fenced.py",
     ),
     Mutant(
         name="an owner that was replaced opens the shared index",
