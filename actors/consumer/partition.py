@@ -41,7 +41,7 @@ from actors.messages import (
     RedeliverUnacknowledged,
 )
 from actors.ports import Address, Ports, Unknown
-from actors.shared_future import carry_through
+from actors.shared_future import SharedFuture, carry_through
 from actors.signal import Signal
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from storage.position import Positions
@@ -57,9 +57,9 @@ class PartitionConsumer:
 
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
     __slots__ = (
-        "_ack_due", "_ack_signal", "_address", "_asking", "_callbacks", "_config", "_consumer_epoch", "_directory",
-        "_gathering", "_generation", "_got", "_granted_sent", "_hand_backs", "_heartbeat", "_holding", "_inbox",
-        "_leaving", "_looks", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes",
+        "_ack_due", "_ack_signal", "_address", "_asking", "_callbacks", "_closed", "_config", "_consumer_epoch",
+        "_directory", "_gathering", "_generation", "_got", "_granted_sent", "_hand_backs", "_heartbeat", "_holding",
+        "_inbox", "_leaving", "_looks", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes",
         "_session_changed", "_taken_turn", "_turn", "acknowledgements", "batches", "by_index", "closing", "epoch",
         "failed", "handing_over", "lease", "long_poll", "losses", "partition", "session", "sure_at"
     )  # fmt: skip
@@ -100,6 +100,7 @@ class PartitionConsumer:
         self._revokes = False
         """The owner keeps the order of what is given back (`nack_order=key`)."""
         self.failed: SluiceError | None = None
+        self._closed: SharedFuture[None] | None = None
         self._looks = LET_GO.looks
 
     def _owner(self) -> tuple[Address, int] | None:
@@ -236,6 +237,8 @@ class PartitionConsumer:
 
     async def _send_rest(self) -> None:
         """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
+        if not self.session:
+            raise Fenced("this consumer has left its session")
         self._take_acks()
         session, last = self.session, self.acknowledgements.turn
         for turn, _, positions in list(self.acknowledgements.unconfirmed):
@@ -243,22 +246,23 @@ class PartitionConsumer:
 
     async def close(self, *, for_good: bool = False) -> None:
         """Send what is acknowledged, then leave, whoever gives up waiting for that; what is held goes to the others in
-        order. for_good: nothing is kept for one of its name (`grace_ms`).
+        order. Whoever closes it again waits for the same. for_good: nothing is kept for one of its name (`grace_ms`).
         """
-        self.closing = True
-        LET_GO.add(CLIENT, self._looks)
-        self._inbox.close()
-        self._hand_backs.close()
-        self._ack_signal.set()
-        self._session_changed.set()
-        await carry_through(self._ports, self._close(for_good=for_good), f"close-{self.partition}")
+        await self.begin_close(for_good=for_good)
 
-    def begin_close(self, *, for_good: bool = False) -> None:
-        """The same in the background, unless it closes already."""
-        if not self.closing:
-            self._ports.spawn(self.close(for_good=for_good), f"leave-{self.partition}")
+    def begin_close(self, *, for_good: bool = False) -> SharedFuture[None]:
+        """The same in the background. Returns what is settled when it has left."""
+        if self._closed is None:
+            self.closing, self._closed = True, SharedFuture()
+            LET_GO.add(CLIENT, self._looks)
+            self._inbox.close()
+            self._hand_backs.close()
+            self._ack_signal.set()
+            self._session_changed.set()
+            self._ports.spawn(self._close(self._closed, for_good=for_good), f"close-{self.partition}")
+        return self._closed
 
-    async def _close(self, *, for_good: bool) -> None:
+    async def _close(self, closed: SharedFuture[None], *, for_good: bool) -> None:
         try:
             if self.acknowledgements:
                 await self.settle()
@@ -268,6 +272,10 @@ class PartitionConsumer:
         self.lease.close()
         self._heartbeat.end()
         self._holding.revoke()
+        # Nobody will confirm what is left, and nobody looks any more whether the lease is over.
+        self.session, lost = 0, self.acknowledgements.void()
+        self.losses.count += lost
+        closed.set_result(None)
 
     def held(self) -> int:
         """Messages that were given to us and are not done."""
@@ -350,6 +358,8 @@ class PartitionConsumer:
         self._ports.spawn(self._tell(request, back), f"revoked-{self.partition}")
 
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
+        if self._closed is not None and self._closed.done():
+            return  # it has left, and leaves this one as well
         self.lease.begin(sent, lease)
         if (session, epoch) != (self.session, self.epoch):
             self.session, self.epoch, self._turn, self._got = session, epoch, 0, 0

@@ -79,6 +79,8 @@ ONCE_FAILED = [
     ("leaps", 98200096),  # what was due by a clock that had leapt stayed in a view until that time had come
     ("relay", 98300106),  # who read first behind the end of a terminated topic was not told before its wait was over
     ("grace", 98500150),  # a copy of an attach took up the place that its consumer had offered, and the offer was gone
+    ("grace", 98700628),  # who closed a second time said what was not confirmed to an owner that was gone, for ever
+    ("relay", 98700408),  # the same behind a gateway: its client asked for it anew, and that waited for its end
     ("relay", 98310159),  # a slow grant from before the rest came behind the revocation, and the judge did not know
     ("relay", 96000127),  # an answer to a poll was lost and came again, when the next consumer had done what was in it
     ("relay", 7350182),  # a look at what changed in permissions that the store did not answer held up all that followed

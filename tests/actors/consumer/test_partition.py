@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from actors.messages import NO_POSITIONS, Attach, Attached, Delivery, Detach
 from actors.ports import Address
-from storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from tests.actors.delayed.desk import Desk, serve
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
@@ -74,6 +75,31 @@ def test_who_closes_after_its_session_does_not_wait(lost_by: str) -> None:
         await desk.world.within(4 * LEASE_MS, leaver.close(), "it closes")
         other = await desk.consume("other")
         await desk.until(lambda: len(other.got) == 3, 4 * LEASE_MS)
+
+    serve(scenario, lease_ms=LEASE_MS)
+
+
+def test_who_closes_twice_leaves_once_and_does_not_wait() -> None:
+    """The owner knows the session no more, and is gone before it hears again what was acknowledged."""
+
+    async def scenario(desk: Desk) -> None:
+        events: list[str] = []
+        desk.world.ears.append(lambda process, event, fields: events.append(event))
+        leaver = await desk.consume("leaver", acking=False)
+        await desk.publish("0", "1", "2")
+        await desk.until(lambda: len(leaver.got) == 3)
+        part = leaver.parts[0]
+        desk.world.network.faults.delay_ms = (100, 100)
+        desk.world.network.refusals["Acknowledge"] = (1.0, (Fenced("session is over"),))
+        Client.ack(leaver)
+        desk.world.background(part.close(), "it closes")
+        await desk.until(lambda: "close_failed" in events, 1_000)
+        desk.world.network.refusals.clear()
+        desk.world.crash(next(name for name in desk.world.alive("dispatcher-")))
+        waiting = asyncio.ensure_future(desk.world.within(4 * LEASE_MS, part.wait_confirmed(), "it is told"))
+        await desk.world.within(4 * LEASE_MS, part.close(), "it closes again")
+        with pytest.raises(Fenced, match="before its acknowledgements were confirmed"):
+            await waiting
 
     serve(scenario, lease_ms=LEASE_MS)
 

@@ -76,8 +76,8 @@ HOLDING: list[Mutant] = [
     Mutant(
         name="a consumer leaves only as long as somebody waits for that",
         module="actors.consumer.partition",
-        old='        await carry_through(self._ports, self._close(for_good=for_good), f"close-{self.partition}")\n',
-        new="        await self._close(for_good=for_good)\n",
+        old="        await self.begin_close(for_good=for_good)\n",
+        new="        await self._close(SharedFuture(), for_good=for_good)\n",
         world=BROKER,
         test="tests/actors/consumer/test_giving_up.py::test_who_closes_leaves",
     ),

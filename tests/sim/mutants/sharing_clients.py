@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 THREADS = "tests/cluster/test_threads.py"
+PARTITION = "tests/actors/consumer/test_partition.py"
 GIVEN_UP = "tests/cluster/test_given_up.py::test_a_subscribe_in_vain_leaves_no_consumer"
 BROKER = "broker"
 GATEWAY = "gateway"
@@ -45,10 +46,18 @@ SHARING_CLIENTS: list[Mutant] = [
     Mutant(
         name="who subscribes in vain stays",
         module="actors.consumer.partition",
-        old="        if not self.closing:\n            self._ports.spawn(",
-        new="        if self.closing:\n            self._ports.spawn(",
+        old="            self._ports.spawn(self._close(self._closed",
+        new="            0 and self._ports.spawn(self._close(self._closed",
         world=BROKER,
         test=GIVEN_UP,
+    ),
+    Mutant(
+        name="who has left goes on saying what nobody confirms",
+        module="actors.consumer.partition",
+        old="        self.session, lost = 0, self.acknowledgements.void()\n",
+        new="        lost = self.acknowledgements.void()\n",
+        world="grace",
+        test=f"{PARTITION}::test_who_closes_twice_leaves_once_and_does_not_wait",
     ),
     Mutant(
         name="an acknowledgement of nothing takes a turn",
