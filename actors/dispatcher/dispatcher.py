@@ -365,7 +365,7 @@ class Components:
         self.parked = ParkedKeys(context, backlog)
         self.deliverer = Deliverer(context, self.reader, backlog, self.leases, self._look_at_failed)
         self.redelivery = Redelivery(context, backlog)
-        self.due = DueMessages(context)
+        self.due = DueMessages(context, self.reader)
         self.seeker = Seeker(context, self.reader, backlog, self.leases)
         self.unused_watch = UnusedWatch(context)
         self.deletion = Deletion(context, self.consumers, self.leases, self.unused_watch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from actors.dispatcher.context import SubscriptionContext
+from actors.dispatcher.reader import Reader
 from actors.messages import NO_POSITIONS, NO_ROWS
 from actors.wall_clock import pause_until
 
@@ -15,10 +16,10 @@ DUE_GROUP_MS = 20
 class DueMessages:
     """Moves due messages of one subscription."""
 
-    def __init__(self, context: SubscriptionContext) -> None:
+    def __init__(self, context: SubscriptionContext, reader: Reader) -> None:
         self._ports, self._tracker, self._core = context.ports, context.tracker, context.core
         self._cursor, self._sessions = context.cursor, context.sessions
-        self._wakeups, self._ownership = context.wakeups, context.ownership
+        self._wakeups, self._ownership, self._reader = context.wakeups, context.ownership, reader
 
     async def run(self) -> None:
         """Release whenever something is due; ends when the index has failed."""
@@ -39,6 +40,7 @@ class DueMessages:
                 await wakeups.due.wait(self._ports, wait)
                 wakeups.due.clear()
                 wakeups.read.set()
+                self._reader.look_for_lost()
                 continue
             order = np.argsort(positions, kind="stable")
             open_rows = ~self._cursor.is_acknowledged(positions[order])

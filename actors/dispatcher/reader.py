@@ -115,7 +115,7 @@ class Reader:
                 self._wakeups.read.clear()
                 continue
             self.reading = True
-            answered = await self._attempt(partial(self._rescan if self._rescans else self._read, room))
+            answered = await self._attempt(partial(self._read_or_rescan, room))
             self.reading = False
             if answered:
                 wait.reset()
@@ -151,6 +151,15 @@ class Reader:
             self._ports.log("read_waits", error=str(error))
             self.problem = str(error)
         return False
+
+    def look_for_lost(self) -> None:
+        """The index changed: if it lost a part, a read that waits at the end of the topic ends, which may last long."""
+        if lost := self._tracker.take_rescans():
+            self._rescans += lost
+            self._asking.end()
+
+    async def _read_or_rescan(self, room: int) -> bool:
+        return await (self._rescan(room) if self._rescans else self._read(room))
 
     async def _rescan(self, room: int) -> bool:
         """Read again what a lost part of the delayed index stood for, a piece at a time; the log is the truth.

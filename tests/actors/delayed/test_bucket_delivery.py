@@ -65,6 +65,24 @@ def test_bl_1_buckets_stay_while_nobody_is_connected(tracker: str) -> None:
 
 
 @both
+def test_what_lost_buckets_held_comes_at_its_time(tracker: str) -> None:
+    """The log is read again at once, although the reader waits at its end for minutes."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.consume("one")
+        await publish(desk, 300)
+        await desk.restart("dispatcher")
+        await desk.quiet(STRAY_MS)
+        assert len(desk.objects()) > 4
+        for name in desk.objects():
+            del desk.world.objects.objects[name]
+        await desk.until(lambda: len(desk.came()) == 300, FAR_MS + 20_000)
+        assert max(arrival.at - arrival.due for arrival in desk.came()) < 2_000
+
+    serve(scenario, tracker=tracker, topic=LEDGERS, **RULE)
+
+
+@both
 @pytest.mark.parametrize("restart", [False, True])
 def test_bl_2_who_unsubscribes_leaves_no_object(tracker: str, restart: bool) -> None:
     async def scenario(desk: Desk) -> None:

@@ -55,7 +55,8 @@ class Owner:
             wakeups=self.wakeups,
             ownership=SimpleNamespace(end=self.failures.append),
         )
-        due = DueMessages(context)
+        reader: Any = SimpleNamespace(look_for_lost=lambda: None)
+        due = DueMessages(context, reader)
         self.life.spawn(due.run(), "due")
         await self.world.settle()
 

@@ -114,6 +114,14 @@ DELAYING: list[Mutant] = [
         test="tests/actors/delayed/test_shared.py::test_who_reads_the_log_is_told_what_an_index_lost",
     ),
     Mutant(
+        name="what an index lost is read when the reader has waited",
+        module="actors.dispatcher.reader",
+        old="            self._rescans += lost\n            self._asking.end()\n",
+        new="            self._rescans += lost\n",
+        world=BROKER,
+        test="tests/actors/delayed/test_bucket_delivery.py::test_what_lost_buckets_held_comes_at_its_time",
+    ),
+    Mutant(
         name="what is read during the recovery is stored twice",
         module="actors.delayed.recovery",
         old="        if len(doubled):\n",
