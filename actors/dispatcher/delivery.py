@@ -173,7 +173,9 @@ class Deliverer:
             signal.clear()
             if self._ownership.ended():
                 return
-            if self._leases.settled() and not self._state.paused and not self._sessions.unswept:
+            if self._sessions.unswept:
+                self._reader.stop_waiting()
+            elif self._leases.settled() and not self._state.paused:
                 self._route()
             if self._core.room() > 0:
                 self._wakeups.read.set()

@@ -152,13 +152,20 @@ class Reader:
             self.problem = str(error)
         return False
 
+    def stop_waiting(self) -> None:
+        """Something comes before the next read: one that waits at the end of the topic, for minutes maybe, ends."""
+        self._asking.end()
+        self._wakeups.read.set()
+
     def look_for_lost(self) -> None:
-        """The index changed: if it lost a part, a read that waits at the end of the topic ends, which may last long."""
+        """The delayed index changed: what it lost is read from the log again at once."""
         if lost := self._tracker.take_rescans():
             self._rescans += lost
-            self._asking.end()
+            self.stop_waiting()
 
     async def _read_or_rescan(self, room: int) -> bool:
+        if self._sessions.unswept:
+            return True  # they came while the owner was looked for, and come first
         return await (self._rescan(room) if self._rescans else self._read(room))
 
     async def _rescan(self, room: int) -> bool:

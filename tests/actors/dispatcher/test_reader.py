@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.scenarios.key_shared.broker import Broker, play
 
 
@@ -65,3 +67,23 @@ def test_runs_of_messages_that_are_not_due_for_long_are_not_kept() -> None:
         assert (await broker.stats())["runsHeld"] == 0
 
     play(scenario)
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_who_reads_compacted_waits_for_no_read_at_the_end(close: bool) -> None:
+    """What was read before it came is looked at first, and the read that waits at the end may do so for minutes."""
+
+    async def scenario(broker: Broker) -> None:
+        first = await broker.join("first", acking=False, read_compacted=True)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(first.got) == 2)
+        await broker.quiet(10_000)
+        if close:
+            await first.close()
+        else:
+            broker.world.crash("first")
+            await broker.quiet(10_000)
+        second = await broker.join("second", read_compacted=True)
+        await broker.until(lambda: len(second.got) == 2, 1_000)
+
+    play(scenario, type="exclusive", lease_ms=3_000)

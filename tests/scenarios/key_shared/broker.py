@@ -67,7 +67,7 @@ class Message:
 class Client:
     """One consumer on all partitions. acking: acknowledges at once. taking: empties its queue, so permits come back."""
 
-    subscription = SUBSCRIPTION
+    subscription, read_compacted = SUBSCRIPTION, False
 
     def __init__(self, broker: Broker, name: str, called: str, queue: int, *, acking: bool, taking: bool) -> None:
         self.broker, self.name, self.acking, self.taking = broker, name, acking, taking
@@ -94,6 +94,7 @@ class Client:
                     settings=self.broker.settings_of(self.subscription),
                     queue_size=self._queue,
                     ranges=ranges,
+                    read_compacted=self.read_compacted,
                 ),
                 ConsumerCallbacks(on_received=self._received, on_event=lambda _, event: self.events.append(event)),
             )
@@ -260,9 +261,11 @@ class Broker:
         acking: bool = True,
         taking: bool = True,
         called: str = "",
+        read_compacted: bool = False,
     ) -> Client:
         """A consumer attaches; `called` is its name for the broker, if that is another one."""
         client = Client(self, name, called or name, queue, acking=acking, taking=taking)
+        client.read_compacted = read_compacted
         await client.open(ranges)
         self.clients[name] = client
         return client

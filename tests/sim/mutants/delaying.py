@@ -116,7 +116,7 @@ DELAYING: list[Mutant] = [
     Mutant(
         name="what an index lost is read when the reader has waited",
         module="actors.dispatcher.reader",
-        old="            self._rescans += lost\n            self._asking.end()\n",
+        old="            self._rescans += lost\n            self.stop_waiting()\n",
         new="            self._rescans += lost\n",
         world=BROKER,
         test="tests/actors/delayed/test_bucket_delivery.py::test_what_lost_buckets_held_comes_at_its_time",

@@ -106,6 +106,14 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_seek.py::test_a_seek_does_not_wait_for_the_read_at_the_end",
     ),
     Mutant(
+        name="who reads compacted waits for the read at the end of the topic",
+        module="actors.dispatcher.delivery",
+        old="                self._reader.stop_waiting()\n",
+        new="                pass\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_reader.py::test_who_reads_compacted_waits_for_no_read_at_the_end",
+    ),
+    Mutant(
         name="delayed messages go out at once",
         module="actors.dispatcher.reader",
         old="                waiting[delayed] = self._tracker.add(",
