@@ -137,11 +137,11 @@ async def make_tracker(
     owner_epoch: int,
     look_ahead_ms: int = LOOK_AHEAD_MS,
     shared: SharedIndex | None = None,
-    absent: bool = False,
+    indexed: bool | None = None,
 ) -> DelayedTracker:
     """The tracker that the settings choose, started or about to start. Raises Fenced, Invalid.
 
-    absent: somebody has looked, and there is no manifest.
+    indexed: whether there is a manifest, by somebody who has looked; None: look, there may be one by now.
     shared: the index of the partition's subscriptions in this process, for those that say so in their settings.
     """
     if settings.delayed_tracker not in CHOICES["delayed_tracker"]:
@@ -162,10 +162,10 @@ async def make_tracker(
         other.delete_other_index = removal.delete
         ports.spawn(removal.run(), "removal of another index")
         return other
-    if absent:
-        return IndexOnDemand(own)
     try:
-        if await attempt(ports, lambda: ports.meta.read(own.key)) is None:
+        if indexed is None:
+            indexed = await attempt(ports, lambda: ports.meta.read(own.key)) is not None
+        if not indexed:
             return IndexOnDemand(own)
         tracker = own.make()
         await tracker.start()

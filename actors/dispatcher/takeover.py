@@ -106,7 +106,8 @@ async def take_over(
         changed=wakeups.due.set,
         owner_epoch=epoch,
         shared=shared,
-        absent=ends is not None and indexed is None,
+        # Where there was none, an owner before this one may have written a first one since; a new one has none before it.
+        indexed=isinstance(indexed, int) or (None if ends is None else False),
     )
     core.mark_deleted(state.cursor.mark_delete)
     store = CursorStore(
