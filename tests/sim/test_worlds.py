@@ -84,6 +84,7 @@ ONCE_FAILED = [
     ("relay", 98700408),  # the same behind a gateway: its client asked for it anew, and that waited for its end
     ("relay", 98310159),  # a slow grant from before the rest came behind the revocation, and the judge did not know
     ("relay", 96000127),  # an answer to a poll was lost and came again, when the next consumer had done what was in it
+    ("relay", 98700319),  # an answer to what of it is done counted for what came while the answer was waited for
     ("relay", 7350182),  # a look at what changed in permissions that the store did not answer held up all that followed
     ("relay", 1),  # the judge took what was on its way for what was sent after its acknowledgement
     ("nack_order", 7000101),  # nobody says who the owner is, and a lease that is lost is told too late

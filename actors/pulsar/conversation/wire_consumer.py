@@ -69,6 +69,11 @@ NONE_READY: deque[RowRange] = deque()
 """Of a consumer to which batches need not go whole; nothing is put into it."""
 
 
+def earlier(one: int | None, other: int) -> int:
+    """The earlier one of two moments, of which there may be one only."""
+    return other if one is None else min(one, other)
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumingClient:
     """What a consumer has of its connection.
@@ -88,10 +93,10 @@ class WireConsumer:
 
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
     __slots__ = (
-        "_active", "_alive", "_choked", "_cumulative", "_ended", "_extent", "_full", "_gateway", "_granted", "_key",
-        "_looked_up", "_lookups", "_lost", "_noting", "_part", "_sent", "_share", "_size", "_subscribed", "_sure_at",
-        "_unsent", "_waiting", "_whole", "_write", "asked", "closed", "epoch", "number", "opened", "payloads",
-        "permits", "tp"
+        "_active", "_alive", "_came_at", "_choked", "_cumulative", "_ended", "_extent", "_full", "_gateway", "_granted",
+        "_key", "_looked_up", "_lookups", "_lost", "_noting", "_part", "_sent", "_share", "_size", "_subscribed",
+        "_sure_at", "_unsent", "_waiting", "_whole", "_write", "asked", "closed", "epoch", "number", "opened",
+        "payloads", "permits", "tp"
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +123,8 @@ class WireConsumer:
         self._noting = False
         self._sure_at: int | None = None
         """Of a Failover subscription, when something waits: whatever does had come no earlier, or was not done then."""
+        self._came_at: int | None = None
+        """The same of what nobody has looked at since it came (`_unsent`)."""
         self._whole: BatchReassembler | None = None
         self._part = self._of_subscription() if asked.start is None else self._of_log(asked.start)
 
@@ -242,8 +249,7 @@ class WireConsumer:
     def _received(self, part: Received) -> None:
         self._unsent.append(part)
         if self.asked.settings.type == "failover" and isinstance(self._part, PartitionConsumer):
-            at = self._part.sure_at
-            self._sure_at = at if self._sure_at is None else min(self._sure_at, at)
+            self._came_at = earlier(self._came_at, self._part.sure_at)
         known = self._size // 2 if self._size < MAX_MESSAGE_BYTES else 0
         self._size = min(max(part.size // max(len(part), 1), known, 1), MAX_MESSAGE_BYTES)
         self._send()
@@ -262,7 +268,7 @@ class WireConsumer:
         if self._full:
             self._look_for_room()
         if self.asked.settings.type == "failover" and self._whole is not None:
-            if not self._unsent and not self._whole.waiting:
+            if not self._whole.waiting:
                 self._sure_at = None
             elif self._sure_at is None:
                 self._sure_at = self._gateway.ports.clock.monotonic()
@@ -298,6 +304,10 @@ class WireConsumer:
 
     def _take_next(self) -> None:
         part = self._unsent.pop(0)
+        if self._came_at is not None:
+            self._sure_at = earlier(self._sure_at, self._came_at)
+        if not self._unsent:
+            self._came_at = None
         self._granted -= len(part)
         if part.revoked or not len(part):
             return
@@ -379,13 +389,11 @@ class WireConsumer:
         """Of what waited, send only what nobody has acknowledged who was the active consumer meanwhile."""
         assert self._whole is not None
         assert isinstance(self._part, PartitionConsumer)
-        asked = self._sure_at = self._gateway.ports.clock.monotonic()
         while self._unsent:
             self._take_next()
         await self._part.batches.close_done(self._whole.unsent())
-        if (self._sure_at or asked) >= asked:  # however long it took, it is not asked about at once
-            self._sure_at = None
-        self._noting = False
+        # However long it took, it is not asked about at once; what came meanwhile is, if that waited for as long.
+        self._sure_at, self._noting = None, False
         self._send()
 
     async def _ask_about(self, stretch: RowRange, missing: Rows) -> None:
@@ -576,6 +584,7 @@ class WireConsumer:
                     part.close()
                 self._granted -= len(part)
             self._unsent.clear()
+            self._came_at = None
             if self._whole is not None:
                 self._whole.clear()
             self._grant()

@@ -146,10 +146,26 @@ SERVING: list[Mutant] = [
     Mutant(
         name="what came while a client read nothing is not asked about",
         module="actors.pulsar.conversation.wire_consumer",
+        old="        if self._came_at is not None:",
+        new="        if False:",
+        world="relay",
+        test=f"{WHOLE}::test_what_waited_is_not_sent_if_another_did_it",
+    ),
+    Mutant(
+        name="what waited is asked about one part after the other",
+        module="actors.pulsar.conversation.wire_consumer",
         old="        while self._unsent:\n            self._take_next()\n        await",
         new="        await",
         world="relay",
-        test=f"{WHOLE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{WHOLE}::test_messages_go_on_while_every_answer_is_slow",
+    ),
+    Mutant(
+        name="an answer counts for what came while it was waited for",
+        module="actors.pulsar.conversation.wire_consumer",
+        old="        self._sure_at, self._noting = None, False",
+        new="        self._sure_at, self._came_at, self._noting = None, None, False",
+        world="relay",
+        test=f"{WHOLE}::test_an_answer_does_not_cover_what_came_meanwhile",
     ),
     Mutant(
         name="what came again is taken to be fresh",
