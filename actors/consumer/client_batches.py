@@ -24,6 +24,11 @@ from storage.position import Positions
 R = TypeVar("R", bound=Reply)
 
 
+def open_in(stretches: Sequence[tuple[Received, int, int]]) -> list[tuple[Received, Positions]]:
+    """The open ones of rows first .. end-1 of some parts, by part."""
+    return [(part, np.flatnonzero(part.open[first:end]) + first) for part, first, end in stretches]
+
+
 class BatchAcks:
     """apart: of this subscription some batch may have been sent in parts, to whomever."""
 
@@ -41,13 +46,14 @@ class BatchAcks:
         reply = await self._ask(lambda session: FindOpen(session=session, positions=positions))
         return positions if reply is None else reply.positions
 
-    async def close_done(self, stretches: Sequence[tuple[Received, int, int]]) -> None:
-        """Close what is done of rows first .. end-1 of some parts, whoever is done with it."""
-        rows = [(part, np.flatnonzero(part.open[first:end]) + first) for part, first, end in stretches]
-        asked = np.unique(np.concatenate([NO_POSITIONS, *(part.positions[its] for part, its in rows)]))
-        still = await self.still_open(asked) if len(asked) else asked
-        for part, its in rows:
-            part.close(its[~np.isin(part.positions[its], still)])
+    async def close_done(self, stretches: Callable[[], Sequence[tuple[Received, int, int]]]) -> None:
+        """Close what is done of rows first .. end-1 of some parts, whoever is done with it. Rows may be in other parts
+        when the answer comes.
+        """
+        asked = np.unique(np.concatenate([NO_POSITIONS, *(part.positions[its] for part, its in open_in(stretches()))]))
+        done = np.setdiff1d(asked, await self.still_open(asked)) if len(asked) else asked
+        for part, its in open_in(stretches()):
+            part.close(its[np.isin(part.positions[its], done)])
 
     async def send_apart(self) -> None:
         """Note durably that a batch is sent in parts; done when this returns, or the consumer closes."""

@@ -163,6 +163,8 @@ class BatchReassembler:
         self.ready: deque[RowRange] = deque()
         self._queue: deque[Received] = deque()
         self._begun: list[PartialBatch] = []
+        self._joined: list[Received] = []
+        """Of a batch of which more came: one part, while it is not known whether it is all of it."""
         self._working = False
 
     def take(self, part: Received) -> None:
@@ -185,7 +187,7 @@ class BatchReassembler:
         """What came and was not sent: rows first .. end-1 of parts."""
         ready = [(stretch.part, stretch.first, stretch.end) for stretch in self.ready]
         begun = [(begun.part, begun.first, len(begun.part)) for begun in self._begun]
-        return ready + begun + [(part, 0, len(part)) for part in self._queue]
+        return ready + begun + [(part, 0, len(part)) for part in (*self._joined, *self._queue)]
 
     @property
     def waiting_bytes(self) -> int:
@@ -201,7 +203,7 @@ class BatchReassembler:
 
     def clear(self) -> None:
         """Everything that was not sent is others'."""
-        for part in self._queue:
+        for part in (*self._joined, *self._queue):
             part.close()
         for stretch in self.ready:
             stretch.part.close(np.arange(stretch.first, stretch.end))
@@ -261,7 +263,9 @@ class BatchReassembler:
             self.let_go(begun.part, begun.first)
             if first == len(part):
                 self.let_go(part, first)
+            self._joined.append(joined)
             await self._begin(joined, 0)
+            self._joined.remove(joined)
         for begun in self._begun:
             self._want(begun.missing)
         return first

@@ -391,7 +391,7 @@ class WireConsumer:
         assert isinstance(self._part, PartitionConsumer)
         while self._unsent:
             self._take_next()
-        await self._part.batches.close_done(self._whole.unsent())
+        await self._part.batches.close_done(self._whole.unsent)
         # However long it took, it is not asked about at once; what came meanwhile is, if that waited for as long.
         self._sure_at, self._noting = None, False
         self._send()

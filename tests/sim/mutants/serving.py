@@ -160,6 +160,14 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_messages_go_on_while_every_answer_is_slow",
     ),
     Mutant(
+        name="a batch of which more came is not asked about",
+        module="actors.pulsar.conversation.batch_reassembly",
+        old="        return ready + begun + [(part, 0, len(part)) for part in (*self._joined, *self._queue)]\n",
+        new="        return ready + begun + [(part, 0, len(part)) for part in self._queue]\n",
+        world="relay",
+        test="tests/actors/pulsar/test_joined_batches.py",
+    ),
+    Mutant(
         name="an answer counts for what came while it was waited for",
         module="actors.pulsar.conversation.wire_consumer",
         old="        self._sure_at, self._noting = None, False",
