@@ -76,17 +76,18 @@ class BatchAcks:
 
     def joined(self, begun: Received, first: int, more: Received, row: int, count: int) -> Received:
         """The open rows of a part from a row on, and those among so many of another from a row on, which both lose
-        them: one part, which is held from now on.
+        them: one part in the order of the log, which is held from now on.
         """
         ours = np.flatnonzero(begun.open[first:]) + first
         theirs = np.flatnonzero(more.open[row : row + count]) + row
         pieces = [(begun, ours), (more, theirs)]
+        order = np.argsort(np.concatenate([part.positions[rows] for part, rows in pieces]))
 
         def column(name: str) -> Any:
-            return np.concatenate([getattr(part, name)[rows] for part, rows in pieces])
+            return np.concatenate([getattr(part, name)[rows] for part, rows in pieces])[order]
 
         new = Received(
-            rows=pa.concat_batches([part.rows.take(pa.array(rows)) for part, rows in pieces]),
+            rows=pa.concat_batches([part.rows.take(pa.array(rows)) for part, rows in pieces]).take(pa.array(order)),
             partition=more.partition,
             positions=column("positions"),
             dispatch=column("dispatch"),

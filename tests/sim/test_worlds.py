@@ -86,6 +86,7 @@ ONCE_FAILED = [
     ("relay", 96000127),  # an answer to a poll was lost and came again, when the next consumer had done what was in it
     ("relay", 98700319),  # an answer to what of it is done counted for what came while the answer was waited for
     ("relay", 7350182),  # a look at what changed in permissions that the store did not answer held up all that followed
+    ("relay", 98700644),  # a batch came in two beginnings, and its end went to the one with the later messages first
     ("relay", 1),  # the judge took what was on its way for what was sent after its acknowledgement
     ("nack_order", 7000101),  # nobody says who the owner is, and a lease that is lost is told too late
     ("bookie", 9500194),  # a damaged index is found at one start, and built anew at the next

@@ -33,10 +33,13 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class PartialBatch:
-    """The last batch of a part, which continues behind it. first: its first row there. last: position of its end."""
+    """The last batch of a part, which continues behind it. first: its first row there. start, last: the positions of
+    its first and its last message.
+    """
 
     part: Received
     first: int
+    start: int
     last: int
     missing: int = 0
 
@@ -84,7 +87,8 @@ def begun_in(part: Received, first: int = 0) -> PartialBatch | None:
     last = int(part.positions[-1])
     index = int(part.rows.column("batch_index")[len(part) - 1].as_py())
     outside = np.flatnonzero((part.positions < last - index) | (part.positions > last))
-    return PartialBatch(part, max(first, int(outside[-1]) + 1 if len(outside) else 0), last + part.follows)
+    begins = max(first, int(outside[-1]) + 1 if len(outside) else 0)
+    return PartialBatch(part, begins, last - index, last + part.follows)
 
 
 def leading(stretch: RowRange, room: int) -> tuple[RowRange, RowRange | None]:
@@ -110,10 +114,10 @@ def leading(stretch: RowRange, room: int) -> tuple[RowRange, RowRange | None]:
 
 
 def goes_on_at(begun: PartialBatch, part: Received, first: int) -> int:
-    """The first open row of a part, from a row on, that belongs to the rest of a batch or lies behind it; len(part)
-    if there is none.
+    """The first open row of a part, from a row on, that belongs to a batch or lies behind it; len(part) if there is
+    none. What another consumer held may come after later messages of its batch.
     """
-    there = (part.positions >= begun.behind) & part.open
+    there = (part.positions >= begun.start) & part.open
     there[:first] = False
     return int(np.argmax(np.append(there, True)))
 
@@ -121,7 +125,7 @@ def goes_on_at(begun: PartialBatch, part: Received, first: int) -> int:
 def continued(begun: PartialBatch, part: Received, first: int) -> int:
     """How many of the rows of a part, from a row on, belong to a batch that was begun."""
     rest = part.positions[first:]
-    inside = (rest >= begun.behind) & (rest <= begun.last)
+    inside = (rest >= begun.start) & (rest <= begun.last)
     return int(np.argmin(np.append(inside, False)))
 
 
@@ -244,8 +248,7 @@ class BatchReassembler:
             self._begun.remove(begun)
             self.let_go(begun.part, begun.first)
         while self._begun:
-            begun = min(self._begun, key=lambda each: goes_on_at(each, part, first))
-            row = goes_on_at(begun, part, first)
+            row, begun = self._goes_on_first(part, first)
             if row == len(part):
                 break
             await self._put(part, first, row)
@@ -269,6 +272,14 @@ class BatchReassembler:
         for begun in self._begun:
             self._want(begun.missing)
         return first
+
+    def _goes_on_first(self, part: Received, first: int) -> tuple[int, PartialBatch]:
+        """Where a part, from a row on, first belongs to a batch that was begun or lies behind one, and which that is.
+        Where it lies behind some and belongs to another, those come first: they have earlier messages of its keys.
+        """
+        found = [(goes_on_at(begun, part, first), begun.last, begun) for begun in self._begun]
+        row, _, begun = min(found, key=lambda each: each[:2])
+        return row, begun
 
     async def _begin(self, part: Received, first: int) -> None:
         """Send a part from a row on, except a batch whose rest is still to come."""

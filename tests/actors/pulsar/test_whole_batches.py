@@ -213,6 +213,39 @@ async def test_the_log_says_whether_a_batch_was_cut(done: bool) -> None:
     assert [(one.first, one.end, one.rest) for one in whole.ready] == [(0, 8, not done)]
 
 
+async def sent_of(parts: list[Received]) -> list[list[int]]:
+    """The positions of what is sent together when these came, the last of which ends the waiting for a rest.
+
+    Once everything was sent, no rows are kept.
+    """
+    works: list[asyncio.Task[None]] = []
+    never = asyncio.Event()
+
+    def spawn(work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.ensure_future(work)
+        works.extend([task] if name == "batches" else [])
+
+    async def sleep(_: int) -> None:
+        await never.wait()
+
+    ports: Any = SimpleNamespace(spawn=spawn, clock=SimpleNamespace(sleep=sleep))
+    part: Any = SimpleNamespace(batches=BatchAcks(ports, lambda: None, Holding()))
+    part.batches.attached(apart=True)  # the log need not say where batches end
+    payloads: Any = None
+    whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: False)
+    for each in parts:
+        assert not whole.ready, "the rest is waited for"
+        whole.take(each)
+        await asyncio.gather(*works)
+    stretches = [*whole.ready]
+    for stretch in stretches:
+        assert stretch.part.rows.num_rows, "it is still to be sent"
+        whole.ready.popleft()
+        whole.let_go(stretch.part, stretch.end)
+    assert not any(each.rows.num_rows for each in [*parts, *(stretch.part for stretch in stretches)])
+    return [each.part.positions[each.first : each.end].tolist() for each in stretches]
+
+
 @pytest.mark.parametrize(
     ("positions", "index", "sent"),
     [
@@ -226,42 +259,27 @@ async def test_the_log_says_whether_a_batch_was_cut(done: bool) -> None:
 def test_nothing_overtakes_what_was_begun_of_a_batch(
     positions: list[int], index: list[int | None], sent: list[list[int]]
 ) -> None:
-    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first.
+    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first."""
+    begun = part_of([5, 6, 7], [0, 1, 2], follows=7)
+    assert asyncio.run(sent_of([begun, part_of(positions, index)])) == sent
 
-    Once everything was sent, no rows are kept.
-    """
 
-    async def main() -> list[list[int]]:
-        works: list[asyncio.Task[None]] = []
-        never = asyncio.Event()
-
-        def spawn(work: Coroutine[Any, Any, None], name: str) -> None:
-            task = asyncio.ensure_future(work)
-            works.extend([task] if name == "batches" else [])
-
-        async def sleep(_: int) -> None:
-            await never.wait()
-
-        ports: Any = SimpleNamespace(spawn=spawn, clock=SimpleNamespace(sleep=sleep))
-        part: Any = SimpleNamespace(batches=BatchAcks(ports, lambda: None, Holding()))
-        part.batches.attached(apart=True)  # the log need not say where batches end
-        payloads: Any = None
-        whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: False)
-        parts = [part_of([5, 6, 7], [0, 1, 2], follows=7), part_of(positions, index)]
-        whole.take(parts[0])
-        await asyncio.gather(*works)
-        assert not whole.ready, "the rest is waited for"
-        whole.take(parts[1])
-        await asyncio.gather(*works)
-        stretches = [*whole.ready]
-        for stretch in stretches:
-            assert stretch.part.rows.num_rows, "it is still to be sent"
-            whole.ready.popleft()
-            whole.let_go(stretch.part, stretch.end)
-        assert not any(each.rows.num_rows for each in [*parts, *(stretch.part for stretch in stretches)])
-        return [each.part.positions[each.first : each.end].tolist() for each in stretches]
-
-    assert asyncio.run(main()) == sent
+@pytest.mark.parametrize(
+    ("parts", "sent"),
+    [
+        (
+            [([3, 5, 6], [1, 3, 4], 3), ([2], [0], 7), ([4, 7, 8], [2, 5, 6], 1), ([9, 10], [7, None], 0)],
+            [[*range(2, 10)], [10]],
+        ),
+        ([([3, 5, 6], [1, 3, 4], 3), ([0], [0], 1), ([7, 8, 9], [5, 6, 7], 0)], [[0], [3, 5, 6, 7, 8, 9]]),
+        ([([3, 5, 6], [1, 3, 4], 3), ([0], [0], 1), ([1, 7, 8, 9], [1, 5, 6, 7], 0)], [[0, 1], [3, *range(5, 10)]]),
+    ],
+)
+def test_what_another_one_held_comes_behind_what_followed_it(
+    parts: list[tuple[list[int], list[int | None], int]], sent: list[list[int]]
+) -> None:
+    """It is part of the batch that was begun without it, or goes before the end of a later one."""
+    assert asyncio.run(sent_of([part_of(*part) for part in parts])) == sent
 
 
 def test_what_is_done_of_a_batch_is_not_waited_for() -> None:

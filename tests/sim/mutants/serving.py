@@ -216,6 +216,22 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_nothing_overtakes_what_was_begun_of_a_batch",
     ),
     Mutant(
+        name="only what lies behind the beginning of a batch belongs to it",
+        module="actors.pulsar.conversation.batch_reassembly",
+        old="    there = (part.positions >= begun.start)",
+        new="    there = (part.positions >= begun.behind)",
+        world="relay",
+        seed=98700644,
+    ),
+    Mutant(
+        name="a batch goes on before an earlier one that was begun",
+        module="actors.pulsar.conversation.batch_reassembly",
+        old="key=lambda each: each[:2])",
+        new="key=lambda each: each[0])",
+        world="relay",
+        test=f"{WHOLE}::test_what_another_one_held_comes_behind_what_followed_it",
+    ),
+    Mutant(
         name="batches in the midst of a part are taken to be whole",
         module="actors.pulsar.conversation.batch_reassembly",
         old="rest=await self._is_cut(part, first, end)",
