@@ -104,6 +104,24 @@ def test_who_closes_twice_leaves_once_and_does_not_wait() -> None:
     serve(scenario, lease_ms=LEASE_MS)
 
 
+def test_what_comes_again_is_as_old_as_its_first_question() -> None:
+    """Another consumer may have been active since, and done with it."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        broker.world.network.refusals["Poll"] = (1.0, (Unavailable("not now"),))
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        await broker.quiet(500)
+        asked_again = client.ports.clock.monotonic()
+        broker.world.network.refusals.clear()
+        await broker.publish("b")
+        await broker.until(lambda: len(client.got) == 2)
+        assert client.parts[0].sure_at < asked_again
+
+    play(scenario)
+
+
 def test_a_late_copy_of_an_attach_after_a_detach_makes_nobody() -> None:
     """It would own hashes for a lease, and what is published to those would wait so long."""
 
