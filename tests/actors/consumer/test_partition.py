@@ -109,6 +109,7 @@ def test_what_comes_again_is_as_old_as_its_first_question() -> None:
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
+        await broker.quiet(100)  # a poll waits
         broker.world.network.refusals["Poll"] = (1.0, (Unavailable("not now"),))
         await broker.publish("a")
         await broker.until(lambda: len(client.got) == 1)
