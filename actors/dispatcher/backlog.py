@@ -56,19 +56,25 @@ class Backlog:
         self._advance()
 
     def skip_to(self, target: int) -> None:
-        """Everything before `target` is done."""
+        """Everything before `target` is done. Nothing is sent before that is durable: the next owner would send what
+        was left out behind later messages of its key.
+        """
         self._core.remove(up_to=target - 1)
         self._cursor.chain([(ledger_of(target), None)])
         self._cursor.skip_to(target)
         self._advance()
+        self._store.hold_back()
 
     def start_over(self, target: int) -> None:
-        """Everything before `target` is done, nothing from it on is, and nobody holds anything."""
+        """Everything before `target` is done, nothing from it on is, and nobody holds anything. Nothing is sent before
+        that is durable, see `skip_to`.
+        """
         self._core.reset()
         self._runs.clear()
         self._cursor.chain([(ledger_of(target), None)])
         self._cursor.reset(target)
         self._core.mark_deleted(self._cursor.mark_delete)
+        self._store.hold_back()
 
     async def forget_delayed(self) -> None:
         """No delayed message waits any more. Raises Unavailable."""

@@ -171,6 +171,11 @@ class Deliverer:
             wakeup = self._core.wakeup(now)
             await signal.wait(self._ports, None if wakeup is None else pause_until(wakeup, now))
             signal.clear()
+            try:
+                await self._store.until_may_send()
+            except Fenced:
+                return
+            # No await from here on.
             if self._ownership.ended():
                 return
             if self._sessions.unswept:
@@ -211,7 +216,7 @@ class Deliverer:
 
     def look_if_stalled(self) -> None:
         """Watchdog: notice when nothing moves although it could."""
-        held = self._state.paused or self._put_off or self._sessions.unswept
+        held = self._state.paused or self._put_off or self._sessions.unswept or self._store.holds_back
         if self._leases.settled() and not held and self._core.stalled():
             self.stalls += 1
             self._ports.log("stalled", stats=self._core.stats(self._ports.clock.now()))

@@ -28,7 +28,7 @@ class Inspection:
     def __init__(self, context: SubscriptionContext, reader: Reader, leases: Leases, parked: ParkedKeys) -> None:
         self._ports, self._identity, self._state = context.ports, context.identity, context.state
         self._core, self._cursor, self._sessions = context.core, context.cursor, context.sessions
-        self._tracker, self._changes = context.tracker, context.changed_delays.now
+        self._tracker, self._changes, self._store = context.tracker, context.changed_delays.now, context.store
         self._reader, self._leases, self._parked = reader, leases, parked
 
     # -- what lies where ----------------------------------------------------------------------------------------------
@@ -118,6 +118,9 @@ class Inspection:
         gates = []
         if self._state.paused:
             gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
+        if self._store.holds_back:
+            text = "the subscription was moved, and that is not durable yet"
+            gates.append(_gate("not_durable", text, "the metadata store answers"))
         if self._reader.problem:
             text = f"the log cannot be read further: {self._reader.problem}"
             gates.append(_gate("not_read", text, "a copy of it comes back, or an operator gives the run up"))

@@ -3,7 +3,8 @@
 Whatever moves the read position holds the reader while it works, so that nothing is read on the strength of the old
 position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
 only when each of those consumers was told so or its lease has run out. The stores are asked last: an outage is told to
-who asked, and leaves a subscription that has moved, not one that is torn between two places.
+who asked, and leaves a subscription that has moved, not one that is torn between two places. Until that is durable
+nothing is sent (`CursorStore.hold_back`).
 
 A seek may wait long for the topic, longer than whoever asked for it. When a later one has been carried out meanwhile,
 it is void: what that one was answered holds.

@@ -67,6 +67,8 @@ class CursorStore:
         self._not_before = self._rests_until = 0
         self._asked = 0
         self._completed = 0
+        self._first = 0
+        """Nothing may be sent before so much of what was asked is completed."""
         self._writing = asyncio.Lock()
 
     def on_saved(self, call: Callable[[], None]) -> None:
@@ -83,7 +85,24 @@ class CursorStore:
     async def barrier(self) -> None:
         """Wait until everything up to now is durable. Raises Fenced when that can no longer happen."""
         self.dirty()
-        wanted = self._asked
+        await self._until(self._asked)
+
+    def hold_back(self) -> None:
+        """What changed must be durable before anything more is sent: a newer owner would not know of it."""
+        self.dirty()
+        self._first = self._asked
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether something must become durable before anything more is sent."""
+        return self._completed < self._first
+
+    async def until_may_send(self) -> None:
+        """Wait while it `holds_back`. Raises Fenced when that can no longer end."""
+        while self.holds_back:
+            await self._until(self._first)
+
+    async def _until(self, wanted: int) -> None:
         while self._completed < wanted:
             if self._record.lost:
                 raise Fenced("this dispatcher has a newer owner")

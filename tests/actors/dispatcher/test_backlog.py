@@ -34,10 +34,11 @@ class Owner:
 
     def __init__(self) -> None:
         self.saved = 0
+        self.held_back: list[int] = []
         self.cursor, self.core = Cursor(), Dispatch(SubscriptionSettings())
         self.runs, self.wakeups = OpenRuns(), Wakeups()
         self.cursor.chain([(1, None)], complete=True)
-        store: Any = SimpleNamespace(dirty=self._dirty)
+        store: Any = SimpleNamespace(dirty=self._dirty, hold_back=self._hold_back)
         tracker = InMemoryTracker(tick_ms=0)
         context: Any = SimpleNamespace(
             cursor=self.cursor, core=self.core, runs=self.runs, tracker=tracker, store=store, wakeups=self.wakeups
@@ -55,6 +56,9 @@ class Owner:
     def _dirty(self, *, gather: bool) -> None:
         assert gather, "others may be waited for"
         self.saved += 1
+
+    def _hold_back(self) -> None:
+        self.held_back.append(self.cursor.mark_delete)
 
 
 def at(entries: set[int]) -> Positions:
@@ -78,8 +82,10 @@ def test_whatever_is_done_cursor_runs_and_core_agree(steps: list[tuple[str, set[
             (target,) = entries
             owner.backlog.skip_to(position(1, target))
             entries = set(range(target))
+            assert owner.held_back.pop() == owner.cursor.mark_delete, "what is sent waits until that is durable"
         left -= entries
         assert owner.saved == saved + 1
+        assert not owner.held_back, "what consumers have done holds up nobody"
         assert owner.backlog.count(position(1, END - 1)) == len(left)
         for end in range(0, END, 5):
             assert owner.backlog.count(position(1, end)) == len([entry for entry in left if entry <= end])
@@ -98,3 +104,4 @@ def test_who_starts_over_owes_everything_from_there_on() -> None:
     assert owner.backlog.count(position(1, END - 1)) == END - 2
     assert (len(owner.runs), owner.core.consumers(), owner.core.idle()) == (0, [], True)
     assert owner.cursor.mark_delete == position(1, 1)
+    assert owner.held_back == [position(1, 1)], "what is sent waits until that is durable"

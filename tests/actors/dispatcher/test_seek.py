@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -14,13 +15,22 @@ from actors.directory import Directory
 from actors.dispatcher import Dispatcher
 from actors.dispatcher.reader import READ_WAIT
 from actors.dispatcher.seek import behind, check_time, named_position
-from actors.messages import DeleteSubscription, Ends, Progress, SubscriptionSettings, TopicSettings, request_of
+from actors.messages import (
+    DeleteSubscription,
+    Ends,
+    Explain,
+    Progress,
+    SubscriptionSettings,
+    TopicSettings,
+    request_of,
+    shown,
+)
 from actors.ports import Address
 from actors.signal import Signal
 from actors.topic.topic import Topic
 from actors.wire import Request
 from storage.cursor import Cursor
-from storage.errors import Conflict, Fenced, Invalid, Unavailable
+from storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from storage.position import parse, position, show
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.world import Process, World
@@ -123,6 +133,48 @@ def test_an_outage_of_the_store_leaves_nothing_half_done(verb: str, arguments: d
     world.play(lambda _: course.run())
     assert course.counters["interrupted"] == 1
     assert course.counters["messages"] > 100
+
+
+@pytest.mark.parametrize("verb", ["clear_backlog", "skip", "expire", "seek"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_goes_out_behind_a_skip_that_is_not_durable(verb: str, replaced: bool) -> None:
+    """The next owner does not know of it: what was left out would come behind later messages of its key (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        await broker.publish("k", "k", "k")
+        await broker.until(lambda: len(client.got) == 1)
+        address, told = await broker.address(), Signal()
+        before = broker.ports.clock.now() + 1
+        arguments: dict[str, dict[str, Any]] = {
+            "skip": {"messages": 9}, "expire": {"before": before}, "seek": {"message_id": "latest"}
+        }  # fmt: skip
+
+        async def ask() -> None:
+            with contextlib.suppress(SluiceError):
+                await broker.ports.net.call(address, request_of(verb, arguments.get(verb, {})), 60_000)
+            told.set()
+
+        broker.world.meta.trouble.cut["broker"] = 1
+        broker.ports.spawn(ask(), "skip")
+        await broker.quiet(200)
+        await broker.publish("k")
+        client.taking = client.acking = True
+        client.ack(client.got[0])
+        client.parts[0].taken(client.got[0].part)
+        await broker.quiet(500)
+        assert len(client.got) == 1, "it is not durable that those before it need not come"
+        why = await broker.ask(Explain(key=b"k"))
+        assert "not_durable" in [reason["gate"] for reason in shown(why)["reasons"]]
+        if replaced:
+            broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        await broker.until(lambda: 3 in [message.number for message in client.got], 60_000)
+        await told.wait(broker.ports)
+        came = sorted({message.number for message in client.got})
+        assert came == ([0, 1, 2, 3] if replaced else [0, 3])
+
+    play(scenario, lease_ms=20_000)
 
 
 @pytest.mark.parametrize("pause", range(0, 1_500, 75))

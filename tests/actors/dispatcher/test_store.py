@@ -115,6 +115,30 @@ def test_a_mark_is_not_durable_before_a_version_has_it() -> None:
     World(1).play(scenario)
 
 
+def test_what_is_sent_waits_for_what_must_be_durable_before() -> None:
+    """For nothing else, and not for ever: an owner that was replaced sends nothing any more."""
+
+    async def scenario(world: World) -> None:
+        owner = Owner(world, "owner")
+        await owner.begin()
+        written = await versions(owner)
+        world.meta.trouble.cut["owner"] = 1
+        owner.store.dirty()
+        await owner.store.until_may_send()
+        owner.store.hold_back()
+        await world.loop.pause(TRUST_MS)
+        assert owner.store.holds_back
+        world.loop.after(TRUST_MS, world.meta.trouble.cut.clear)
+        await owner.store.until_may_send()
+        assert await versions(owner) > written
+        await Owner(world, "new").begin()
+        owner.store.hold_back()
+        with pytest.raises(Fenced):
+            await owner.store.until_may_send()
+
+    World(1).play(scenario)
+
+
 def test_who_waits_for_acknowledgements_waits_for_no_others() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")

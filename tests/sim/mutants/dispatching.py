@@ -373,6 +373,22 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_open_runs.py",
     ),
     Mutant(
+        name="what lies behind a skip is sent before it is durable",
+        module="actors.dispatcher.delivery",
+        old="                await self._store.until_may_send()\n",
+        new="                pass\n",
+        world=SKIPS,
+        test="tests/actors/dispatcher/test_seek.py::test_nothing_goes_out_behind_a_skip_that_is_not_durable",
+    ),
+    Mutant(
+        name="what lies behind a seek is sent before it is durable",
+        module="actors.dispatcher.backlog",
+        old="        self._core.mark_deleted(self._cursor.mark_delete)\n        self._store.hold_back()\n",
+        new="        self._core.mark_deleted(self._cursor.mark_delete)\n",
+        world=SKIPS,
+        test="tests/actors/dispatcher/test_seek.py::test_nothing_goes_out_behind_a_skip_that_is_not_durable",
+    ),
+    Mutant(
         name="the topic is not told before a seek is confirmed",
         module="actors.dispatcher.seek",
         old="            target = await self._reporter.secure(target)\n",
