@@ -106,7 +106,7 @@ async def take_over(
         changed=wakeups.due.set,
         owner_epoch=epoch,
         shared=shared,
-        # Where there was none, an owner before this one may have written a first one since; a new one has none before it.
+        # Where there was none, an owner before this one may have written one since; before a new subscription is none.
         indexed=isinstance(indexed, int) or (None if ends is None else False),
     )
     core.mark_deleted(state.cursor.mark_delete)

@@ -80,9 +80,9 @@ ONCE_FAILED = [
     ("relay", 98300106),  # who read first behind the end of a terminated topic was not told before its wait was over
     ("grace", 98500150),  # a copy of an attach took up the place that its consumer had offered, and the offer was gone
     ("grace", 98700628),  # who closed a second time said what was not confirmed to an owner that was gone, for ever
+    ("relay", 98700408),  # the same behind a gateway: its client asked for it anew, and that waited for its end
     ("delays", 98700636),  # what a lost bucket held was read from the log only when a read at its end had waited
     ("skips", 98700220),  # what lies behind a cleared backlog was sent before that was durable, and it never was
-    ("relay", 98700408),  # the same behind a gateway: its client asked for it anew, and that waited for its end
     ("relay", 98310159),  # a slow grant from before the rest came behind the revocation, and the judge did not know
     ("relay", 96000127),  # an answer to a poll was lost and came again, when the next consumer had done what was in it
     ("relay", 98700319),  # an answer to what of it is done counted for what came while the answer was waited for

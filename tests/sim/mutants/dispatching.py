@@ -389,6 +389,14 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_seek.py::test_nothing_goes_out_behind_a_skip_that_is_not_durable",
     ),
     Mutant(
+        name="a key goes on behind what is cancelled before that is durable",
+        module="actors.dispatcher.delayed_messages",
+        old="                self._store.hold_back()\n",
+        new="                pass\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_cancelling.py",
+    ),
+    Mutant(
         name="the topic is not told before a seek is confirmed",
         module="actors.dispatcher.seek",
         old="            target = await self._reporter.secure(target)\n",

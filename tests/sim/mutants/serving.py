@@ -10,6 +10,7 @@ ACCESS = "tests/actors/pulsar/test_access_modes.py"
 NOT_DURABLE = "tests/actors/pulsar/test_not_durable.py"
 REFUSED = "tests/actors/pulsar/test_refused_sends.py"
 WHOLE = "tests/actors/pulsar/test_whole_batches.py"
+MEANWHILE = "tests/actors/pulsar/test_done_meanwhile.py"
 
 INTAKE = "tests/actors/pulsar/conversation/test_intake.py"
 READER_SEEKS = "tests/actors/pulsar/test_reader_seeks.py"
@@ -141,7 +142,7 @@ SERVING: list[Mutant] = [
         old="if self._sure_at is not None and self._gateway.ports.clock.monotonic() - self._sure_at > SURE_MS:",
         new="if False:",
         world="relay",
-        test=f"{WHOLE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{MEANWHILE}::test_what_waited_is_not_sent_if_another_did_it",
     ),
     Mutant(
         name="what came while a client read nothing is not asked about",
@@ -149,7 +150,7 @@ SERVING: list[Mutant] = [
         old="        if self._came_at is not None:",
         new="        if False:",
         world="relay",
-        test=f"{WHOLE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{MEANWHILE}::test_what_waited_is_not_sent_if_another_did_it",
     ),
     Mutant(
         name="what waited is asked about one part after the other",
@@ -157,7 +158,7 @@ SERVING: list[Mutant] = [
         old="        while self._unsent:\n            self._take_next()\n        await",
         new="        await",
         world="relay",
-        test=f"{WHOLE}::test_messages_go_on_while_every_answer_is_slow",
+        test=f"{MEANWHILE}::test_messages_go_on_while_every_answer_is_slow",
     ),
     Mutant(
         name="a batch of which more came is not asked about",
@@ -165,7 +166,7 @@ SERVING: list[Mutant] = [
         old="        return ready + begun + [(part, 0, len(part)) for part in (*self._joined, *self._queue)]\n",
         new="        return ready + begun + [(part, 0, len(part)) for part in self._queue]\n",
         world="relay",
-        test="tests/actors/pulsar/test_joined_batches.py",
+        test=MEANWHILE,
     ),
     Mutant(
         name="an answer counts for what came while it was waited for",
@@ -173,7 +174,7 @@ SERVING: list[Mutant] = [
         old="        self._sure_at, self._noting = None, False",
         new="        self._sure_at, self._came_at, self._noting = None, None, False",
         world="relay",
-        test=f"{WHOLE}::test_an_answer_does_not_cover_what_came_meanwhile",
+        test=f"{MEANWHILE}::test_an_answer_does_not_cover_what_came_meanwhile",
     ),
     Mutant(
         name="what came again is taken to be fresh",
@@ -197,7 +198,7 @@ SERVING: list[Mutant] = [
         old="            part.close(its[np.isin(part.positions[its], done)])\n",
         new="            pass\n",
         world="relay",
-        test=f"{WHOLE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{MEANWHILE}::test_what_waited_is_not_sent_if_another_did_it",
     ),
     Mutant(
         name="what came of a batch stands for all of it",

@@ -1,0 +1,39 @@
+"""What is cancelled while later messages of its key wait for it (`delay_key_policy=block_key`)."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from actors.messages import request_of
+from storage.errors import SluiceError
+from tests.scenarios.key_shared.broker import Broker, play
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_goes_out_behind_what_is_not_durably_cancelled(replaced: bool) -> None:
+    """The next owner does not know of it: it would come behind later messages of its key (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("k", delay=20_000)
+        await broker.publish("k")
+        await broker.quiet(500)
+        address = await broker.address()
+
+        async def cancel() -> None:
+            with contextlib.suppress(SluiceError):
+                await broker.ports.net.call(address, request_of("cancel_delayed", {"key": "k"}), 60_000)
+
+        broker.world.meta.trouble.cut["broker"] = 1
+        broker.ports.spawn(cancel(), "cancel")
+        await broker.quiet(1_000)
+        assert client.got == [], "it is not durable that the first one need not come"
+        if replaced:
+            broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        await broker.until(lambda: 1 in [message.number for message in client.got], 60_000)
+        assert [message.number for message in client.got] == ([0, 1] if replaced else [1])
+
+    play(scenario, delay_key_policy="block_key", lease_ms=20_000)
