@@ -172,7 +172,8 @@ class Deliverer:
             await signal.wait(self._ports, None if wakeup is None else pause_until(wakeup, now))
             signal.clear()
             try:
-                await self._store.until_may_send()
+                if self._store.holds_back:
+                    await self._store.until_may_send()
             except Fenced:
                 return
             # No await from here on.

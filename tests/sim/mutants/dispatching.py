@@ -375,8 +375,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what lies behind a skip is sent before it is durable",
         module="actors.dispatcher.delivery",
-        old="                await self._store.until_may_send()\n",
-        new="                pass\n",
+        old="                    await self._store.until_may_send()\n",
+        new="                    pass\n",
         world=SKIPS,
         test="tests/actors/dispatcher/test_seek.py::test_nothing_goes_out_behind_a_skip_that_is_not_durable",
     ),
