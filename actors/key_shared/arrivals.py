@@ -74,7 +74,9 @@ def _add(core: Core, positions: Positions, hashes: Hashes, state: int, flags: in
     if not behind:
         new = np.isin(positions, window.position[window.rows_live()], invert=True)
         positions, hashes = positions[new], hashes[new]
-    window.add(positions, hashes, core.reduce(hashes), state, flags, core.now)
+    # What was read, and put off to a later time then, has left a hole in the window, which becomes its row again.
+    add = window.add if behind else window.put
+    add(positions, hashes, core.reduce(hashes), state, flags, core.now)
     nacks.recall(core, positions)
     claimed = bool(core.members.claiming())
     claim_all(core)

@@ -91,6 +91,8 @@ class Window(PositionTable):
     def put(self, positions: Positions, masked: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
         """Like `add`, for positions that may have been here before: a hole becomes its row again."""
         self._put(state, positions, _values(masked, hashes, flags, now))
+        if state == FRESH:
+            self.fresh_from = self.head
 
     def read_up_to(self, position: int) -> None:
         """The highest position that was read forward."""

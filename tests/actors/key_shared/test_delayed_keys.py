@@ -95,3 +95,16 @@ def test_elsewhere_delayed_messages_are_not_read(settings: dict[str, Any]) -> No
     append(flow, {"1:0": ("a", False)})
     with pytest.raises(InvariantViolation, match="hold no keys"):
         append(flow, {"1:1": ("a", True)})
+
+
+def test_what_was_put_off_when_it_had_been_read_is_due_once() -> None:
+    """Without the policy: it was due by a clock that was ahead, and is rescheduled before it was sent."""
+    flow = Driver()
+    append(flow, {"1:0": ("a", False), "1:1": ("a", False), "1:2": ("b", False)})
+    flow.dispatch.remove(at("1:1"))
+    due(flow, "1:1", "a")
+    flow.dispatch.check()
+    flow.join("c1")
+    assert sorted(flow.route()["c1"]) == ["1:0", "1:1", "1:2"]
+    flow.ack("1:0", "1:1", "1:2")
+    assert flow.dispatch.idle()

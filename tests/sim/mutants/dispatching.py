@@ -397,6 +397,14 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_cancelling.py",
     ),
     Mutant(
+        name="what was put off when it had been read is there twice",
+        module="actors.key_shared.arrivals",
+        old="    add = window.add if behind else window.put\n",
+        new="    add = window.add\n",
+        world=BROKER,
+        test="tests/actors/key_shared/test_delayed_keys.py",
+    ),
+    Mutant(
         name="the topic is not told before a seek is confirmed",
         module="actors.dispatcher.seek",
         old="            target = await self._reporter.secure(target)\n",
