@@ -83,6 +83,7 @@ ONCE_FAILED = [
     ("relay", 98700408),  # the same behind a gateway: its client asked for it anew, and that waited for its end
     ("delays", 98700636),  # what a lost bucket held was read from the log only when a read at its end had waited
     ("cancels", 98900524),  # what had been read and was rescheduled came into the window twice when it was due
+    ("parking", 98900331),  # a message was discarded before its producer knew where it was: the judge went on waiting
     ("skips", 98700220),  # what lies behind a cleared backlog was sent before that was durable, and it never was
     ("relay", 98310159),  # a slow grant from before the rest came behind the revocation, and the judge did not know
     ("relay", 96000127),  # an answer to a poll was lost and came again, when the next consumer had done what was in it

@@ -95,6 +95,8 @@ class ParkingCourse(RedeliveriesCourse):
         """Messages that were there when somebody said that they were discarded, with the moment."""
         self._excused: set[Message] = set()
         """Messages that may be discarded."""
+        self._failed: set[tuple[bytes, int]] = set()
+        """Keys and positions of failed messages that were discarded alone, maybe before their producer knew these."""
 
     async def decide_often(self, rng: random.Random) -> None:
         """Redrive and discard now and then until the trouble is over."""
@@ -127,17 +129,25 @@ class ParkingCourse(RedeliveriesCourse):
     def _note_discarded(self, key: bytes, failed: int, before: list[list[Any]], alone: bool, keys: int) -> None:
         """What may be gone is owed to nobody any more; what surely is must not come."""
         moment = self.past.stamp()
+        if alone:
+            self._failed.add((key, failed))
         for send in self.past.sends:
             if send[2] == key and (not alone or send[5] == failed):
-                self._excused.add((send[2], send[3]))
-                self.past.finish([(send[2], send[3])])
+                self._excuse(send)
         for send in before:
             due = send[9] <= 0  # of delayed ones those that are not due stay
             if keys and due and (not alone or send[5] == failed):
                 self._gone.setdefault((send[2], send[3]), moment)
 
+    def _excuse(self, send: list[Any]) -> None:
+        self._excused.add((send[2], send[3]))
+        self.past.finish([(send[2], send[3])])
+
     async def _rest(self) -> None:
         """First others come to an end alone; then all is redriven until nothing is left."""
+        for send in self.past.sends:
+            if (send[2], send[5]) in self._failed:
+                self._excuse(send)
         ports = self.world.client("end operator")
         directory = Directory(ports, CONTROLLER)
         partitions = range(self.size.traffic.partitions)
