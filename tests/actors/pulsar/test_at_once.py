@@ -49,27 +49,29 @@ class Seeks:
         monkeypatch.setattr(WireConsumer, "open", opened)
 
 
-@pytest.mark.parametrize("name", ["pulsar", "two words/2"])
-def test_nobody_subscribes_during_the_second_of_two_seeks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(("name", "count"), [("pulsar", 2), ("two words/2", 2), ("pulsar", 3)])
+def test_nobody_subscribes_while_seeks_follow_each_other(
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int
+) -> None:
     seeks = Seeks(monkeypatch)
 
     async def scenario(clients: Clients) -> None:
         seeks.clients = clients
-        wires = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(3)]
-        for number, wire in enumerate(wires[:2]):
+        *wires, comes = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(count + 1)]
+        for number, wire in enumerate(wires):
             await clients.consumer(wire, SHARED_SUBSCRIPTION, f"c{number}", subscription=name)
-        moved = [asyncio.ensure_future(wire.ask("seek", consumer_id=0, publish_time=0)) for wire in wires[:2]]
+        moved = [asyncio.ensure_future(wire.ask("seek", consumer_id=0, publish_time=0)) for wire in wires]
         await clients.broker.until(lambda: seeks.now > 0)
-        await _subscribed(clients, wires[2], name)
+        await _subscribed(clients, comes, name)
         await asyncio.gather(*moved)
-        assert (seeks.done, seeks.most, seeks.opened_meanwhile) == (2, 1, 0)
+        assert (seeks.done, seeks.most, seeks.opened_meanwhile) == (count, 1, 0)
 
     with_gateways(scenario)
 
 
 async def _subscribed(clients: Clients, wire: Any, name: str) -> None:
     """As a client does it: who comes between the two seeks is sent away by the second, and asks again."""
-    await _accepted(clients, lambda: clients.consumer(wire, SHARED_SUBSCRIPTION, "c2", subscription=name))
+    await _accepted(clients, lambda: clients.consumer(wire, SHARED_SUBSCRIPTION, "late", subscription=name))
 
 
 async def _accepted(clients: Clients, ask: Callable[[], Awaitable[Any]]) -> None:
