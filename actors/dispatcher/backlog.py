@@ -48,12 +48,15 @@ class Backlog:
 
     def pass_over(self, stretches: list[tuple[int, int, int]], kept: Positions) -> None:
         """What a compacted log has dropped counts as done: everything in these stretches (ledger, first entry, last
-        entry) except the positions in `kept`, int64, ascending.
+        entry) except the positions in `kept`, int64, ascending. Nothing is sent before that is durable, see `skip_to`:
+        the next consumer may want the whole log.
         """
         for ledger, first, last in stretches:
             low, high = kept.searchsorted([position(ledger, first), position(ledger, last) + 1])
             self._cursor.pass_over(ledger, first, last, entries_of(kept[low:high]))
         self._advance()
+        if stretches:
+            self._store.hold_back()
 
     def skip_to(self, target: int) -> None:
         """Everything before `target` is done. Nothing is sent before that is durable: the next owner would send what

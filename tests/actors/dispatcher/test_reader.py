@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenarios.key_shared.broker import Broker, play
+from actors.messages import Compact, CompactionStatus, Explain, shown
+from actors.ports import Unknown
+from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 
 def test_a_run_finished_before_it_was_read_again_is_not_kept() -> None:
@@ -85,5 +87,38 @@ def test_who_reads_compacted_waits_for_no_read_at_the_end(close: bool) -> None:
             await broker.quiet(10_000)
         second = await broker.join("second", read_compacted=True)
         await broker.until(lambda: len(second.got) == 2, 1_000)
+
+    play(scenario, type="exclusive", lease_ms=3_000)
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_nothing_goes_out_behind_what_is_not_durably_passed_over(read_before: bool) -> None:
+    """The next owner does not know of it: who reads the whole log would get it behind later messages (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("k", "k", "k")
+        topic, done = await broker.directory.topic(TOPIC, 0), CompactionStatus()
+        while not done.done:
+            answer = await broker.ports.net.call(topic, Compact(ask=not done.asked), 5_000)
+            assert not isinstance(answer, Unknown)
+            done = answer
+            await broker.quiet(100)
+        if read_before:
+            early = await broker.join("early", queue=1, acking=False, taking=False)
+            await broker.until(lambda: len(early.got) == 1)
+            early.crash()
+            await broker.quiet(10_000)
+        first = await broker.join("first", acking=False, read_compacted=True)
+        broker.world.meta.trouble.cut["broker"] = 1
+        await broker.quiet(2_000)
+        assert first.got == [], "it is not durable that those before it need not come"
+        why = shown(await broker.ask(Explain(key=b"k")))
+        assert "not_durable" in [reason["gate"] for reason in why["reasons"]]
+        first.crash()
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        whole = await broker.join("whole")
+        await broker.until(lambda: len(whole.got) == 3, 60_000)
+        assert [message.number for message in whole.got] == [0, 1, 2]
 
     play(scenario, type="exclusive", lease_ms=3_000)

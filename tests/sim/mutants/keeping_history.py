@@ -208,6 +208,14 @@ KEEPING_HISTORY: list[Mutant] = [
         test="tests/cluster/pulsar/test_compaction.py",
     ),
     Mutant(
+        name="what lies behind what was compacted away is sent before it is durable",
+        module="actors.dispatcher.backlog",
+        old="        if stretches:\n            self._store.hold_back()\n",
+        new="",
+        world=COMPACTION,
+        test="tests/actors/dispatcher/test_reader.py::test_nothing_goes_out_behind_what_is_not_durably_passed_over",
+    ),
+    Mutant(
         name="columns stand beside the rows of another row group",
         module="storage.history",
         old="            more, undecoded = self._columns.of(rows)",
