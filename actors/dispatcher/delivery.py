@@ -121,6 +121,8 @@ class Deliverer:
         if not self._ownership.ended() and self._sessions.is_open(session):
             session.settle(turn)
             self._done(session, positions[positions <= self._reader.end])
+            if self._core.ordered:  # perhaps nobody was sent them, see `_may_send`
+                self._store.hold_back()
 
     def _done(self, session: Session, positions: Positions) -> None:
         """A consumer says that these (ascending) are done."""
@@ -172,7 +174,7 @@ class Deliverer:
             await signal.wait(self._ports, None if wakeup is None else pause_until(wakeup, now))
             signal.clear()
             try:
-                if self._store.holds_back:
+                while not self._may_send():
                     await self._store.until_may_send()
             except Fenced:
                 return
@@ -187,6 +189,14 @@ class Deliverer:
                 self._wakeups.read.set()
             if self._backlog.any_delayed() and self._core.due_room() > 0:
                 self._wakeups.due.set()
+
+    def _may_send(self) -> bool:
+        """Whether nothing must be durable first. What nobody was sent, and a client calls done, a next owner that does
+        not know of that would send behind later messages of its key.
+        """
+        if self._core.taken_done_unsent():
+            self._store.hold_back()
+        return not self._store.holds_back
 
     def _leave_out(self) -> None:
         """What waits for a consumer's poll is another one's as soon as that is active, and may come back later."""

@@ -119,7 +119,7 @@ class Inspection:
         if self._state.paused:
             gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
         if self._store.holds_back:
-            text = "the subscription was moved, and that is not durable yet"
+            text = "it is not durable yet that messages before it need not be sent"
             gates.append(_gate("not_durable", text, "the metadata store answers"))
         if self._reader.problem:
             text = f"the log cannot be read further: {self._reader.problem}"

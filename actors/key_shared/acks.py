@@ -16,8 +16,8 @@ import numpy as np
 from actors.key_shared import parking
 from actors.key_shared.claims import finish_claims
 from actors.key_shared.core import Core
-from actors.key_shared.position_table import DONE
-from actors.key_shared.window import PENDING, REMOVED
+from actors.key_shared.position_table import DONE, Rows
+from actors.key_shared.window import DELIVERED, PENDING, REMOVED
 from actors.messages import NO_POSITIONS
 from storage.position import Positions
 
@@ -65,12 +65,19 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
     pending = rows
     if np.count_nonzero(held) < len(held):
         pending = rows[held]
-        core.drop(rows[~held & (state != DONE)])
+        _drop_waiting(core, rows[~held & (state != DONE)])
         done = done[state != DONE]
     elif done is positions:
         done = done.copy()
     core.release(pending, DONE)
     return done, unread
+
+
+def _drop_waiting(core: Core, rows: Rows) -> None:
+    """Messages are done that no consumer holds: some had been given back, others were perhaps never sent."""
+    if core.policy.ordered and bool((core.window.flags[rows] & DELIVERED == 0).any()):
+        core.done_unsent = True
+    core.drop(rows)
 
 
 def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:

@@ -97,6 +97,8 @@ class Core:
         self.drains = Drains()
         self.counters = DispatchCounters()
         self.recheck = False
+        self.done_unsent = False
+        """Messages that nobody was ever sent were called done."""
         self.now = 0
 
     def successor(self) -> Core:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
 from storage.errors import Unavailable
 from tests.scenarios.key_shared.broker import Broker, Client, play
@@ -95,3 +96,32 @@ def test_what_another_consumer_has_finished_is_not_sent_any_more() -> None:
         assert (await broker.consumer_stats())["b"]["availablePermits"] == 2, "what was not sent took no room"
 
     play(scenario, type="failover", lease_ms=60_000)
+
+
+@pytest.mark.parametrize("runs", [[6], [1, 1, 1, 1, 1, 1]])
+def test_nothing_goes_out_behind_what_is_done_and_was_never_sent(runs: list[int]) -> None:
+    """Whether the owner has read it or not. The next one does not know that it is done (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        for count in runs:
+            await broker.publish(*["k"] * count)
+        await broker.until(lambda: len(client.got) == 1)
+        other = await broker.join("other", queue=1)
+        broker.world.meta.trouble.cut["broker"] = 1
+        other.parts[0].acknowledge_positions(np.array([client.got[0].position + 4]))
+        await broker.quiet(500)
+        client.taking = client.acking = True
+        client.ack(client.got[0])
+        client.parts[0].taken(client.got[0].part)
+        await broker.quiet(1_000)
+        came = [message.number for message in client.got + other.got]
+        assert came == [0], "it is not durable that the one behind need not come"
+        for gone in (client, other):
+            gone.crash()
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        last = await broker.join("d")
+        await broker.until(lambda: len(last.got) == 6, 60_000)
+
+    play(scenario, lease_ms=20_000, look_ahead_per_consumer=1)
