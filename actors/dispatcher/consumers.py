@@ -58,8 +58,8 @@ class Consumers:
             finally:
                 self._attaching.pop(request.incarnation, None)
                 done.set()
-            if self._grace.keeps_places:
-                await self._store.barrier()  # its place is in the record before it gets anything
+        if self._grace.keeps_places:  # copies wait too: the first answer counts
+            await self._store.barrier()  # its place is in the record before it gets anything
         await self._store.be_certain()
         if not self._sessions.is_open(session):
             raise Unavailable("the session ended while the owner checked its own record; attach again")

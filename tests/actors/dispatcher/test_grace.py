@@ -428,6 +428,29 @@ def test_who_comes_and_goes_gets_hashes_later() -> None:
     play(scenario, **(KEEPS | {"grace_ms": grace}))
 
 
+def test_a_copy_of_an_attach_waits_for_its_place_too() -> None:
+    """It comes where the answer to the first one is late because the store is."""
+
+    async def scenario(broker: Broker) -> None:
+        address, net = await broker.address(), broker.world.client("network").net
+        answered = []
+
+        async def attach() -> None:
+            answered.append(await net.call(address, Attach(consumer="a", incarnation="a.0"), 60_000))
+
+        broker.world.background(attach(), "attach")
+        while not (await broker.stats())["consumersCount"]:
+            await broker.quiet(1)
+        broker.world.meta.trouble.cut["broker"] = 1
+        broker.world.background(attach(), "copy")
+        await broker.quiet(1_000)
+        assert not answered, "the next owner would not know its place"
+        broker.world.meta.trouble.cut.clear()
+        await broker.until(lambda: len(answered) == 2)
+
+    play(scenario, **(KEEPS | {"lease_ms": 60_000}))
+
+
 # -- explanations -----------------------------------------------------------------------------------------------------
 
 

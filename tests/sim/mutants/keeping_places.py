@@ -128,4 +128,12 @@ KEEPING_PLACES: list[Mutant] = [
         world=GRACE,
         test=f"{_UNITS}::test_who_comes_and_goes_gets_hashes_later",
     ),
+    Mutant(
+        name="a copy of an attach is answered before the place is durable",
+        module="actors.dispatcher.consumers",
+        old="        if self._grace.keeps_places:  # copies wait too: the first answer counts\n            await",
+        new="            if self._grace.keeps_places:\n                await",
+        world=GRACE,
+        test=f"{_UNITS}::test_a_copy_of_an_attach_waits_for_its_place_too",
+    ),
 ]
