@@ -316,6 +316,7 @@ class Grace:
         if given:
             self._damping.given(name, now)
             self._changed()
+            self._store.hold_back()  # its place is in the record before it gets anything
 
     def _changed(self) -> None:
         self._store.dirty()

@@ -428,6 +428,32 @@ def test_who_comes_and_goes_gets_hashes_later() -> None:
     play(scenario, **(KEEPS | {"grace_ms": grace}))
 
 
+def test_a_place_is_durable_before_anything_comes() -> None:
+    """Its consumer waited for one longer than others do, so the record does not have it from the attach."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.join("a", acking=False)
+        for life in range(3):
+            flapper = await back(broker, "f", f"f-{life}", acking=False)
+            if life < 2:
+                await flapper.close()
+                await broker.quiet(grace + 1_000)
+        await broker.publish(*KEYS)
+        await broker.quiet(500)
+        assert not (await owners(broker))["f"]
+        broker.world.meta.trouble.cut["broker"] = 1
+        while not (await owners(broker))["f"]:
+            await broker.quiet(100)
+        await broker.publish(*[f"new-{key}" for key in KEYS])
+        await broker.quiet(500)
+        assert not flapper.got, "the next owner would not know its place"
+        broker.world.meta.trouble.cut.clear()
+        await broker.until(lambda: bool(flapper.got))
+
+    grace = 5_000
+    play(scenario, **(KEEPS | {"grace_ms": grace, "lease_ms": 60_000}))
+
+
 def test_a_copy_of_an_attach_waits_for_its_place_too() -> None:
     """It comes where the answer to the first one is late because the store is."""
 

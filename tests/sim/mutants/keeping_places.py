@@ -136,4 +136,12 @@ KEEPING_PLACES: list[Mutant] = [
         world=GRACE,
         test=f"{_UNITS}::test_a_copy_of_an_attach_waits_for_its_place_too",
     ),
+    Mutant(
+        name="who waited for a place gets messages before it is durable",
+        module="actors.dispatcher.grace",
+        old="            self._store.hold_back()  # its place is in the record before it gets anything\n",
+        new="",
+        world=GRACE,
+        test=f"{_UNITS}::test_a_place_is_durable_before_anything_comes",
+    ),
 ]
