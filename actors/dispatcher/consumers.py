@@ -58,13 +58,14 @@ class Consumers:
             finally:
                 self._attaching.pop(request.incarnation, None)
                 done.set()
-        if self._grace.keeps_places:  # copies wait too: the first answer counts
-            await self._store.barrier()  # its place is in the record before it gets anything
+        apart = self._state.apart
+        if self._grace.keeps_places or apart:  # copies wait too: any answer counts
+            await self._store.barrier()  # its place is in the record before it gets anything, and so is what it is told
         await self._store.be_certain()
         if not self._sessions.is_open(session):
             raise Unavailable("the session ended while the owner checked its own record; attach again")
         self._leases.renew(session)
-        return self._attached(session.number)
+        return self._attached(session.number, apart=apart)
 
     def detach(self, request: Detach) -> None:
         """See messages.Detach; a session that is over is fine."""
@@ -72,13 +73,13 @@ class Consumers:
         if session is not None:
             self._leases.end(session, "detached", keep_place=request.keep_place)
 
-    def _attached(self, session: int) -> Attached:
+    def _attached(self, session: int, *, apart: bool = False) -> Attached:
         return Attached(
             session=session,
             epoch=self._epoch,
             lease=self._membership.lease_ms,
             revokes=self._core.nack_ordered,
-            apart=self._state.apart,
+            apart=apart,
         )
 
     async def _join(self, request: Attach) -> Session:

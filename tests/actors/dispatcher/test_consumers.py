@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from actors.messages import Attach, Attached, SentApart
+from actors.ports import Unknown
 from storage.errors import Conflict
 from storage.hashing import hash_column, reduce_hash
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
@@ -97,3 +99,32 @@ def test_who_comes_back_to_a_lost_range_has_let_go() -> None:
         second.ack()
 
     play(scenario, selector="sticky", lease_ms=LEASE_MS)
+
+
+def test_that_batches_came_apart_is_told_when_it_is_durable() -> None:
+    """Who is told so sends parts of batches, which consumers of a next owner that does not know it would misread."""
+
+    async def scenario(broker: Broker) -> None:
+        net = broker.world.client("network").net
+        answered: list[Attached] = []
+
+        async def attach(name: str) -> None:
+            address = await broker.address()
+            reply = await net.call(address, Attach(consumer=name, incarnation=f"{name}.0"), 60_000)
+            assert not isinstance(reply, Unknown)
+            answered.append(reply)
+
+        await attach("a")
+        await attach("b")
+        session = answered[0].session
+        broker.world.meta.trouble.cut["broker"] = 1
+        broker.world.background(net.call(await broker.address(), SentApart(session=session), 60_000), "apart")
+        await broker.quiet(100)
+        broker.world.background(attach("b"), "a copy")
+        await broker.quiet(1_000)
+        assert not any(attached.apart for attached in answered), "no record says so"
+        broker.world.meta.trouble.cut.clear()
+        await broker.until(lambda: len(answered) == 3)
+        assert answered[-1].apart
+
+    play(scenario, type="failover", lease_ms=60_000)

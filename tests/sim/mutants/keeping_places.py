@@ -131,8 +131,8 @@ KEEPING_PLACES: list[Mutant] = [
     Mutant(
         name="a copy of an attach is answered before the place is durable",
         module="actors.dispatcher.consumers",
-        old="        if self._grace.keeps_places:  # copies wait too: the first answer counts\n            await",
-        new="            if self._grace.keeps_places:\n                await",
+        old="        if self._grace.keeps_places or apart:",
+        new='        if (self._grace.keeps_places or apart) and "done" in locals():',
         world=GRACE,
         test=f"{_UNITS}::test_a_copy_of_an_attach_waits_for_its_place_too",
     ),
