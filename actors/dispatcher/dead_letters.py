@@ -27,7 +27,7 @@ from actors.messages.settings import dead_letter_topic
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, ProducerConfig, split
 from storage.batch import StoredBatch, make_batch
 from storage.errors import Conflict, SluiceError
-from storage.position import entries_of, ledgers_of, positions_of
+from storage.position import Positions, entries_of, ledgers_of, positions_of
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
@@ -50,7 +50,7 @@ class DeadLetters:
         of = context.identity
         self._topic = dead_letter_topic(of.topic, of.subscription, context.settings)
         self._name = f"dlq-{of.topic}-{of.partition}-{of.subscription}"
-        self._backlog = backlog
+        self._backlog, self._store = backlog, context.store
         self._producers: dict[tuple[str, int], PartitionProducer] = {}
         self._working = False
         self.moved = 0
@@ -90,9 +90,17 @@ class DeadLetters:
                 await self._publish(batch.slice(start, start + step))
             self.moved += len(batch)
             if self._core.resets == resets:
-                self._backlog.done_elsewhere(received.positions)
+                self._done(received.positions)
         if self._core.resets == resets:
-            self._backlog.done_elsewhere(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
+            self._done(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
+
+    def _done(self, positions: Positions) -> None:
+        """These have left. With `nack_order=key` their keys go on when that is durable: a next owner that does not know
+        of it would send them again, behind later messages.
+        """
+        self._backlog.done_elsewhere(positions)
+        if self._core.nack_ordered:
+            self._store.hold_back()
 
     async def _publish(self, batch: StoredBatch) -> None:
         """Store a batch in the dead letter topic, each message in the partition of its key. Raises SluiceError."""

@@ -1,4 +1,4 @@
-"""What is added to a dead letter; that none is lost on its way is the simulator's business (world dead_letters)."""
+"""What is added to a dead letter, and what waits for it; that none is lost is the business of world dead_letters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from actors.dispatcher.subscription import PartitionSubscription
 from actors.messages import SubscriptionSettings
 from storage.batch import make_batch
 from storage.position import position
+from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.world import World
 
 KIND = pa.map_(pa.string(), pa.string())
@@ -74,6 +75,7 @@ def test_one_move_goes_at_a_time() -> None:
             identity=PartitionSubscription("orders", 0, "billing"),
             settings=SubscriptionSettings(),
             payloads=lambda: nothing,
+            store=nothing,
         )
         letters = DeadLetters(context, nothing)
         letters.wake()
@@ -85,3 +87,34 @@ def test_one_move_goes_at_a_time() -> None:
         assert core.asked == 2
 
     World(1).play(run)
+
+
+def test_a_key_waits_until_its_dead_letter_is_durably_done() -> None:
+    """With `nack_order=key`: the next owner would send it again, behind later messages of its key."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+
+        async def fail() -> None:
+            message = client.got[-1]
+            broker.world.background(client.nack(message), "nack")
+            await broker.quiet(500)  # else the permit is there first
+            client.parts[0].taken(message.part)
+            await broker.quiet(500)
+
+        await broker.publish("k", "k", "k")
+        await broker.until(lambda: len(client.got) == 1)
+        for _ in range(3):  # the dead letter topic is there now
+            await fail()
+        assert [message.number for message in client.got] == [0, 0, 1, 1]
+        broker.world.meta.trouble.cut["broker"] = 1
+        await fail()
+        assert len(client.got) == 4, "it is not durable that it has left"
+        client.crash()
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        last = await broker.join("d")
+        await broker.until(lambda: 2 in [message.number for message in last.got], 60_000)
+        assert [message.number for message in last.got] == [1, 2]
+
+    play(scenario, lease_ms=20_000, nack_order="key", max_redeliver_count=1)

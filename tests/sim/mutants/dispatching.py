@@ -284,6 +284,14 @@ DISPATCHING: list[Mutant] = [
         seed=15,
     ),
     Mutant(
+        name="a key does not wait until its dead letter is durably done",
+        module="actors.dispatcher.dead_letters",
+        old="        if self._core.nack_ordered:\n            self._store.hold_back()\n",
+        new="",
+        world=DEAD_LETTERS,
+        test="tests/actors/dispatcher/test_dead_letters.py::test_a_key_waits_until_its_dead_letter_is_durably_done",
+    ),
+    Mutant(
         name="two moves of dead letters at once",
         module="actors.dispatcher.dead_letters",
         old="        if not self._working:\n",
