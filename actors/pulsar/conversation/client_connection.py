@@ -41,7 +41,7 @@ from actors.pulsar.conversation.intake import (
     VECTORIZED_TURN,
     rest,
 )
-from actors.pulsar.conversation.rates import Passed
+from actors.pulsar.conversation.rates import Passed, held_back
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import said_name
@@ -71,7 +71,8 @@ class ClientConnection(ClientSession):
         """What was read and is not taken up yet."""
         self._goes_on = False
         self._going_on: Task | None = None
-        self._throttled_until = 0
+        self._held_back: dict[Passed, int] = {}
+        """Until when (monotonic ms) nothing is read, because of what rates."""
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
         self._immediate: dict[str, Callable[[Any], None]] = {
             "ping": lambda _: self.write(_PONG),
@@ -303,15 +304,16 @@ class ClientConnection(ClientSession):
         tp, rates = producer.tp, self.gateway.rates
         wait = rates.published(Passed(tp.topic, tp.partition, self.role, messages, size))
         if wait and not self.closed:
-            self._throttled_until = max(self._throttled_until, self.gateway.ports.clock.monotonic() + wait)
+            nothing = Passed(tp.topic, tp.partition, self.role, 0, 0)
+            until = self.gateway.ports.clock.monotonic() + wait
+            self._held_back[nothing] = max(self._held_back.get(nothing, 0), until)
             if not self.intake.throttled:
                 self.intake.throttle(True)
                 self.gateway.ports.spawn(self._wait_for_rate(), "rate")
 
     async def _wait_for_rate(self) -> None:
-        clock = self.gateway.ports.clock
-        while (left := self._throttled_until - clock.monotonic()) > 0 and not self.closed:
-            await clock.sleep(left)
+        clock, published = self.gateway.ports.clock, self.gateway.rates.published
+        await held_back(clock, self._held_back, published, lambda: not self.closed)
         self.intake.throttle(False)
 
     def _flow(self, asked: Any) -> None:

@@ -8,13 +8,17 @@ A rate holds for all gateways together. Each tells the others now and then what 
 the others need is theirs, and the rest is its own, but never less than an equal share among those who need something.
 So whoever is alone has the whole rate, and two who want everything have half of it each. Until they have heard of each
 other both have the whole.
+
+What is owed may take hours. Who waits for that looks now and then whether it still does: the rate may be another one by
+then, or there may be none any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from actors.policies.backlog_quotas import CHECK_MS
 from actors.policies.limits import LimitRecords, Rate
 from actors.ports import Clock
 
@@ -71,6 +75,11 @@ class TokenBucket:
                 self._left[index] = min(self._left[index] + most * passed / period, most) - taken
                 wait = max(wait, -self._left[index] * period / most)
         return 0 if wait <= 0 else int(wait) + 1
+
+    def take_over(self, before: TokenBucket) -> None:
+        """What is owed under an earlier rate is owed under this one."""
+        owed = [left if most > 0 else 0.0 for most, left in zip(before._most, before._left, strict=True)]
+        self._left = [left if debt >= 0 else debt for left, debt in zip(self._left, owed, strict=True)]
 
     def use(self, now: int) -> Use:
         """What has passed since this was asked last."""
@@ -148,7 +157,28 @@ class RateLimiter:
             return 0
         now, bucket = self._clock.monotonic(), self._buckets.get(key)
         if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[key] = TokenBucket(rate, now)
+            before, bucket = bucket, TokenBucket(rate, now)
+            if before is not None:
+                bucket.take_over(before)
+            self._buckets[key] = bucket
             if len(self._buckets) > MOST_BUCKETS:
                 self._buckets = {one: kept for one, kept in self._buckets.items() if now - kept.used < IDLE_MS}
         return bucket.take(passed.messages, passed.size, now)
+
+
+async def held_back(
+    clock: Clock, until: dict[Passed, int], look: Callable[[Passed], int], goes_on: Callable[[], bool]
+) -> None:
+    """Wait until all these moments (monotonic ms) are over; more may come meanwhile. Now and then `look` says of what
+    passes next, which is nothing, how long it would be held back now: if that is shorter it holds. goes_on: whether
+    anybody still waits for this.
+    """
+    while until and goes_on():
+        left = max(until.values()) - clock.monotonic()
+        await clock.sleep(min(max(left, 0), CHECK_MS))
+        now = clock.monotonic()
+        for passed, moment in list(until.items()):
+            if moment > now:
+                until[passed] = moment = min(moment, now + look(passed))
+            if moment <= now:
+                del until[passed]

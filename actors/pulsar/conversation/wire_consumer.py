@@ -33,7 +33,7 @@ from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, rows
 from actors.pulsar.conversation.batch_reassembly import BatchReassembler, RowRange, leading
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
-from actors.pulsar.conversation.rates import Passed
+from actors.pulsar.conversation.rates import Passed, held_back
 from actors.pulsar.conversation.topic_names import TopicPartition
 from actors.pulsar.conversation.unacked_bytes import UnackedShare
 from actors.pulsar.conversation.unacked_frames import UnackedFrames
@@ -374,8 +374,10 @@ class WireConsumer:
             self._whole.let_go(stretch.part, stretch.end)
 
     async def _pause(self, wait: int) -> None:
-        """Hand out no more for so many milliseconds, because of a dispatch rate."""
-        await self._gateway.ports.clock.sleep(wait)
+        """Hand out no more for so many milliseconds, because of a dispatch rate; see held_back."""
+        clock, rates = self._gateway.ports.clock, self._gateway.rates
+        nothing = Passed(self.tp.topic, self.tp.partition, self.asked.role, 0, 0)
+        await held_back(clock, {nothing: clock.monotonic() + wait}, rates.delivered, lambda: not self.closed)
         self._noting = False
         self._send()
 

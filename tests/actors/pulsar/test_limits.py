@@ -8,6 +8,7 @@ from actors.policies.limits import LimitRecords, Rate
 from actors.policies.policy_records import of_topic
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.gateway import Gateway
+from actors.pulsar.conversation.rates import Passed
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Gone, Refusal
@@ -15,7 +16,7 @@ from tests.sim.worlds.wire import Gone, Refusal
 TOPIC, MANY = of_topic("orders"), 1
 
 
-async def limited(clients: Clients, **limits: Rate | int) -> None:
+async def limited(clients: Clients, **limits: Rate | int | None) -> None:
     """These hold at both gateways."""
     await LimitRecords(clients.broker.world.client("tool").meta).change(TOPIC, **limits)
     world = clients.broker.world
@@ -142,6 +143,56 @@ def test_a_dispatch_rate_holds_and_everything_comes() -> None:
         await clients.consumer(reader, MANY, "a")
         await clients.broker.until(lambda: len(clients.numbers("c1")) == 60, 60_000)
         assert clock.monotonic() - begun >= 4_000
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("limits", [{"dispatch_rate": Rate(messages=1_000)}, {"dispatch_rate": None}])
+def test_a_raised_dispatch_rate_holds_for_who_waits(limits: dict[str, Rate | None]) -> None:
+    """Who waits because of the rate of before does not wait for the end of its hour."""
+
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, dispatch_rate=Rate(messages=1, period_s=3_600))
+        writer, reader = await clients.join("c0", GATEWAYS[0]), await clients.join("c1", GATEWAYS[0])
+        await clients.producer(writer, "till", SHARED)
+        for _ in range(5):
+            await clients.send(writer, "c0")
+        await clients.consumer(reader, MANY, "a")
+        await clients.broker.quiet(30_000)
+        assert 0 < len(clients.numbers("c1")) < 5
+        await limited(clients, **limits)
+        await clients.broker.until(lambda: len(clients.numbers("c1")) == 5, 10_000)
+
+    with_gateways(scenario)
+
+
+def test_what_is_owed_is_owed_under_another_rate() -> None:
+    """Else who lowers a rate would let go on at once who has to wait."""
+
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, dispatch_rate=Rate(messages=1))
+        rates = gateways(clients)[0].rates
+        assert 99_000 < rates.delivered(Passed("orders", 0, "", 100, 0)) <= 100_000
+        for messages, least in ((10, 9_000), (1, 95_000)):
+            await limited(clients, dispatch_rate=Rate(messages=messages))
+            assert least < rates.delivered(Passed("orders", 0, "", 0, 0)) <= 100_000 // messages
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("limits", [{"publish_rate": Rate(messages=1_000)}, {"publish_rate": None}])
+def test_a_raised_publish_rate_holds_for_who_waits(limits: dict[str, Rate | None]) -> None:
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, publish_rate=Rate(messages=1))
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        await clients.send_batch(wire, "c0", 1_000)
+        await clients.broker.quiet(30_000)
+        await limited(clients, **limits)
+        clock = clients.broker.ports.clock
+        begun = clock.monotonic()
+        await clients.send(wire, "c0")
+        assert clock.monotonic() - begun <= 10_000
 
     with_gateways(scenario)
 

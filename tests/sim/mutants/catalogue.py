@@ -14,6 +14,7 @@ from tests.sim.mutants.idling import IDLING
 from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
+from tests.sim.mutants.limiting import LIMITING
 from tests.sim.mutants.permitting import PERMITTING
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.publishing_results import PUBLISHING_RESULTS
@@ -41,6 +42,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "setting aside": SETTING_ASIDE,
     "changing": CHANGING,
     "sharing clients": SHARING_CLIENTS,
+    "limiting": LIMITING,
     "permitting": PERMITTING,
     "checking input": CHECKING_INPUT,
     "idling": IDLING,
