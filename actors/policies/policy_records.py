@@ -138,3 +138,8 @@ class SeldomRead(Generic[T]):
             self._looked = now
         self._known = known
         return known
+
+    def fresh_for(self) -> int:
+        """For how many milliseconds what is known holds without a look; LOOK_MS if nothing is, or not any more."""
+        left = 0 if self._known is None else self._looked + LOOK_MS - self._clock.monotonic()
+        return left if left > 0 else LOOK_MS

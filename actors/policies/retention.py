@@ -112,6 +112,10 @@ class TopicRetention:
         """See above; what was said in the last LOOK_MS may not be known yet. Raises Unavailable, Corrupt."""
         return await self._known.get(lambda: retention_of(self._lifetimes, self._topic, made))
 
+    def fresh_for(self) -> int:
+        """See SeldomRead."""
+        return self._known.fresh_for()
+
 
 async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> Retention:
     """The retention of a topic now. made: the settings that it was made with. Raises Unavailable, Corrupt."""
@@ -132,6 +136,10 @@ class TopicThresholds:
         last LOOK_MS may not be known yet. Raises Unavailable, Corrupt.
         """
         return await self._known.get(lambda: thresholds_of(self._lifetimes, self._topic, made))
+
+    def fresh_for(self) -> int:
+        """See SeldomRead."""
+        return self._known.fresh_for()
 
 
 async def thresholds_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> TopicSettings:

@@ -188,10 +188,13 @@ class Upkeep:
         only_grows = self._only_grows
         if only_grows or not (changed or self._lost or self.at_work):
             self._woken.clear()
-            self._rests_until = self._ports.clock.monotonic() + MOST_REST_MS
+            now = self._ports.clock.monotonic()
+            # What was said of the topic meanwhile would otherwise be known only after as long a rest once more.
+            self._rests_until = now + min(MOST_REST_MS, self._kept.fresh_for(), self._thresholds.fresh_for())
             others, told = self._ports.process.of(RestingOwners), self._log.metadata.is_told()
             with others.rest(self._ports, self._woken.set, told=told):
-                await self._woken.wait(self._ports, MOST_REST_MS if only_grows else REST_MS, self._rest_longer)
+                most = MOST_REST_MS if only_grows else min(REST_MS, self._rests_until - now)
+                await self._woken.wait(self._ports, most, self._rest_longer)
 
     def _rest_longer(self) -> int:
         """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
@@ -199,7 +202,7 @@ class Upkeep:
         self._forget_unused(now)
         if self._only_grows and self._log.metadata.is_told():
             return MOST_REST_MS
-        return 0 if self.at_work or self._rests_until <= now else REST_MS
+        return 0 if self.at_work else max(min(REST_MS, self._rests_until - now), 0)
 
     async def settle(self) -> int:
         """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0

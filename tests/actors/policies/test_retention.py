@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from actors.messages import Progress, ReadEnds, TopicSettings
+from actors.ownership_proof import OwnershipProof
 from actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
 from actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
 from actors.ports import Unknown
+from actors.resting_owners import RestingOwners
 from storage.errors import Corrupt, Invalid
 from storage.position import ledger_of, position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
@@ -87,6 +89,41 @@ def test_an_owner_keeps_what_was_seen_as_long_as_is_said() -> None:
         await said.forget(of_topic("t"))
         await world.loop.pause(2 * LOOK_MS)
         assert await first_ledger(cluster, world) > begins
+
+    World(7).play(scenario)
+
+
+@pytest.mark.parametrize("phase", [0, 20_000, 40_000])
+def test_what_is_said_holds_within_a_minute(phase: int) -> None:
+    """Also if the owner was woken, looked at what it had read before, and rests again. It is not the only one of its
+    process, so others look for a notice.
+    """
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+        client = world.client("client")
+        said = Lifetimes(client.meta)
+        await said.change(of_topic("t"), retention=Retention(-1, -1))
+        producer = TestProducer(client, await cluster.start())
+        await producer.open()
+        for _ in range(4):
+            await producer.publish(10)
+
+        async def tell(last: int) -> None:
+            done = Progress(subscription="s", mark_delete=position(producer.places[-1][1].ledger, last), number=last)
+            await client.net.call(cluster.current, done, TIMEOUT)
+
+        await tell(8)
+        ports = world.process(cluster.current.partition("/")[0]).ports
+        proof = ports.process.of(OwnershipProof)
+        with ports.process.of(RestingOwners).rest(ports, lambda: ports.spawn(proof.look(ports), "look"), told=True):
+            await world.loop.pause(200_000 + phase)
+            begins = await first_ledger(cluster, world)
+            await said.forget(of_topic("t"))
+            await world.loop.pause(40_000)
+            await tell(9)
+            await world.loop.pause(LOOK_MS - 40_000 + 1_000)
+            assert await first_ledger(cluster, world) > begins
 
     World(7).play(scenario)
 

@@ -24,4 +24,12 @@ LIMITING: list[Mutant] = [
         world=GATEWAY,
         test=f"{LIMITS}::test_what_is_owed_is_owed_under_another_rate",
     ),
+    Mutant(
+        name="an owner rests although what it knows of retention is old",
+        module="actors.topic.upkeep",
+        old="min(MOST_REST_MS, self._kept.fresh_for(), self._thresholds.fresh_for())",
+        new="MOST_REST_MS",
+        world=OWNERS,
+        test="tests/actors/policies/test_retention.py::test_what_is_said_holds_within_a_minute",
+    ),
 ]
