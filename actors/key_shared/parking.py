@@ -121,7 +121,8 @@ def forget(core: Core, positions: Positions) -> None:
     parked = core.parked
     if not (parked.live or parked.keys):
         return
-    parked.take(positions)
+    taken, _ = parked.take(positions)
+    core.done_unsent = core.done_unsent or len(taken) > 0  # perhaps nobody was sent them
     redrive(core, parked.numbers_failed_at(positions))
 
 

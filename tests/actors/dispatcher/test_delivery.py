@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 
+from actors.messages import Redrive
 from storage.errors import Unavailable
 from tests.scenarios.key_shared.broker import Broker, Client, play
 
@@ -125,3 +127,34 @@ def test_nothing_goes_out_behind_what_is_done_and_was_never_sent(runs: list[int]
         await broker.until(lambda: len(last.got) == 6, 60_000)
 
     play(scenario, lease_ms=20_000, look_ahead_per_consumer=1)
+
+
+def test_nothing_goes_out_behind_what_is_done_and_was_parked() -> None:
+    """It waited behind a message that failed, and was sent to nobody: the next owner sends it (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        await broker.publish("k", "k", "k")
+        await broker.until(lambda: len(client.got) == 1)
+        for _ in range(2):
+            await client.nack(client.got[-1])
+            client.parts[0].taken(client.got[-1].part)
+            await broker.quiet(500)
+        broker.world.meta.trouble.cut["broker"] = 1
+        client.parts[0].acknowledge_positions(np.array([client.got[0].position + 1]))
+        await broker.quiet(100)
+        address = await broker.address()
+        broker.world.background(broker.ports.net.call(address, Redrive(everything=True), 60_000), "redrive")
+        client.taking = client.acking = True
+        await broker.quiet(1_000)
+        assert 2 not in [message.number for message in client.got], "it is not durable that 1 need not come"
+        client.crash()
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        last = await broker.join("d")
+        await broker.quiet(30_000)
+        await broker.admin("redrive", everything=True)
+        await broker.until(lambda: [message.number for message in last.got] == [0, 1, 2], 60_000)
+
+    parks: dict[str, Any] = {"dead_letter_policy": "park", "nack_order": "key", "max_redeliver_count": 1}
+    play(scenario, lease_ms=20_000, **parks)
