@@ -76,7 +76,7 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
 def _drop_waiting(core: Core, rows: Rows) -> None:
     """Messages are done that no consumer holds: some had been given back, others were perhaps never sent."""
     if core.policy.ordered and bool((core.window.flags[rows] & DELIVERED == 0).any()):
-        core.done_unsent = True
+        core.note_done_unsent()
     core.drop(rows)
 
 

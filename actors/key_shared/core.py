@@ -97,8 +97,7 @@ class Core:
         self.drains = Drains()
         self.counters = DispatchCounters()
         self.recheck = False
-        self.done_unsent = False
-        """Messages that nobody was ever sent were called done."""
+        self._done_unsent = False
         self.now = 0
 
     def successor(self) -> Core:
@@ -123,6 +122,15 @@ class Core:
         """Whether to look again; who asks looks."""
         recheck, self.recheck = self.recheck, False
         return recheck
+
+    def note_done_unsent(self) -> None:
+        """Messages are done that perhaps nobody was ever sent."""
+        self._done_unsent = True
+
+    def taken_done_unsent(self) -> bool:
+        """Whether there were such since this was asked last."""
+        found, self._done_unsent = self._done_unsent, False
+        return found
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""

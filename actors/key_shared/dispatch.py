@@ -255,9 +255,7 @@ class Dispatch:
 
     def taken_done_unsent(self) -> bool:
         """Whether messages that nobody was ever sent were called done since this was asked last, and order counts."""
-        core = self._core
-        found, core.done_unsent = core.done_unsent, False
-        return found
+        return self._core.taken_done_unsent()
 
     def negative_acknowledge(self, consumer: int, positions: Positions, **how: Unpack[nacks.NackOptions]) -> int:
         """Give messages (int64, ascending) back for redelivery; returns how many (KS-59, KS-60).

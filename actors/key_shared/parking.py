@@ -122,7 +122,8 @@ def forget(core: Core, positions: Positions) -> None:
     if not (parked.live or parked.keys):
         return
     taken, _ = parked.take(positions)
-    core.done_unsent = core.done_unsent or len(taken) > 0  # perhaps nobody was sent them
+    if len(taken):
+        core.note_done_unsent()
     redrive(core, parked.numbers_failed_at(positions))
 
 

@@ -118,7 +118,12 @@ def test_that_batches_came_apart_is_told_when_it_is_durable() -> None:
         await attach("b")
         session = answered[0].session
         broker.world.meta.trouble.cut["broker"] = 1
-        broker.world.background(net.call(await broker.address(), SentApart(session=session), 60_000), "apart")
+        address = await broker.address()
+
+        async def send_apart() -> None:
+            await net.call(address, SentApart(session=session), 60_000)
+
+        broker.world.background(send_apart(), "apart")
         await broker.quiet(100)
         broker.world.background(attach("b"), "a copy")
         await broker.quiet(1_000)

@@ -112,8 +112,8 @@ def test_nothing_goes_out_behind_what_is_not_durably_passed_over(read_before: bo
         broker.world.meta.trouble.cut["broker"] = 1
         await broker.quiet(2_000)
         assert first.got == [], "it is not durable that those before it need not come"
-        why = shown(await broker.ask(Explain(key=b"k")))
-        assert "not_durable" in [reason["gate"] for reason in why["reasons"]]
+        why = await broker.ask(Explain(key=b"k"))
+        assert "not_durable" in [reason["gate"] for reason in shown(why)["reasons"]]
         first.crash()
         broker.world.crash(broker.world.alive("dispatcher-")[0])
         broker.world.meta.trouble.cut.clear()

@@ -391,7 +391,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what lies behind a message that was done and never sent does not wait for that",
         module="actors.key_shared.acks",
-        old="        core.done_unsent = True\n",
+        old="        core.note_done_unsent()\n",
         new="        pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_delivery.py::test_nothing_goes_out_behind_what_is_done_and_was_never_sent",

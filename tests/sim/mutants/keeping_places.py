@@ -144,4 +144,12 @@ KEEPING_PLACES: list[Mutant] = [
         world=GRACE,
         test=f"{_UNITS}::test_a_place_is_durable_before_anything_comes",
     ),
+    Mutant(
+        name="that batches came apart is told before it is durable",
+        module="actors.dispatcher.consumers",
+        old="        if self._grace.keeps_places or apart:",
+        new="        if self._grace.keeps_places:",
+        world="broker",
+        test="tests/actors/dispatcher/test_consumers.py::test_that_batches_came_apart_is_told_when_it_is_durable",
+    ),
 ]

@@ -265,14 +265,6 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_a_part_whose_rest_waits_stands_for_nothing_else",
     ),
     Mutant(
-        name="that batches came apart is told before it is durable",
-        module="actors.dispatcher.consumers",
-        old="        if self._grace.keeps_places or apart:",
-        new="        if self._grace.keeps_places:",
-        world="broker",
-        test="tests/actors/dispatcher/test_consumers.py::test_that_batches_came_apart_is_told_when_it_is_durable",
-    ),
-    Mutant(
         name="that batches were sent in parts dies with the owner",
         module="actors.dispatcher.subscription",
         old='            "apart": self.apart,\n',
