@@ -115,8 +115,11 @@ def test_what_is_said_holds_within_a_minute(phase: int) -> None:
 
         await tell(8)
         ports = world.process(cluster.current.partition("/")[0]).ports
-        proof = ports.process.of(OwnershipProof)
-        with ports.process.of(RestingOwners).rest(ports, lambda: ports.spawn(proof.look(ports), "look"), told=True):
+
+        def look() -> None:
+            ports.spawn(ports.process.of(OwnershipProof).look(ports), "look")
+
+        with ports.process.of(RestingOwners).rest(ports, look, told=True):
             await world.loop.pause(200_000 + phase)
             begins = await first_ledger(cluster, world)
             await said.forget(of_topic("t"))
