@@ -140,8 +140,6 @@ class DelayedMessages:
             self._changed.cancel(positions[free])
             self._tracker.untrack(positions[free])
             self._backlog.done_elsewhere(positions[free])
-            if self._core.holds_keys:  # later messages of their keys waited for them
-                self._store.hold_back()
             self.cancelled += int(np.count_nonzero(free))
         return codes
 

@@ -98,9 +98,8 @@ class CursorStore:
         return self._completed < self._first
 
     async def until_may_send(self) -> None:
-        """Wait while it `holds_back`. Raises Fenced when that can no longer end."""
-        while self.holds_back:
-            await self._until(self._first)
+        """Wait for what `holds_back` now; more may come meanwhile. Raises Fenced when that can no longer end."""
+        await self._until(self._first)
 
     async def _until(self, wanted: int) -> None:
         while self._completed < wanted:

@@ -8,7 +8,7 @@ from actors.messages import Progress, ReadEnds, TopicSettings
 from actors.ownership_proof import OwnershipProof
 from actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
 from actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
-from actors.ports import Unknown
+from actors.ports import Ports, Unknown
 from actors.resting_owners import RestingOwners
 from storage.errors import Corrupt, Invalid
 from storage.position import ledger_of, position
@@ -69,17 +69,22 @@ async def first_ledger(cluster: Cluster, world: World) -> int:
     return ledger_of(reply.first)
 
 
+async def kept(world: World) -> tuple[Cluster, Ports, Lifetimes, int]:
+    """A topic of which everything is kept, a client of it, what is said of it, and its last ledger."""
+    cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
+    client = world.client("client")
+    said = Lifetimes(client.meta)
+    await said.change(of_topic("t"), retention=Retention(-1, -1))
+    producer = TestProducer(client, await cluster.start())
+    await producer.open()
+    for _ in range(4):
+        await producer.publish(10)
+    return cluster, client, said, producer.places[-1][1].ledger
+
+
 def test_an_owner_keeps_what_was_seen_as_long_as_is_said() -> None:
     async def scenario(world: World) -> None:
-        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
-        client = world.client("client")
-        said = Lifetimes(client.meta)
-        await said.change(of_topic("t"), retention=Retention(-1, -1))
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
-        for _ in range(4):
-            await producer.publish(10)
-        last = producer.places[-1][1].ledger
+        cluster, client, said, last = await kept(world)
         done = Progress(subscription="s", mark_delete=position(last, 9), number=1)
         await client.net.call(cluster.current, done, TIMEOUT)
         begins = await first_ledger(cluster, world)
@@ -100,17 +105,10 @@ def test_what_is_said_holds_within_a_minute(phase: int) -> None:
     """
 
     async def scenario(world: World) -> None:
-        cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
-        client = world.client("client")
-        said = Lifetimes(client.meta)
-        await said.change(of_topic("t"), retention=Retention(-1, -1))
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
-        for _ in range(4):
-            await producer.publish(10)
+        cluster, client, said, ledger = await kept(world)
 
         async def tell(last: int) -> None:
-            done = Progress(subscription="s", mark_delete=position(producer.places[-1][1].ledger, last), number=last)
+            done = Progress(subscription="s", mark_delete=position(ledger, last), number=last)
             await client.net.call(cluster.current, done, TIMEOUT)
 
         await tell(8)

@@ -413,14 +413,6 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/dispatcher/test_seek.py::test_nothing_goes_out_behind_a_skip_that_is_not_durable",
     ),
     Mutant(
-        name="a key goes on behind what is cancelled before that is durable",
-        module="actors.dispatcher.delayed_messages",
-        old="                self._store.hold_back()\n",
-        new="                pass\n",
-        world=BROKER,
-        test="tests/actors/dispatcher/test_cancelling.py",
-    ),
-    Mutant(
         name="what was put off when it had been read is there twice",
         module="actors.key_shared.arrivals",
         old="    add = window.add if behind else window.put\n",
