@@ -12,8 +12,8 @@ the metadata, because a shorter list in the settings must not hide data. Keepers
 it as well (`actors/worker_pools.py`).
 
 From time to time the controller lets bookies forget released ledgers (`actors/ledger/garbage_collection.py`), and
-deletes unused subscriptions that are not durable (`actors/unused_subscriptions.py`). Two controllers may do either at
-once.
+wakes closed owners that have something to do (`actors/closed_owners.py`). Unused subscriptions that are not durable are
+deleted (`actors/unused_subscriptions.py`). Two controllers may do each of these at once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from actors.bookie_failure_detector import LOST_AFTER_MS
+from actors.closed_owners import ClosedOwners
 from actors.dispatcher.subscription import PartitionSubscription, settings_in
 from actors.draining import NodeDrainer
 from actors.gateway_keeper import GatewayKeeper
@@ -115,8 +116,9 @@ class Controller(WorkerPools):
         self._gateways = (
             GatewayKeeper(ports, self._places, self._supervisor, self._drainer.spared) if gateways else None
         )
-        self._unused = UnusedSubscriptions(ports, self._supervisor, self._catalog, self._changes)
+        self._unused = UnusedSubscriptions(ports, self._supervisor, self._changes)
         self._idle = IdleOwners(ports, self._places, self._supervisor, close_idle_after_ms, self._is_changing)
+        self._closed = ClosedOwners(ports, self._supervisor, self._catalog, self._idle.wake)
         self._leftovers_ms = leftovers_ms
         self._unknown: dict[str, list[int]] = {}
         """By bookie, the ledgers that it held at the last garbage collection and no record knows."""
@@ -147,8 +149,8 @@ class Controller(WorkerPools):
             self.ports.spawn(self._gateways.run(), "gateways")
         self.ports.spawn(self._auditor.run(), "replication auditor")
         self.ports.spawn(self._collect_leftovers(), "leftovers")
-        self.ports.spawn(self._unused.run(), "unused")
         self.ports.spawn(self._idle.run(), "idle")
+        self.ports.spawn(self._closed.run(), "closed owners")
 
     async def _known_bookies(self) -> list[str]:
         """Those of the settings, then those that have a cookie besides."""

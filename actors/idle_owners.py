@@ -6,7 +6,7 @@ that nobody uses is its records. Who needs it asks the controller where it is, a
 
 An owner that closes says when it has something to do: the next delayed message is due, or retention lets go of
 something. One timer wakes them all. A new controller reads from the manifests of the delayed indexes when those are due
-that nobody has opened, a few at a time. What expires is found by `actors/unused_subscriptions.py`.
+that nobody has opened, a few at a time. What else there is to do is found by `actors/closed_owners.py`.
 
 Closing is an end like any other. If its answer is lost, the next ping finds the owner gone, and it is started again; a
 caller with its old address learns that it is gone, and asks anew.
@@ -57,19 +57,24 @@ class IdleOwners:
 
     async def run(self) -> None:
         """Look again and again, for ever."""
-        if not self._close_after:
-            return
-        self._ports.spawn(self._remember_delayed(), "delayed of closed topics")
+        if self._close_after:
+            self._ports.spawn(self._remember_delayed(), "delayed of closed topics")
         while True:
             await self._ports.clock.sleep(LOOK_MS)
             self._wake_due()
+            if not self._close_after:
+                continue
             for entry in self._supervisor.idle(self._close_after)[: AT_ONCE - len(self._closing)]:
                 if entry.name not in self._closing and not self._changes(entry.settings["topic"]):
                     self._closing[entry.name] = None
                     self._ports.spawn(self._close(entry), "close")
 
+    def wake(self, kind: str, settings: dict[str, Any]) -> None:
+        """An owner has something to do. settings: those of `Places.start`; those of its subscription are not needed."""
+        self._wakes[key_of(kind, settings)] = self._ports.clock.now(), kind, settings
+
     async def _close(self, entry: Running) -> None:
-        address = entry.address
+        address, entry.closing = entry.address, True
         try:
             reply = await self._ports.net.call(address, CloseIdle(idle_ms=self._close_after), CLOSE_TIMEOUT)
             if isinstance(reply, Unknown):
@@ -85,6 +90,7 @@ class IdleOwners:
         except SluiceError as error:
             self._ports.log("close_refused", key=entry.name, error=str(error))
         finally:
+            entry.closing = False
             del self._closing[entry.name]
 
     def _wake_due(self) -> None:

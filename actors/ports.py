@@ -174,14 +174,18 @@ class Version:
     value: bytes
 
 
-class Meta(Protocol):
+class Records(Protocol):
+    """What readers need of Meta."""
+
+    async def read(self, key: str) -> Version | None:
+        """The newest version, or None. Raises Unavailable, Corrupt."""
+
+
+class Meta(Records, Protocol):
     """Versioned records. Losing `create` *is* the fencing signal: whoever loses it is no longer the owner.
 
     Invalid is said of a key or a value alone. A store that refuses is Unavailable; one that is damaged raises Corrupt.
     """
-
-    async def read(self, key: str) -> Version | None:
-        """The newest version, or None. Raises Unavailable, Corrupt."""
 
     async def create(self, key: str, number: int, value: bytes) -> bool:
         """Put version `number` if it is absent and follows the newest; durable when True is returned.

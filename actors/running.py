@@ -37,6 +37,8 @@ class Running:
     away: bool = False
     idle_ms: int = 0
     """See messages.Alive."""
+    closing: bool = False
+    """It was asked to close, and its answer is awaited."""
     closed: bool = False
     restarts: int = 0
     starting: Start | None = None

@@ -346,7 +346,7 @@ class Supervisor:
         finally:
             entry.looking = None
             done.set()
-        if entry.address != address:
+        if entry.address != address or (entry.closing and not wanted):  # it is gone when it has closed
             return
         if not isinstance(reply, Unknown):
             entry.misses = 0

@@ -25,6 +25,7 @@ nothing happens. Processor time says more than the clock where others use the ma
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import os
@@ -44,9 +45,10 @@ import numpy.typing as npt
 
 from actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
+from actors.record_scan import scan, value_in
 from benchmarks._arguments import amount, count, count_or_none
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
-from storage.metadata import Record
+from cluster.store_ports import AsyncMeta
 from storage.metadata_sqlite import SqliteMetadata
 
 if TYPE_CHECKING:
@@ -172,7 +174,9 @@ def unused(side: Side, _: pulsar.Client, number: int, options: argparse.Namespac
 
 
 def existing(number: int, folder: Path) -> Figures:
-    """The records of as many topics of one partition in a metadata file, which are written, listed and read."""
+    """The records of as many topics of one partition in a metadata file, which are written, listed, and read as the
+    controller reads them.
+    """
     store = SqliteMetadata(folder / "metadata.db")
     keys = [record_key(f"many-{one}", 0) for one in range(number)]
     record = PartitionRecord(topic="many-0", partition=0, settings=TopicSettings(), highest_ledger=1)
@@ -183,16 +187,15 @@ def existing(number: int, folder: Path) -> Figures:
         for group in groups:
             store.create_many([(key, 1, value) for key in group])
 
-    def read() -> None:
-        for group in groups:
-            for found in store.read_many(group):
-                assert isinstance(found, Record)
-                unpack_record(found.value)
+    async def read() -> None:
+        async for group in scan(AsyncMeta(store), keys):
+            for _, found in group:
+                unpack_record(value_in(found) or b"")
 
     works: dict[str, Callable[[], object]] = {
         "write_cpu_ms": write,
         "list_cpu_ms": lambda: store.keys("partition/"),
-        "read_cpu_ms": read,
+        "read_cpu_ms": lambda: asyncio.run(read()),
     }
     figures: Figures = {}
     for name, work in works.items():

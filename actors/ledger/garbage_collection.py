@@ -24,6 +24,7 @@ from actors.ledger.history_objects import COMPACTED, FOLDER, compacted_prefix, d
 from actors.ledger.record import unpack_record
 from actors.messages import BookieList, DeleteLedgers, ListLedgers
 from actors.ports import Ports, Unknown
+from actors.record_scan import scan, value_in
 from actors.store_attempts import REFUSALS
 from storage.errors import SluiceError, Unavailable
 
@@ -114,14 +115,15 @@ async def _chains(ports: Ports) -> tuple[BitMap, BitMap, dict[str, int]]:
     """
     named, released = BitMap(), BitMap()
     deleted: dict[str, int] = {}
-    for key in await ports.meta.keys("partition/"):
-        version = await ports.meta.read(key)
-        if version is None:
-            raise Unavailable(f"the record {key} went away while it was being read")
-        record = unpack_record(version.value)
-        named.update(ledger.id for ledger in record.ledgers if ledger.fragments)
-        released.update(record.released)
-        if record.deleted:
-            for prefix in (history_prefix, compacted_prefix):
-                deleted[prefix(record.topic, record.partition)] = record.epoch
+    async for group in scan(ports.meta, await ports.meta.keys("partition/")):
+        for key, found in group:
+            value = value_in(found)
+            if value is None:
+                raise Unavailable(f"the record {key} went away while it was being read")
+            record = unpack_record(value)
+            named.update(ledger.id for ledger in record.ledgers if ledger.fragments)
+            released.update(record.released)
+            if record.deleted:
+                for prefix in (history_prefix, compacted_prefix):
+                    deleted[prefix(record.topic, record.partition)] = record.epoch
     return named, released, deleted

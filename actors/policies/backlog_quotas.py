@@ -21,7 +21,7 @@ from actors.policies.policy_records import (
     value_of,
     values_of,
 )
-from actors.ports import Meta
+from actors.ports import Meta, Records
 from storage.errors import Invalid
 
 CHECK_MS = 5_000
@@ -65,12 +65,6 @@ class Quotas:
         space, _ = namespace_of(topic)
         return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
 
-    async def read_for(self, topic: str) -> Quota | None:
-        """The one that holds for a topic now, None if there is none. Raises Unavailable, Corrupt."""
-        own, shared = names_for(topic)
-        values = await values_of(self._meta, [self._prefix + own, self._prefix + shared])
-        return _quota_in(own, values[0]) or _quota_in(shared, values[1])
-
     async def look(self) -> None:
         """Learn all of them. Raises Unavailable, Corrupt."""
         names = [key.removeprefix(self._prefix) for key in await self._meta.keys(self._prefix)]
@@ -91,6 +85,13 @@ class Quotas:
         """There is none any more. Raises Unavailable."""
         await self._meta.remove(self._prefix + name)
         await self.look()
+
+
+async def quota_of(meta: Records, prefix: str, topic: str) -> Quota | None:
+    """The one that holds for a topic now, None if there is none. prefix: as above. Raises Unavailable, Corrupt."""
+    own, shared = names_for(topic)
+    values = await values_of(meta, [prefix + own, prefix + shared])
+    return _quota_in(own, values[0]) or _quota_in(shared, values[1])
 
 
 def _quota_in(name: str, value: bytes | None) -> Quota | None:

@@ -11,10 +11,10 @@ import asyncio
 from typing import NamedTuple
 
 from actors.messages import TopicSettings
-from actors.policies.backlog_quotas import EVICTION, Quotas
-from actors.policies.policy_records import AGES, SeldomRead
-from actors.policies.retention import Lifetimes, ttl_of
-from actors.ports import Ports
+from actors.policies.backlog_quotas import EVICTION, quota_of
+from actors.policies.policy_records import AGES, QUOTAS, SeldomRead
+from actors.policies.retention import ttl_of
+from actors.ports import Ports, Records
 
 LEFT = 0.9
 """Of a quota of size that is reached, so much is left, as with Pulsar: not every look is to find it reached again."""
@@ -31,9 +31,7 @@ class TopicExpiry:
     """How long, and how much of, what waits on a topic may wait; read seldom."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
-        self._topic = topic
-        self._lifetimes = Lifetimes(ports.meta)
-        self._sizes, self._ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
+        self._topic, self._meta = topic, ports.meta
         self._known = SeldomRead[ExpiryLimits](ports.clock)
 
     async def now(self, made: TopicSettings) -> ExpiryLimits:
@@ -41,16 +39,19 @@ class TopicExpiry:
 
         Raises Unavailable, Corrupt: nothing expires while it is not known.
         """
-        return await self._known.get(lambda: self._read(made))
+        return await self._known.get(lambda: expiry_of(self._meta, self._topic, made))
 
-    async def _read(self, made: TopicSettings) -> ExpiryLimits:
-        evicting_age, ttl, evicting_size = await asyncio.gather(
-            self._evicts(self._ages), ttl_of(self._lifetimes, self._topic, made), self._evicts(self._sizes)
-        )
-        ages = [age for age in (ttl, (evicting_age or 0) * 1000) if age]
-        return ExpiryLimits(min(ages, default=0), evicting_size)
 
-    async def _evicts(self, quotas: Quotas) -> int | None:
-        """The limit of the quota by which messages are evicted, None if there is none."""
-        quota = await quotas.read_for(self._topic)
-        return quota.limit if quota is not None and quota.policy == EVICTION else None
+async def expiry_of(meta: Records, topic: str, made: TopicSettings) -> ExpiryLimits:
+    """The limits that hold for a topic now. made: as above. Raises Unavailable, Corrupt."""
+    evicting_age, ttl, evicting_size = await asyncio.gather(
+        _evicts(meta, AGES, topic), ttl_of(meta, topic, made), _evicts(meta, QUOTAS, topic)
+    )
+    ages = [age for age in (ttl, (evicting_age or 0) * 1000) if age]
+    return ExpiryLimits(min(ages, default=0), evicting_size)
+
+
+async def _evicts(meta: Records, prefix: str, topic: str) -> int | None:
+    """The limit of the quota by which messages are evicted, None if there is none."""
+    quota = await quota_of(meta, prefix, topic)
+    return quota.limit if quota is not None and quota.policy == EVICTION else None

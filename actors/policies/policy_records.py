@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from actors.names import namespace_of
-from actors.ports import Clock, Meta
+from actors.ports import Clock, Meta, Records
 from storage.errors import Corrupt, Unavailable
 
 T = TypeVar("T")
@@ -68,13 +68,13 @@ async def forget_topic(meta: Meta, topic: str) -> None:
     await meta.remove(schema_key(topic))
 
 
-async def value_of(meta: Meta, key: str) -> bytes | None:
+async def value_of(meta: Records, key: str) -> bytes | None:
     """A record's value, None if there is no record. Raises Unavailable."""
     found = await meta.read(key)
     return None if found is None else found.value
 
 
-async def values_of(meta: Meta, keys: Sequence[str]) -> list[bytes | None]:
+async def values_of(meta: Records, keys: Sequence[str]) -> list[bytes | None]:
     """The values of some records, which are asked for together: where the store can, they travel together. Raises
     Unavailable.
     """

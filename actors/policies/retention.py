@@ -23,7 +23,7 @@ from actors.policies.policy_records import (
     value_of,
     values_of,
 )
-from actors.ports import Meta, Ports
+from actors.ports import Meta, Ports, Records
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -75,14 +75,6 @@ class Lifetimes:
     async def read(self, name: str) -> Lifetime:
         return _lifetime_in(name, await value_of(self._meta, LIFETIMES + name))
 
-    async def look_for(self, topic: str) -> tuple[Callable[[], Lifetime], Callable[[], Lifetime]]:
-        """What a topic's own record says, and what that of its namespace says. Each call may raise Corrupt, so one that
-        cannot be read disturbs nobody who does not need it.
-        """
-        names = names_for(topic)
-        own, shared = await values_of(self._meta, [LIFETIMES + name for name in names])
-        return partial(_lifetime_in, names[0], own), partial(_lifetime_in, names[1], shared)
-
     async def change(self, name: str, **values: int | Retention | None) -> None:
         """Set fields of Lifetime; None removes the value. Raises Invalid."""
 
@@ -96,6 +88,15 @@ class Lifetimes:
         await self._meta.remove(LIFETIMES + name)
 
 
+async def _look_for(meta: Records, topic: str) -> tuple[Callable[[], Lifetime], Callable[[], Lifetime]]:
+    """What a topic's own record says, and what that of its namespace says. Each call may raise Corrupt, so one that
+    cannot be read disturbs nobody who does not need it.
+    """
+    names = names_for(topic)
+    own, shared = await values_of(meta, [LIFETIMES + name for name in names])
+    return partial(_lifetime_in, names[0], own), partial(_lifetime_in, names[1], shared)
+
+
 def _lifetime_in(name: str, value: bytes | None) -> Lifetime:
     return Lifetime() if value is None else decoded(value, Lifetime, f"the lifetime of {name}")
 
@@ -104,22 +105,21 @@ class TopicRetention:
     """The retention of a topic. made: the settings that the topic was made with."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
-        self._topic = topic
-        self._lifetimes = Lifetimes(ports.meta)
+        self._topic, self._meta = topic, ports.meta
         self._known = SeldomRead[Retention](ports.clock)
 
     async def now(self, made: TopicSettings) -> Retention:
         """See above; what was said in the last LOOK_MS may not be known yet. Raises Unavailable, Corrupt."""
-        return await self._known.get(lambda: retention_of(self._lifetimes, self._topic, made))
+        return await self._known.get(lambda: retention_of(self._meta, self._topic, made))
 
     def fresh_for(self) -> int:
         """See SeldomRead."""
         return self._known.fresh_for()
 
 
-async def retention_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> Retention:
+async def retention_of(meta: Records, topic: str, made: TopicSettings) -> Retention:
     """The retention of a topic now. made: the settings that it was made with. Raises Unavailable, Corrupt."""
-    own, shared = await lifetimes.look_for(topic)
+    own, shared = await _look_for(meta, topic)
     return own().retention or made_with(made) or shared().retention or Retention(0, 0)
 
 
@@ -127,36 +127,35 @@ class TopicThresholds:
     """When ledgers of a topic leave, and when it is compacted."""
 
     def __init__(self, ports: Ports, topic: str) -> None:
-        self._topic = topic
-        self._lifetimes = Lifetimes(ports.meta)
+        self._topic, self._meta = topic, ports.meta
         self._known = SeldomRead[TopicSettings](ports.clock)
 
     async def now(self, made: TopicSettings) -> TopicSettings:
         """The settings that the topic was made with, with those in place of them that hold now; what was said in the
         last LOOK_MS may not be known yet. Raises Unavailable, Corrupt.
         """
-        return await self._known.get(lambda: thresholds_of(self._lifetimes, self._topic, made))
+        return await self._known.get(lambda: thresholds_of(self._meta, self._topic, made))
 
     def fresh_for(self) -> int:
         """See SeldomRead."""
         return self._known.fresh_for()
 
 
-async def thresholds_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> TopicSettings:
+async def thresholds_of(meta: Records, topic: str, made: TopicSettings) -> TopicSettings:
     """The settings of a topic with the thresholds that hold now. made: as below. Raises Unavailable, Corrupt."""
-    own, shared = await lifetimes.look_for(topic)
+    own, shared = await _look_for(meta, topic)
     unmade = {
         name: value for name, value in shared().thresholds().items() if getattr(made, name) == getattr(_DEFAULTS, name)
     }
     return msgspec.structs.replace(made, **{**unmade, **own().thresholds()})
 
 
-async def ttl_of(lifetimes: Lifetimes, topic: str, made: TopicSettings) -> int:
+async def ttl_of(meta: Records, topic: str, made: TopicSettings) -> int:
     """Milliseconds after which messages of a topic count as done now; 0: they never do. made: as above.
 
     Raises Unavailable, Corrupt.
     """
-    own, shared = await lifetimes.look_for(topic)
+    own, shared = await _look_for(meta, topic)
     ttl = own().ttl_ms
     if ttl is None and not made.ttl_ms:
         ttl = shared().ttl_ms

@@ -261,16 +261,44 @@ def test_who_may_not_act_learns_nothing(kind: str) -> None:
     World(5).play(run)
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_is_closing_is_started_only_for_who_wants_it(wanted: bool) -> None:
+    """A ping may find it gone before its answer says that it has closed."""
+
+    async def run(world: World) -> None:
+        places = Silent()
+        ports = world.client("controller")
+        net: Any = places
+        supervisor = Supervisor(replace(ports, net=net), places)
+        entry = supervisor.want("topic", {"topic": "t", "partition": 0})
+        address = await supervisor.ensure(entry)
+        entry.closing = places.gone = True
+        if wanted:
+            await supervisor.suspect(address)
+            assert entry.restarts == 1
+            return
+        ports.spawn(supervisor.watch(), "watch")
+        await world.loop.pause(60_000)
+        assert (entry.address, entry.restarts) == (address, 0)
+        entry.closing = False
+        await world.loop.pause(PING_TIMEOUT)
+        assert entry.restarts > 0, "its answer was lost"
+
+    World(5).play(run)
+
+
 class Silent:
     """Places and connections of one actor that answers, or does not."""
 
     def __init__(self) -> None:
-        self.silent = self.away = False
+        self.silent = self.away = self.gone = False
         self.may_act = True
         self.stopped: list[str] = []
 
     async def call(self, to: str, request: Any, timeout: int) -> Any:
         """As the Net port does."""
+        if self.gone:
+            return Unknown("nobody is there", gone=True)
         if self.silent:
             await asyncio.sleep(timeout / 1000)
             return Unknown("no answer")

@@ -47,7 +47,7 @@ class LifetimesByHttp:
         name, made = await self._broker.recorded(request)
         kept = (await self._lifetimes.read(name)).retention or made_with(made)
         if kept is None and applied(request):
-            kept = await retention_of(self._lifetimes, named(request).topic, made)
+            kept = await retention_of(self._broker.ports.meta, named(request).topic, made)
         return web.Response(status=204) if kept is None else web.json_response(retention_shown(kept))
 
     async def _set_retention(self, request: web.Request) -> web.Response:
@@ -66,7 +66,7 @@ class LifetimesByHttp:
         if ttl is None and made.ttl_ms:
             ttl = made.ttl_ms
         elif ttl is None and applied(request):
-            ttl = await ttl_of(self._lifetimes, named(request).topic, made)
+            ttl = await ttl_of(self._broker.ports.meta, named(request).topic, made)
         return web.Response(status=204) if ttl is None else web.json_response(ttl // 1000)
 
     async def _set_ttl(self, request: web.Request) -> web.Response:

@@ -60,7 +60,7 @@ class ThresholdsByHttp:
         if value is None and getattr(made, NAMES[said]) != getattr(_MADE, NAMES[said]):
             value = getattr(made, NAMES[said])
         if value is None and "topic" in request.match_info and applied(request):
-            value = getattr(await thresholds_of(self._lifetimes, named(request).topic, made), NAMES[said])
+            value = getattr(await thresholds_of(self._broker.ports.meta, named(request).topic, made), NAMES[said])
         if value is None and said in _NEVER:
             value = -1
         return web.Response(status=204) if value is None else web.json_response(value)

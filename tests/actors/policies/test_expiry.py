@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from actors import unused_subscriptions
+from actors import closed_owners
 from actors.controller import Controller
 from actors.messages import TopicSettings
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
@@ -100,7 +100,7 @@ def test_nobody_comes_back_after_the_end_of_a_cluster() -> None:
         for name in ("controller", *broker.world.alive("dispatcher-")):
             broker.world.crash(name)
         await broker.world.start("controller", lambda ports: Controller(ports, bookies=["bookie-0"]), fixed=True)
-        await broker.quiet(unused_subscriptions.LOOK_MS + 2 * LOOK_MS)
+        await broker.quiet(closed_owners.LOOK_MS + 2 * LOOK_MS)
         assert list(broker.world.alive("dispatcher-")), "an owner runs though nobody asked for it"
         assert await backlog(broker) == 0
 

@@ -21,19 +21,20 @@ MADE, PLAIN = TopicSettings(retention_ms=HOUR, ttl_ms=HOUR), TopicSettings()
 
 def test_whose_word_goes_first() -> None:
     async def scenario(world: World) -> None:
-        said = Lifetimes(world.client("tool").meta)
+        meta = world.client("tool").meta
+        said = Lifetimes(meta)
         own, shared = Retention(-1, -1), Retention(1, 1)
-        assert await retention_of(said, "t", PLAIN) == Retention(0, 0)
+        assert await retention_of(meta, "t", PLAIN) == Retention(0, 0)
         await said.change(SPACE, retention=shared, ttl_ms=5)
-        assert await retention_of(said, "t", PLAIN) == shared
-        assert await retention_of(said, "sales..eu..t", PLAIN) == Retention(0, 0)
-        assert await retention_of(said, "t", MADE) == Retention(HOUR, 0)
-        assert [await ttl_of(said, "t", made) for made in (PLAIN, MADE)] == [5, HOUR]
+        assert await retention_of(meta, "t", PLAIN) == shared
+        assert await retention_of(meta, "sales..eu..t", PLAIN) == Retention(0, 0)
+        assert await retention_of(meta, "t", MADE) == Retention(HOUR, 0)
+        assert [await ttl_of(meta, "t", made) for made in (PLAIN, MADE)] == [5, HOUR]
         await said.change(of_topic("t"), retention=own)
-        assert await retention_of(said, "t", MADE) == own
-        assert await ttl_of(said, "t", PLAIN) == 5, "nothing was said of that"
+        assert await retention_of(meta, "t", MADE) == own
+        assert await ttl_of(meta, "t", PLAIN) == 5, "nothing was said of that"
         await said.change(of_topic("t"), retention=None)
-        assert await retention_of(said, "t", PLAIN) == shared
+        assert await retention_of(meta, "t", PLAIN) == shared
 
     World(1).play(scenario)
 
@@ -53,11 +54,11 @@ def test_a_record_that_cannot_be_read_is_told() -> None:
         with pytest.raises(Corrupt):
             await Lifetimes(meta).read(SPACE)
         with pytest.raises(Corrupt):
-            await retention_of(Lifetimes(meta), "t", PLAIN)
+            await retention_of(meta, "t", PLAIN)
         own = Retention(-1, -1)
         await Lifetimes(meta).change(of_topic("t"), retention=own, ttl_ms=7)
-        assert await retention_of(Lifetimes(meta), "t", PLAIN) == own, "the other record has nothing to say"
-        assert await ttl_of(Lifetimes(meta), "t", PLAIN) == 7
+        assert await retention_of(meta, "t", PLAIN) == own, "the other record has nothing to say"
+        assert await ttl_of(meta, "t", PLAIN) == 7
 
     World(1).play(scenario)
 
@@ -149,18 +150,19 @@ def test_nothing_is_deleted_while_it_is_not_known() -> None:
 
 def test_thresholds_of_a_topic_go_before_those_of_its_namespace() -> None:
     async def scenario(world: World) -> None:
-        said = Lifetimes(world.client("tool").meta)
+        meta = world.client("tool").meta
+        said = Lifetimes(meta)
         made = TopicSettings(offload_threshold_bytes=7)
         await said.change(SPACE, offload_threshold_bytes=5, offload_deletion_lag_ms=0, compaction_threshold_bytes=3)
-        held = await thresholds_of(said, "t", made)
+        held = await thresholds_of(meta, "t", made)
         assert (held.offload_threshold_bytes, held.offload_deletion_lag_ms, held.compaction_threshold_bytes) == (
             7,
             0,
             3,
         )
-        assert (await thresholds_of(said, "t", PLAIN)).offload_threshold_bytes == 5
+        assert (await thresholds_of(meta, "t", PLAIN)).offload_threshold_bytes == 5
         await said.change(of_topic("t"), compaction_threshold_bytes=0, offload_threshold_bytes=9)
-        held = await thresholds_of(said, "t", made)
+        held = await thresholds_of(meta, "t", made)
         assert (held.offload_threshold_bytes, held.compaction_threshold_bytes) == (9, 0)
         with pytest.raises(Invalid):
             await said.change(SPACE, offload_threshold_seconds=-2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from actors.closed_owners import LOOK_MS
 from actors.controller import Controller
 from actors.messages import ListSubscriptions, SubscriptionSettings
-from actors.unused_subscriptions import LOOK_MS
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker
 from tests.sim.worlds.wire import Refusal, message_id

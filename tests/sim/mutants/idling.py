@@ -8,6 +8,7 @@ OWNERS, BROKER = "owners", "broker"
 HEARTBEATS, PROOF = "tests/actors/consumer/test_heartbeats.py", "tests/actors/test_ownership_proof.py"
 ROSTER = "tests/actors/consumer/test_roster.py"
 CLOSED = "tests/actors/test_idle_owners.py"
+RECORDS = "tests/actors/test_closed_owners.py"
 SHARED = "tests/actors/test_shared_timers.py"
 
 IDLING: list[Mutant] = [
@@ -138,6 +139,46 @@ IDLING: list[Mutant] = [
         new="        if True:\n",
         world=BROKER,
         test=f"{CLOSED}::test_a_deleted_subscription_is_not_woken",
+    ),
+    Mutant(
+        name="nobody looks what retention lets go of in closed topics",
+        module="actors.closed_owners",
+        old='                self._wake("topic", {**closed.place, "topic_settings": made})\n',
+        new="                assert made\n",
+        world=BROKER,
+        test=f"{RECORDS}::test_a_new_controller_knows_what_retention_lets_go_of",
+    ),
+    Mutant(
+        name="a time to live wakes who waits for nothing",
+        module="actors.topic.closed",
+        old="        or (ledger.last_entry >= 0 and position(ledger.id, ledger.last_entry) > mark)\n",
+        new="        or (ledger.last_entry >= 0 and position(ledger.id, ledger.last_entry) >= 0)\n",
+        world=BROKER,
+        test=f"{RECORDS}::test_a_time_to_live_wakes_nobody_who_waits_for_nothing",
+    ),
+    Mutant(
+        name="a record that cannot be read ends the look at closed owners",
+        module="actors.closed_owners",
+        old="        with contextlib.suppress(NotFound, Corrupt):",
+        new="        with contextlib.suppress(NotFound):",
+        world=BROKER,
+        test=f"{RECORDS}::test_an_unreadable_record_keeps_none_from_the_others",
+    ),
+    Mutant(
+        name="a closed topic's open ledger counts as one that somebody waits for",
+        module="actors.topic.closed",
+        old="    if ledger.state is LedgerState.CLOSED:\n        return ledger\n",
+        new="    if ledger.last_entry < 0 or ledger.state is LedgerState.CLOSED:\n        return ledger\n",
+        world=BROKER,
+        test=f"{RECORDS}::test_a_new_controller_knows_what_retention_lets_go_of",
+    ),
+    Mutant(
+        name="a ping that meets an owner's end has it started again",
+        module="actors.supervisor",
+        old="        if entry.address != address or (entry.closing and not wanted):",
+        new="        if entry.address != address:",
+        world=BROKER,
+        test="tests/actors/test_supervisor.py::test_what_is_closing_is_started_only_for_who_wants_it",
     ),
     Mutant(
         name="a topic that is used is closed because it was idle once",

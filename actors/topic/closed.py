@@ -1,0 +1,71 @@
+"""What the record of a partition says of what is to be done there while its owner, or a subscription's, is closed.
+
+How far a ledger goes that was open when its owner ended is not in the record. It counts as whatever gives its owner
+something to do: who takes over writes down how far it goes (actors.ledger.recovery), so nobody is woken twice for it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
+from actors.messages import TopicSettings
+from actors.policies.expiry import ExpiryLimits
+from actors.policies.retention import Retention
+from actors.topic.compaction import trims_up_to
+from actors.topic.offloading import forgettable, offloadable, offloads
+from actors.topic.trimming import trimmable
+from storage.position import position
+
+_WITHOUT_END = 1 << 60
+
+
+def has_work(record: PartitionRecord, now: int, kept: Retention, settings: TopicSettings) -> bool:
+    """Whether the owner of a partition would delete, offload or erase something. settings: with the thresholds that
+    hold now.
+    """
+    if record.deleted:
+        return False
+    if record.erasures or offloadable(record, settings, now):
+        return True
+    if forgettable(record, settings.offload_deletion_lag_ms, now):
+        return True
+    shortest = msgspec.structs.replace(record, ledgers=tuple(_shortest(ledger) for ledger in record.ledgers))
+    marks = trims_up_to(record.subscriptions, None if record.compacted is None else record.compacted.horizon)
+    return bool(trimmable(shortest, marks, now, kept, leaves=offloads(settings)))
+
+
+def may_wait(record: PartitionRecord, mark: int) -> bool:
+    """Whether a subscription with this mark-delete position may wait for messages."""
+    return bool(_behind(record, mark))
+
+
+def has_expired(record: PartitionRecord, mark: int, limits: ExpiryLimits, now: int) -> bool:
+    """Whether messages may be too old, or too many, that a subscription with this mark-delete position waits for.
+
+    A ledger counts as a whole, with the age of its oldest message: its owner looks at the messages.
+    """
+    behind = _behind(record, mark)
+    if limits.age and any(now - ledger.opened_at >= limits.age for ledger in behind):
+        return True
+    if limits.size is None or not behind:
+        return False
+    return behind[-1].state is not LedgerState.CLOSED or sum(ledger.bytes for ledger in behind) >= limits.size
+
+
+def _shortest(ledger: LedgerRecord) -> LedgerRecord:
+    """An open ledger as one that everybody has seen for long, and that is too large to be kept."""
+    if ledger.state is LedgerState.CLOSED:
+        return ledger
+    return msgspec.structs.replace(
+        ledger, state=LedgerState.CLOSED, last_entry=0, bytes=_WITHOUT_END, closed_at=ledger.opened_at
+    )
+
+
+def _behind(record: PartitionRecord, mark: int) -> list[LedgerRecord]:
+    return [
+        ledger
+        for ledger in record.ledgers
+        if ledger.state is not LedgerState.CLOSED
+        or (ledger.last_entry >= 0 and position(ledger.id, ledger.last_entry) > mark)
+    ]

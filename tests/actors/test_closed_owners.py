@@ -1,0 +1,140 @@
+"""Closed owners that have something to do are woken, whoever knows of it; the others are not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from actors.closed_owners import LOOK_MS, PAUSE_MS
+from actors.ledger.record import record_key, unpack_record
+from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
+from actors.policies.retention import Lifetimes, Retention
+from actors.record_scan import TOGETHER
+from tests.actors.test_idle_owners import closed, running
+from tests.scenarios.key_shared.broker import TOPIC, Broker, play
+
+HOUR_MS = 3_600_000
+WITHIN_MS = LOOK_MS + PAUSE_MS + 10_000
+SPACE = of_namespace("public/default")
+closing = partial(play, close_idle_after_ms=5_000)
+
+
+async def ledgers(broker: Broker) -> list[int]:
+    """Those that the topic has."""
+    newest = await broker.ports.meta.read(record_key(TOPIC, 0))
+    assert newest is not None
+    return [ledger.id for ledger in unpack_record(newest.value).ledgers]
+
+
+async def seen_by_all(broker: Broker, *keys: str) -> None:
+    """Publish, and have the subscription acknowledge everything; then nobody is there any more."""
+    client = await broker.join("c")
+    await broker.publish(*keys)
+    await broker.until(lambda: len(client.got) == len(keys))
+    await client.parts[0].wait_confirmed()
+    await broker.quiet(2_000)
+    await client.close()
+    await closed(broker)
+
+
+async def stays_closed(broker: Broker, milliseconds: int) -> None:
+    """Nothing runs meanwhile."""
+    end = broker.ports.clock.now() + milliseconds
+    while broker.ports.clock.now() < end:
+        assert running(broker) == []
+        await broker.quiet(1_000)
+
+
+async def gone(broker: Broker) -> None:
+    """Wait until retention has let go of everything, twice a look at most: the first one settles the open ledger."""
+    left = [0]
+
+    async def look() -> None:
+        while left:
+            left[:] = await ledgers(broker)
+            await broker.quiet(1_000)
+
+    broker.ports.spawn(look(), "look")
+    await broker.until(lambda: not left, 2 * WITHIN_MS)
+
+
+@pytest.mark.parametrize("where", [SPACE, of_topic(TOPIC)])
+def test_a_shorter_retention_is_carried_out_where_nobody_is(where: str) -> None:
+    async def scenario(broker: Broker) -> None:
+        await Lifetimes(broker.ports.meta).change(where, retention=Retention(24 * HOUR_MS, -1))
+        await seen_by_all(broker, "a", "b")
+        await stays_closed(broker, 2 * WITHIN_MS)
+        await Lifetimes(broker.ports.meta).change(where, retention=Retention(1, 0))
+        await gone(broker)
+        await closed(broker)
+        await stays_closed(broker, 3 * WITHIN_MS)
+
+    closing(scenario)
+
+
+def test_a_new_controller_knows_what_retention_lets_go_of() -> None:
+    async def scenario(broker: Broker) -> None:
+        await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(HOUR_MS, -1))
+        await seen_by_all(broker, "a", "b")
+        for _ in range(2):  # how old an open ledger is, the topic finds out
+            await broker.world.restart("controller")
+            await stays_closed(broker, HOUR_MS - 2 * WITHIN_MS)
+            assert await ledgers(broker)
+            await broker.until(lambda: "topic" in running(broker), 3 * WITHIN_MS)
+            await broker.quiet(2_000)
+            await broker.world.restart("controller")
+            await closed(broker)
+        assert await ledgers(broker) == []
+        await stays_closed(broker, 3 * WITHIN_MS)
+
+    closing(scenario)
+
+
+def test_a_time_to_live_wakes_nobody_who_waits_for_nothing() -> None:
+    """It holds for a namespace, and most of its topics have nothing that could expire."""
+
+    async def scenario(broker: Broker) -> None:
+        await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=60_000, retention=Retention(-1, -1))
+        await seen_by_all(broker, "a", "b")
+        await broker.until(lambda: "dispatcher" in running(broker), WITHIN_MS)
+        await closed(broker)
+        await stays_closed(broker, 4 * WITHIN_MS)
+        assert await ledgers(broker)
+
+    closing(scenario)
+
+
+@pytest.mark.parametrize("limit", ["ttl", "quota"])
+def test_what_waits_expires_where_nobody_is(limit: str) -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await client.close()
+        await broker.publish("a", "b")
+        await closed(broker)
+        await stays_closed(broker, WITHIN_MS)
+        if limit == "ttl":
+            await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=60_000)
+        else:
+            await Quotas(broker.ports.meta).set(SPACE, Quota(1, EVICTION))
+        await broker.until(lambda: "dispatcher" in running(broker), WITHIN_MS)
+        await closed(broker)
+        await broker.quiet(2 * WITHIN_MS)
+        await stays_closed(broker, 2 * WITHIN_MS)
+        assert (await broker.stats())["msgBacklog"] == 0
+
+    closing(scenario)
+
+
+def test_an_unreadable_record_keeps_none_from_the_others() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.ports.meta.create(LIFETIMES + of_namespace("other/space"), 1, b"?")
+        for number in range(TOGETHER):
+            await broker.ports.meta.create(f"partition/a{number}/0", 1, b"?")
+        await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(24 * HOUR_MS, -1))
+        await seen_by_all(broker, "a")
+        await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(1, 0))
+        await gone(broker)
+
+    closing(scenario)
