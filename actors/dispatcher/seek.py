@@ -6,8 +6,9 @@ only when each of those consumers was told so or its lease has run out. The stor
 who asked, and leaves a subscription that has moved, not one that is torn between two places. Until that is durable
 nothing is sent (`CursorStore.hold_back`).
 
-A seek may wait long for the topic, longer than whoever asked for it. When a later one has been carried out meanwhile,
-it is void: what that one was answered holds.
+Each may wait long for the topic, longer than whoever asked for it. A seek is void when anything that was asked for
+later has been carried out meanwhile, and the others are when a later seek has: what those were answered holds. Policies
+only take away what is too old or too much, at any time.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Seeker:
         self._store, self._wakeups = context.store, context.wakeups
         self._reader, self._backlog, self._leases = reader, backlog, leases
         self._expiry = TopicExpiry(context.ports, context.topic.topic)
-        self._asked = self._sought = 0
-        """How many seeks were asked for, and the number of the last one that was carried out."""
+        self._asked = self._sought = self._skipped = 0
+        """How often operators asked, and the numbers of the last seek, and of the last of the others, carried out."""
         self._expired = 0
 
     # -- what is asked --------------------------------------------------------------------------------------------
@@ -59,22 +60,29 @@ class Seeker:
         self._asked += 1
         return self._asked
 
+    def _check_order(self, number: int, carried_out: int) -> None:
+        if number < carried_out:
+            raise Conflict("what was asked for later has moved the subscription")
+
     async def skip(self, messages: int) -> tuple[int, int]:
         """The next `messages` that are not done count as done, in whichever ledgers they lie.
 
         Returns how many, and where it goes on; so do the following.
         """
+        number = self._number()
         ends = await self._log.ends()
         self._cursor.chain(ends.ledgers)
-        return await self._skip_to(behind(self._cursor, ends, messages))
+        return await self._skip_to(behind(self._cursor, ends, messages), number)
 
     async def clear(self) -> tuple[int, int]:
         """All existing messages count as done, including those read meanwhile and delayed ones."""
-        return await self._skip_to((await self._log.ends()).next, everything=True)
+        number = self._number()
+        return await self._skip_to((await self._log.ends()).next, number, everything=True)
 
     async def expire(self, before: int) -> tuple[int, int]:
         """Everything that was published before a time (ms) counts as done."""
-        expired, position = await self._skip_to(await self._position_of(before))
+        number = self._number()
+        expired, position = await self._skip_to(await self._position_of(before), number)
         self._expired += expired
         return expired, position
 
@@ -103,9 +111,15 @@ class Seeker:
 
     # -- how it is done -------------------------------------------------------------------------------------------
 
-    async def _skip_to(self, target: int, *, everything: bool = False) -> tuple[int, int]:
-        """Everything before a position counts as done. Messages that come meanwhile are not in the returned number."""
+    async def _skip_to(self, target: int, number: int | None = None, *, everything: bool = False) -> tuple[int, int]:
+        """Everything before a position counts as done. Messages that come meanwhile are not in the returned number.
+
+        number: of an operator's request. Raises Conflict if a seek that was asked for later was carried out.
+        """
         await self._reader.look()
+        if number is not None:
+            self._check_order(number, self._sought)
+            self._skipped = max(self._skipped, number)
         end = self._reader.end
         before = self._backlog.count(end)
         await self._forward(target, everything=everything)
@@ -116,12 +130,11 @@ class Seeker:
 
         Every session ends, the consumers come back by themselves. The topic is told before anything moves, so that what
         is sought is not trimmed. Has moved nothing if it raises Unavailable, because the topic does not answer, or
-        Conflict, because a seek that was asked for after this `number` has moved the subscription.
+        Conflict, because what was asked for after this `number` has moved the subscription.
         """
         with self._reporter.seeking(target):
             target = await self._reporter.secure(target)
-            if number < self._sought:
-                raise Conflict("a seek that was asked for later has moved the subscription")
+            self._check_order(number, max(self._sought, self._skipped))
             self._sought = number
             self._leases.dismiss("seek")
             with self._reader.held():

@@ -28,6 +28,7 @@ from actors.messages import (
 from actors.ports import Address
 from actors.signal import Signal
 from actors.topic.topic import Topic
+from actors.topic_log import FOREVER_MS
 from actors.wire import Request
 from storage.cursor import Cursor
 from storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
@@ -283,6 +284,44 @@ def test_a_seek_that_waited_does_not_undo_a_later_one() -> None:
         await refused.wait(broker.ports)
         await broker.until(lambda: len(client.got) == 7)
         assert client.came()[4:] == list("bcd")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("waits", ["seek", "clear_backlog"])
+def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
+    """The first waits for the topic while the other one is carried out: that one was answered, and holds."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish(*"abcd")
+        await broker.until(lambda: len(client.got) == 4)
+        requests = {"seek": {"message_id": show(client.got[2].position)}, "clear_backlog": {}}
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        log, begun, answered, refused = actor.parts.context.log, Signal(), Signal(), Signal()
+        ends = log.ends
+
+        async def late(patience: int = FOREVER_MS) -> Ends:
+            begun.set()
+            await answered.wait(broker.ports)
+            return await ends(patience)
+
+        async def first() -> None:
+            with pytest.raises(Conflict, match="asked for later"):
+                await broker.admin(waits, **requests[waits])
+            refused.set()
+
+        log.ends = late  # type: ignore[method-assign]
+        broker.ports.spawn(first(), "first")
+        await begun.wait(broker.ports)
+        log.ends = ends  # type: ignore[method-assign]
+        (other,) = {*requests} - {waits}
+        await broker.admin(other, **requests[other])
+        answered.set()
+        await refused.wait(broker.ports)
+        await broker.quiet(1_000)
+        assert (await broker.stats())["msgBacklog"] == (2 if other == "seek" else 0)
 
     play(scenario)
 

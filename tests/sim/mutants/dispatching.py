@@ -98,6 +98,22 @@ DISPATCHING: list[Mutant] = [
         seed=7,
     ),
     Mutant(
+        name="a seek that waited undoes a clear that was answered",
+        module="actors.dispatcher.seek",
+        old="            self._check_order(number, max(self._sought, self._skipped))\n",
+        new="            self._check_order(number, self._sought)\n",
+        world=SKIPS,
+        test="tests/actors/dispatcher/test_seek.py::test_a_seek_and_a_clear_hold_in_the_order_of_asking",
+    ),
+    Mutant(
+        name="a clear that waited undoes a seek that was answered",
+        module="actors.dispatcher.seek",
+        old="            self._check_order(number, self._sought)\n            self._skipped",
+        new="            self._skipped",
+        world=SKIPS,
+        test="tests/actors/dispatcher/test_seek.py::test_a_seek_and_a_clear_hold_in_the_order_of_asking",
+    ),
+    Mutant(
         name="a seek waits for the read at the end of the topic",
         module="actors.dispatcher.reader",
         old="        self._log.begin_anew()\n        self._asking.end()\n",
