@@ -31,7 +31,7 @@ import pulsar
 
 from actors.pulsar.codec.frames import U32, encode
 from actors.pulsar.codec.protocol import command
-from benchmarks._arguments import amount
+from cluster.arguments import ArgumentParser, amount
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.discovery import process_of
 from cluster.config import load
@@ -134,7 +134,7 @@ def _measured(url: str, name: str, broker: psutil.Process, seconds: float, round
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=amount, default=3)
     parser.add_argument("--only", choices=[*FLOODS, "half frames"])
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")

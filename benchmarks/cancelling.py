@@ -11,7 +11,6 @@ cancelled, or before the new time) has to be 0.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -23,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks._arguments import count
 from cluster import embedded
+from cluster.arguments import ArgumentParser, count
 from cluster.client import Client
 from cluster.message import MessageId
 from cluster.options import ClusterOptions
@@ -136,7 +135,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=count, default=1_000_000)
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 import cluster
-from benchmarks._arguments import amount, count
+from cluster.arguments import ArgumentParser, amount, count
 from cluster.client import Client
 from cluster.history_scan import HistoryScan, StoreUrls
 from cluster.log_reader import StoredRange
@@ -202,7 +202,7 @@ def measured(options: argparse.Namespace, folder: Path, server: S3Server) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=amount, default=10.0)
     parser.add_argument("--every", default="3s")
     parser.add_argument("--faults", default=FAULTS)

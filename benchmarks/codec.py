@@ -10,7 +10,6 @@ Medians over the rounds of the processor time in microseconds a message, and the
 
 from __future__ import annotations
 
-import argparse
 import json
 import struct
 import time
@@ -31,7 +30,7 @@ from actors.pulsar.codec.message_encoder import Addressee
 from actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
 from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
 from actors.pulsar.codec.vectorized_decoder import read_sends
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 
 KEYS, SIZE, TOGETHER = 10_000, 100, 1_000
 """Keys, bytes of a message, and how many messages a client's producer gathers before it sends their batches."""
@@ -45,7 +44,7 @@ U32 = struct.Struct(">I")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=count, default=100_000)
     parser.add_argument("--rounds", type=count, default=7)
     given = parser.parse_args()

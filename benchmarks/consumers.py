@@ -10,7 +10,6 @@ cluster in one process, or with --ray one of many. Prints one JSON object, milli
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._arguments import count
 from cluster import connect
+from cluster.arguments import ArgumentParser, count
 from cluster.client import Client
 
 KEYS, PER_KEY = 1_000, 5
@@ -163,7 +162,7 @@ def _sluice(verb: str, folder: Path, *more: str) -> None:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=count, default=12)
     parser.add_argument("--partitions", type=count, default=16)
     parser.add_argument("--ray", action="store_true", help="a cluster of many processes")

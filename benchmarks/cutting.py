@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from storage.batch import decode_body, make_batch
 from storage.cut import cut_run
 from storage.frame import Run, make_run, payload_crc
@@ -105,7 +105,7 @@ def measure(size: int, counts: tuple[int, ...], rounds: int) -> list[dict[str, A
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=count, default=100, help="bytes of a message")
     parser.add_argument("--rounds", type=count, default=200)
     parser.add_argument("--small", action="store_true", help="a run of a second, for the tests")

@@ -13,7 +13,6 @@ standard output.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -34,7 +33,7 @@ from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
 from actors.ports import Net, Ports
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.real import RealClock, Tasks
 from cluster.stores import open_metadata, open_objects
 from storage.delayed.manifest import decode_manifest
@@ -273,7 +272,7 @@ def run(name: str, *arguments: Any, parent: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run all cases and print them."""
-    parser = argparse.ArgumentParser(description="Memory and speed of the delayed index.")
+    parser = ArgumentParser(description="Memory and speed of the delayed index.")
     parser.add_argument("--messages", type=count, default=10_000_000, help="greatest number for the bucket tracker")
     parser.add_argument("--curve", default="1000000,3000000,10000000", help="numbers for both trackers")
     parser.add_argument("--ledger", type=count, default=5_000_000, help="entries of a ledger")

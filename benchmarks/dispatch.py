@@ -19,7 +19,6 @@ consumers themselves do with a delivery is not counted.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from typing import Any
@@ -30,7 +29,7 @@ import numpy.typing as npt
 from actors.key_shared import Assignment, Dispatch
 from actors.key_shared.tables import HashTables
 from actors.messages import SubscriptionSettings
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from storage.position import Positions, run_positions
 
 BATCH = 10_000
@@ -204,7 +203,7 @@ def compare(consumers: int, keys: int, messages: int, repeat: int, queue: int) -
 
 def main() -> None:
     """Run all cases and print the result."""
-    parser = argparse.ArgumentParser(description="Throughput of the Key_Shared decisions")
+    parser = ArgumentParser(description="Throughput of the Key_Shared decisions")
     parser.add_argument("--small", action="store_true", help="a few batches only, to see that it runs")
     parser.add_argument("--messages", type=count, default=2_000_000)
     parser.add_argument("--queue", type=count, default=QUEUE, help="messages that a consumer gathers")

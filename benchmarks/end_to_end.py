@@ -26,8 +26,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from benchmarks._arguments import count
 from cluster import connect
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import launch
 
 BATCH = 10_000
@@ -177,7 +177,7 @@ def _seconds(process: psutil.Process) -> float:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=count, default=3_000_000)
     parser.add_argument("--size", type=count, default=100)
     parser.add_argument("--keys", type=count, default=10_000)

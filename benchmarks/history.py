@@ -33,8 +33,8 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from benchmarks._arguments import count
 from cluster import embedded
+from cluster.arguments import ArgumentParser, count
 from cluster.bulk import ROWS, rows_of
 from storage.objects import LocalObjects
 from storage.s3 import S3Objects
@@ -47,7 +47,7 @@ NUMBER = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=count, default=1_000_000)
     parser.add_argument("--bytes", type=count, default=100, help="of a payload, which cannot be compressed")
     parser.add_argument("--keys", type=count, default=1_000)

@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._arguments import count, count_or_none
 from benchmarks._java import compiled
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, end_by_input, heard
 from benchmarks.peers import Figures, table
+from cluster.arguments import ArgumentParser, count, count_or_none
 
 SOURCE = Path(__file__).parent / "java" / "Flood.java"
 SIDES = ("gateway", "cluster", "pulsar")
@@ -129,7 +129,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", type=lambda text: text.split(","), default=["gateway", "pulsar"])
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--warm", type=count_or_none, default=2, help="rounds before those that count")

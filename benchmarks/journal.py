@@ -40,6 +40,7 @@ from actors.bookie.cookie import COOKIE, cookie_key
 from actors.bookie.index_table import ROW, TableWriter
 from actors.ports import Ports, Version
 from actors.wire import Blob
+from cluster.arguments import ArgumentParser
 from cluster.disk import FileDisk
 from cluster.real import RealClock
 from storage.frame import Header, encode_head, payload_crc
@@ -266,7 +267,7 @@ def per_entry(figures: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Journal throughput, restart time and memory of a bookie.")
+    parser = ArgumentParser(description="Journal throughput, restart time and memory of a bookie.")
     parser.add_argument("--small", action="store_true", help="tiny amounts, done in a second or two")
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
     parser.add_argument("--start", nargs=2, metavar=("FOLDER", "RUNS"), help=argparse.SUPPRESS)

@@ -9,7 +9,6 @@ acknowledged. Prints one JSON object: items a second, medians over the rounds, a
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -18,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._arguments import count
 from cluster import KeyedQueue, connect
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import launch
 
 ITEM = b"x" * 1024
@@ -103,7 +102,7 @@ def measure(items: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=count, default=50_000)
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import psutil
 import pyarrow as pa
 
-from benchmarks._arguments import amount, count
 from benchmarks._latency_picture import picture, table
 from cluster import connect
+from cluster.arguments import ArgumentParser, amount, count
 from cluster.bootstrap import launch
 from cluster.bootstrap.sessions import processes_of
 from cluster.client import Client
@@ -189,7 +189,7 @@ def measure(client: Client, options: argparse.Namespace, session: str) -> dict[s
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=amount, default=10.0, help="how long each load lasts")
     parser.add_argument("--rates", default="", help="messages a second, with commas between")
     parser.add_argument("--partitions", type=count, default=1)

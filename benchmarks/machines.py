@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks._arguments import amount, count
+from cluster.arguments import ArgumentParser, amount, count
 from loadgen.kinds import CUT, CUT_ONE_WAY, ISOLATE, KILL_HEAD
 from loadgen.machines import missing
 from tests.kit.machine_scenes import play
@@ -74,7 +74,7 @@ def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=amount, default=3.0)
     parser.add_argument("--every", default="40s")
     parser.add_argument("--faults", default=",".join((ISOLATE, CUT, CUT_ONE_WAY)))

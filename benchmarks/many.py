@@ -46,8 +46,8 @@ import numpy.typing as npt
 from actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
 from actors.messages import TopicSettings
 from actors.record_scan import scan, value_in
-from benchmarks._arguments import amount, count, count_or_none
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
+from cluster.arguments import ArgumentParser, amount, count, count_or_none
 from cluster.store_ports import AsyncMeta
 from storage.metadata_sqlite import SqliteMetadata
 
@@ -385,7 +385,7 @@ def _counts(text: str) -> list[int]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sides = ["embedded", "ray", "pulsar"]
     parser.add_argument("--work", type=_one_of([*WORKS, "existing"]), default=[*WORKS, "existing"])
     parser.add_argument("--sides", type=_one_of(sides), default=sides)

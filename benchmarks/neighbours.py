@@ -31,8 +31,8 @@ import pulsar
 
 from actors.pulsar.codec.frames import U32, encode
 from actors.pulsar.codec.protocol import Metadata, command
-from benchmarks._arguments import amount, count
 from benchmarks.pulsar_clients import quantiles
+from cluster.arguments import ArgumentParser, amount, count
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.discovery import process_of
 from cluster.config import load
@@ -125,7 +125,7 @@ def _measure(data: Path, broker: psutil.Process, seconds: float, rounds: int) ->
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=amount, default=10)
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")

@@ -27,8 +27,8 @@ import psutil
 import pyarrow as pa
 
 import cluster
-from benchmarks._arguments import amount, count
 from benchmarks.spark_history import running
+from cluster.arguments import ArgumentParser, amount, count
 
 EVERY_S = 0.01
 BATCH, AHEAD, PEAK_S = 2_000, 8, 5.0
@@ -37,7 +37,7 @@ TOPICS = {"stays": -1, "leaves": 0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=amount, default=10.0, help="of a round")
     parser.add_argument("--rounds", type=count, default=3, help="of each kind")
     parser.add_argument("--bytes", type=count, default=100, help="of a payload, which cannot be compressed")

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks._arguments import amount, count
 from cluster import connect
+from cluster.arguments import ArgumentParser, amount, count
 from cluster.bootstrap import launch
 from cluster.client import Client
 from cluster.consumer import Consumer
@@ -209,7 +209,7 @@ def _kill(client: Client) -> None:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=count, default=1_000)
     parser.add_argument("--seconds", type=amount, default=20.0, help="how long a phase lasts")
     parser.add_argument("--rate", type=count, default=1_000, help="messages a second")

@@ -33,10 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._arguments import amount, count, count_or_none
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
 from benchmarks._thread_times import table as times_of
 from benchmarks._thread_times import thread_times
+from cluster.arguments import ArgumentParser, amount, count, count_or_none
 
 KEYS = 10_000
 Figures = dict[str, float]
@@ -204,7 +204,7 @@ def _names(known: list[str]) -> Any:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = ["sluice", "checkout", "gateway", "cluster", "redis", "pulsar"]
     usual = [name for name in every if name != "cluster"]
     parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import pulsar
 
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.discovery import process_of
 from cluster.config import load
@@ -136,7 +136,7 @@ def measure(messages: int, pace: int) -> dict[str, Any]:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=count, default=200_000)
     parser.add_argument("--paced", type=count, default=1_000)
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")

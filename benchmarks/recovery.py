@@ -29,7 +29,7 @@ from actors.messages import AddRun, BookieList, Done, OpenProducer, ProducerOpen
 from actors.ports import Address, Ports, Unknown
 from actors.topic.topic import Topic
 from actors.wire import Blob, Reply, Request
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.disk import FileDisk
 from cluster.real import RealClock, Tasks
 from cluster.store_ports import AsyncMeta, AsyncObjects
@@ -196,7 +196,7 @@ async def measure_recovery(entries: int, messages: int, size: int) -> dict[str, 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=count, default=1_000_000)
     parser.add_argument("--run", type=count, default=100, help="messages in a run")
     parser.add_argument("--size", type=count, default=100, help="bytes in a message")

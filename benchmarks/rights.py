@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 import pulsar
 
-from benchmarks._arguments import count
 from benchmarks.pulsar_clients import flood
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import launch, standalone
 from cluster.bootstrap.discovery import process_of
 from cluster.config import load
@@ -102,7 +102,7 @@ def measure(messages: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=count, default=100_000, help="of a round")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._arguments import count, count_or_none
 from cluster import connect
+from cluster.arguments import ArgumentParser, count, count_or_none
 from cluster.client import Client
 from cluster.consumer import Consumer
 
@@ -135,7 +135,7 @@ def moved(client: Client, topic: str) -> int:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--consumers", type=count, default=12)
     parser.add_argument("--down-ms", type=count_or_none, default=200)
     parser.add_argument("--rate", type=count, default=500, help="messages a second")

@@ -8,7 +8,6 @@ timed, each of which adds one run, cuts one position into a part and finishes it
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import tracemalloc
@@ -19,7 +18,7 @@ import numpy as np
 from actors.dispatcher.open_runs import OpenRuns
 from actors.messages import RunIndex
 from actors.wire import Blob
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from storage.cursor import Cursor
 from storage.position import Positions, position
 
@@ -72,7 +71,7 @@ def measure(runs: int) -> dict[str, Any]:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=count, default=200_000)
     print(json.dumps(measure(parser.parse_args().runs)))
 

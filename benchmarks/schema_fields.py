@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from actors.pulsar.codec.protocol import Metadata
 from actors.pulsar.codec.schema_versions import VERSION
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.schema_columns import SchemaColumns
 from storage.batch import GIVEN_BY_CLIENTS, make_batch
 from storage.frame import Frame, Header, make_run
@@ -46,7 +46,7 @@ def schema_of(time_type: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=count, default=200_000)
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--small", action="store_true", help="one round of few messages")

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cluster.arguments import ArgumentParser, count
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks._arguments import count
 from tests.sim.runner import Scenario, run_seed
 from tests.sim.worlds import WORLDS
 
@@ -42,7 +43,7 @@ def measure(scenario: Scenario, seeds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=count, default=100, help="of each world")
     parser.add_argument("--small", action="store_true", help="one seed of each world, to see that it works")
     given = parser.parse_args()

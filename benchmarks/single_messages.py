@@ -11,7 +11,6 @@ of those at a time (`alone`), which of them each process of the cluster takes, a
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -19,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._arguments import count
 from cluster import connect
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import launch
 from cluster.client import Client
 
@@ -91,7 +90,7 @@ def _timed(work: Any, messages: int) -> dict[str, float]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=count, default=1_000_000)
     parser.add_argument("--alone", type=count, default=500, help="how many are sent one at a time")
     parser.add_argument("--partitions", type=count, default=4)

@@ -40,7 +40,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 import cluster
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import standalone
 from cluster.bootstrap.folder import read_state
 from cluster.config import load
@@ -64,7 +64,7 @@ TIMED = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=count, default=10_000_000)
     parser.add_argument("--bytes", type=count, default=100, help="of a payload, which cannot be compressed")
     parser.add_argument("--keys", type=count, default=1_000)

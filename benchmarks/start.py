@@ -11,7 +11,6 @@ the rounds and their medians.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 
 HERE = Path(__file__).resolve().parent.parent
 COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
@@ -84,7 +83,7 @@ def _look(pid: int, times: dict[int, float]) -> None:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=Path, action="append", default=[])
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--messages", type=count, default=1_000_000)

@@ -10,7 +10,6 @@ S3: each server that is found here (tests/s3server.py), one client, objects of 1
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cluster.arguments import ArgumentParser
 from storage.cursor import Cursor
 from storage.metadata import Metadata
 from storage.metadata_objects import ObjectMetadata
@@ -36,7 +36,7 @@ ROUNDS = 30
 
 def main() -> None:
     """Measure everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a tenth of the rounds")
     small = parser.parse_args().small
     rounds = 20 if small else 200

@@ -26,7 +26,7 @@ import psutil
 import pyarrow as pa
 
 import cluster
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.bootstrap import launch
 from cluster.client import Client
 from cluster.producer import Producer
@@ -122,7 +122,7 @@ def measure(partitions: int, waiting: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--partitions", default="500,5000", help="how many nobody waits for")
     parser.add_argument("--waiting", type=count, default=64)
     parser.add_argument("--small", action="store_true", help="a few, to see that it works")

@@ -11,7 +11,6 @@ a Chromium.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -21,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 
 HERE = Path(__file__).resolve().parent.parent
 COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
@@ -74,7 +73,7 @@ def look(address: str, profile: Path) -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--messages", type=count, default=1_000_000)
     given = parser.parse_args()

@@ -10,7 +10,6 @@ through a file in shared memory, and (with --ray) through Ray's object store. Pr
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -26,7 +25,7 @@ import numpy as np
 
 from actors.host import Answer
 from actors.wire import Packed
-from benchmarks._arguments import count
+from cluster.arguments import ArgumentParser, count
 from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from cluster.wire.listener import Listener
 from cluster.wire.payloads import SharedPayload
@@ -187,7 +186,7 @@ def measure_ray(requests: int, payloads: int) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=count, default=3_000)
     parser.add_argument("--payloads", type=count, default=100)
     parser.add_argument("--ray", action="store_true", help="the same through Ray, for comparison")

@@ -41,11 +41,11 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from benchmarks._arguments import amount, count
 from benchmarks._worker_deaths import deaths
 from benchmarks._worker_picture import picture
 from benchmarks._worker_scenes import PATIENCE_S, TARGET_MS, kill, roll, step, swing, wait_for
 from cluster import Workers, connect
+from cluster.arguments import ArgumentParser, amount, count
 from cluster.bootstrap import launch
 from cluster.client import Client
 
@@ -388,7 +388,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=count, default=200_000)
     parser.add_argument("--keys", type=count, default=1_000)
     parser.add_argument("--rounds", type=count, default=5, help="pairs of runs of an empty handler, and kills")

@@ -5,14 +5,16 @@ Exit codes: 0 no promise was broken, 1 one was, 2 the call was wrong.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import count, islice
+from itertools import count as every_number
+from itertools import islice
 
-from tests.sim.faults import KINDS, Fault, parse
+from actors.messages.settings import CHOICES
+from cluster.arguments import ArgumentParser, amount, count, count_or_none
+from tests.sim.faults import Fault, parse
 from tests.sim.runner import Outcome, Scenario, run_seed, shrink
 from tests.sim.worlds import WORLDS
 
@@ -39,12 +41,13 @@ def main(
     for all seeds. faults: `kind` or `kind name=value ...`, instead of those of the seed; `none` for a calm world.
     """
     try:
-        scenario = WORLDS[world]
+        if (scenario := WORLDS.get(world)) is None:
+            raise ValueError(f"there is no world {world!r}; there are {', '.join(WORLDS)}")
         chosen = None if faults is None else [parse(text) for text in faults if text != "none"]
         first, _, last = seeds.partition(":")
-        numbers: Iterable[int] = count(int(first)) if minutes else range(int(first), int(last or int(first) + 1))
-    except (KeyError, ValueError) as error:
-        print(f"wrong call: {error}; worlds: {', '.join(WORLDS)}; faults: {', '.join(KINDS)}", file=sys.stderr)
+        numbers: Iterable[int] = every_number(int(first)) if minutes else range(int(first), int(last or int(first) + 1))
+    except ValueError as error:
+        print(f"sluice: {error}", file=sys.stderr)
         return 2
     options = {} if policy is None else {"policy": policy}
     if replay is not None:
@@ -137,15 +140,15 @@ def _report(outcome: Outcome, *, story: bool = True) -> int:
 
 def command(arguments: Sequence[str] | None = None) -> int:
     """The command line: see `--help`."""
-    parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
+    parser = ArgumentParser(prog="./sluice simulate", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="A:B, B not included")
     parser.add_argument("--world", default="broker", choices=sorted(WORLDS))
-    parser.add_argument("--policy", help="one dispatch policy for all seeds")
+    parser.add_argument("--policy", choices=CHOICES["policy"], help="one dispatch policy for all seeds")
     parser.add_argument("--faults", action="append", help="a kind, or 'kind name=value'; repeat; 'none' for no faults")
-    parser.add_argument("--minutes", type=float, help="go on for so long, from the first seed")
-    parser.add_argument("--replay", type=int, help="run one seed with its whole story")
-    parser.add_argument("--shrink", type=int, help="drop faults of a seed while it still fails")
-    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--minutes", type=amount, help="go on for so long, from the first seed")
+    parser.add_argument("--replay", type=count_or_none, help="run one seed with its whole story")
+    parser.add_argument("--shrink", type=count_or_none, help="drop faults of a seed while it still fails")
+    parser.add_argument("--jobs", type=count, default=1, help="worker processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failing seed")
     given = parser.parse_args(arguments)
     begin, _, end = given.seeds.partition(":")

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.arguments import ArgumentParser
+
 MEMORY_MB = 512
 LONGEST = 4096
 """Bytes of an input."""
@@ -61,7 +63,7 @@ def run(name: str, seconds: int, folder: Path) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
+    parser = ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("names", nargs="*", help="which decoders; all if none is named")
     parser.add_argument("--seconds", type=int, default=60, help="for each decoder")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)

@@ -10,7 +10,6 @@ found its mutant, as it has when it fails; a search for seeds has not.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -23,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from cluster.arguments import ArgumentParser
 from tests.sim.mutants import Mutant, plant
 from tests.sim.mutants.catalogue import GROUPS, MUTANTS
 
@@ -114,7 +114,7 @@ def in_child(work: Callable[[], int], patience_s: float) -> int | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
+    parser = ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="which mutants; all if none is named")
     parser.add_argument("--group", choices=GROUPS, help="the mutants of one part of the broker")
     parser.add_argument("--patience", type=float, default=600, help="seconds for one mutant (600)")

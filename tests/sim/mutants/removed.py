@@ -10,7 +10,6 @@ place where the simulator is blind; the list is for a person to read.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import random
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from cluster.arguments import ArgumentParser
 from tests.sim.mutants import Mutant
 from tests.sim.mutants.__main__ import FOUND, hunt, in_child
 
@@ -78,7 +78,7 @@ def plays(worlds: Sequence[str], seconds: float) -> Iterator[tuple[str, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="removed", description=__doc__)
+    parser = ArgumentParser(prog="removed", description=__doc__)
     parser.add_argument("folders", nargs="*", default=list(WORLDS), help="where checks are taken out")
     parser.add_argument("--count", type=int, default=20, help="how many")
     parser.add_argument("--draw", type=int, default=1, help="the seed of the choice")
