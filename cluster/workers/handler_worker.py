@@ -50,6 +50,10 @@ class GaveUp(Exception):
     """A message failed for the last time, and the pool is to stop for that."""
 
 
+class HandlerCancelled(Exception):
+    """What a handler waited for was cancelled, and the handler with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """What a worker tells its pool. failures: tracebacks by key. overdue: keys whose handler takes too long.
@@ -238,5 +242,15 @@ class HandlerWorker(ABC):
 
 
 async def awaited(returned: Any) -> Any:
-    """A coroutine of anything that can be awaited, because an event loop runs only coroutines."""
-    return await returned
+    """A coroutine of anything that can be awaited, because an event loop runs only coroutines.
+
+    Raises HandlerCancelled where a cancellation comes out of it and its own task was not cancelled: as any other error
+    of the handler that gives the message back, and does not end the worker.
+    """
+    try:
+        return await returned
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise HandlerCancelled("what the handler waited for was cancelled") from error

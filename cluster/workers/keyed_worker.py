@@ -169,7 +169,7 @@ class LoopWorker(KeyedWorker, EventLoopWorker):
     async def _call(self, key: bytes, message: Message, call: Handler) -> bool:
         """Whether it was handled; else it was given back. Raises GaveUp."""
         try:
-            await call(message)
+            await awaited(call(message))
         except Exception:  # the handler is the user's: whatever it raises gives the message back
             await asyncio.to_thread(self._nack, key, message, traceback.format_exc())
             return False

@@ -230,7 +230,7 @@ class FunctionOutputWorker(OutputWorker):
         if inspect.isawaitable(returned):  # a coroutine function in a wrapper does not say that it is one
             return results_of(asyncio.run(awaited(returned)))
         if inspect.isasyncgen(returned):
-            return results_of(asyncio.run(_collected(returned)))
+            return results_of(asyncio.run(awaited(_collected(returned))))
         return results_of(returned)
 
     # -- in threads for handlers ------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class LoopOutputWorker(OutputWorker, EventLoopWorker):
             with self._planning:
                 self._started_at[call.key] = time.monotonic()
             try:
-                self._gave(call, results_of(await self._called(message)))
+                self._gave(call, results_of(await awaited(self._called(message))))
             finally:
                 with self._planning:
                     self._started_at.pop(call.key, None)

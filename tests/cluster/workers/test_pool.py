@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,63 @@ def test_a_message_that_always_fails_parks_its_key(client: Client) -> None:
     with Workers("orders", "billing", handle, client=client, **options) as workers:
         eventually(lambda: parked() and workers.status().handled == 21, lambda: str(workers.status()))
     assert record.calls == {**sent, b"key-1": [1, 4, 4, 4]}
+
+
+async def cancelled_inside() -> None:
+    """A handler that waits for something of its own, which is cancelled."""
+    inner = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
+    inner.cancel()
+    await inner
+
+
+def columns_of(call: Callable[[bytes], Any]) -> Callable[[pa.RecordBatch], Any]:
+    """A handler of columns that is called with one row at a time."""
+    return lambda rows: [call(payload) for payload in rows.column("payload").to_pylist()][0]
+
+
+def handlers_that_are_cancelled() -> list[Any]:
+    """One for each sort of worker, with its options; each fails for the payload b"0" alone."""
+
+    async def handle(message: Message) -> None:
+        if message.data() == b"0":
+            await cancelled_inside()
+
+    async def generate(message: Message) -> AsyncIterator[bytes]:
+        if message.data() == b"0":
+            await cancelled_inside()
+        yield message.data()
+
+    async def of_payload(payload: bytes) -> None:
+        if payload == b"0":
+            await cancelled_inside()
+
+    wrapped: Callable[[Message], Any] = lambda message: handle(message)  # noqa: E731
+    return [
+        pytest.param(wrapped, {}, id="serial"),
+        pytest.param(wrapped, {"concurrency": 2}, id="threads"),
+        pytest.param(handle, {"concurrency": 2}, id="tasks"),
+        pytest.param(columns_of(of_payload), {"batch_size": 1}, id="columns"),
+        pytest.param(wrapped, {"output": "results"}, id="results of functions"),
+        pytest.param(lambda message: generate(message), {"output": "results"}, id="results of generators"),
+        pytest.param(handle, {"output": "results", "concurrency": 2}, id="results of tasks"),
+    ]
+
+
+@pytest.mark.parametrize(("handler", "options"), handlers_that_are_cancelled())
+def test_what_is_cancelled_in_a_handler_fails_its_message(
+    client: Client, handler: Any, options: dict[str, Any]
+) -> None:
+    """And does not end the worker, which would begin with the same message again and again."""
+    client.create_topic("results", 1, deduplication_enabled=True)
+    send(client, 3, 30)
+    retries = {"retry_delay_ms": 10, "max_redeliver_count": 1, "dead_letter_policy": "skip"}
+    with Workers("orders", "billing", handler, client=client, dead_letter_topic="dead", **retries, **options) as pool:
+        eventually(lambda: pool.status().handled == 29 or pool.status().replaced, lambda: str(pool.status()))
+        assert pool.status().replaced == 0, pool.status().reason
+        eventually(lambda: drained(client), lambda: str(pool.status()))
+        status = pool.status()
+    assert status.failed == 2
+    assert "HandlerCancelled" in status.failures["key-0"]
 
 
 def test_a_worker_that_dies_is_replaced_under_its_name(client: Client) -> None:

@@ -9,6 +9,7 @@ from tests.sim.mutants.counting import COUNTING
 from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
 from tests.sim.mutants.giving_back import GIVING_BACK
+from tests.sim.mutants.giving_up import GIVING_UP
 from tests.sim.mutants.holding import HOLDING
 from tests.sim.mutants.idling import IDLING
 from tests.sim.mutants.keeping_history import KEEPING_HISTORY
@@ -35,6 +36,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "keeping places": KEEPING_PLACES,
     "talking": TALKING,
     "giving back": GIVING_BACK,
+    "giving up": GIVING_UP,
     "placing": PLACING,
     "serving": SERVING,
     "taking over": TAKING_OVER,
