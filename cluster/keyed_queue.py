@@ -13,6 +13,7 @@ A queue can be handed to tasks and actors: each process connects for itself when
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
 import time
@@ -62,13 +63,13 @@ class _Connection:
         self.consumer: Consumer | None = None
 
     def close(self) -> None:
-        try:
-            for part in (self.producer, self.consumer):
-                if part is not None:
-                    part.close()
-        finally:
+        """Close all of it, in whatever one of them ends: who asked for it has no other way to do that."""
+        with contextlib.ExitStack() as closing:
             if self.owned:
-                self.client.close()
+                closing.callback(self.client.close)
+            for part in (self.consumer, self.producer):  # the last one first
+                if part is not None:
+                    closing.callback(part.close)
 
 
 class KeyedQueue:
@@ -263,12 +264,16 @@ class KeyedQueue:
         if self._connection is not None:
             return self._connection
         with self._lock:
-            if self._closed:
-                raise Invalid(f"the queue {self.name} is closed here")
+            self._check_open()
             if self._connection is None:
                 client = self._client or connect(**self._connect)
                 self._connection = self._found(_Connection(client, self._client is None))
             return self._connection
+
+    def _check_open(self) -> None:
+        """Raises Invalid. Under the lock: what is opened behind a close, nobody closes."""
+        if self._closed:
+            raise Invalid(f"the queue {self.name} is closed here")
 
     def _found(self, connection: _Connection) -> _Connection:
         """Make sure that the topic and its subscription exist before the first item."""
@@ -286,6 +291,7 @@ class KeyedQueue:
     def _writer(self) -> Producer:
         connection = self._open()
         with self._lock:
+            self._check_open()
             if connection.producer is None:
                 connection.producer = connection.client.create_producer(self.name)
             return connection.producer
@@ -293,6 +299,7 @@ class KeyedQueue:
     def _reader(self) -> Consumer:
         connection = self._open()
         with self._lock:
+            self._check_open()
             if connection.consumer is None:
                 connection.consumer = connection.client.subscribe(
                     self.name, SUBSCRIPTION, initial_position="earliest", receiver_queue_size=self._prefetch

@@ -15,8 +15,8 @@ import pytest
 
 import cluster
 from cluster.client import Client
-from cluster.keyed_queue import Empty, Full, Item, KeyedQueue
-from storage.errors import Invalid
+from cluster.keyed_queue import SUBSCRIPTION, Empty, Full, Item, KeyedQueue
+from storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -229,6 +229,61 @@ def test_a_closed_queue_is_closed(client: Client) -> None:
         queue.get_nowait()
     KeyedQueue("closed", client=client).delete()
     assert "closed" not in [row["topic"] for row in client.topics()]
+
+
+def readers(client: Client, queue: KeyedQueue) -> int:
+    """Consumers of the queue, on one of its partitions."""
+    return len(client.stats(queue.name, SUBSCRIPTION)[0]["consumers"])
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer"), KeyboardInterrupt()])
+def test_a_reader_leaves_though_a_flush_fails(
+    client: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Or its keys would wait for a queue that nobody can close any more."""
+
+    def fail(timeout_s: float | None = None) -> None:
+        raise error
+
+    queue = KeyedQueue(f"unflushed-{type(error).__name__}", client=client)
+    queue.put(1)
+    assert queue.get(timeout=PATIENCE_S).value == 1
+    monkeypatch.setattr(queue._writer(), "flush", fail)
+    with pytest.raises(type(error)):
+        queue.close()
+    assert readers(client, queue) == 0
+
+
+async def test_a_reader_that_comes_after_the_close_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait that was cancelled goes on opening its reader in a thread, and may be overtaken by the close."""
+    queue = KeyedQueue("overtaken", client=client)
+    queue.put(1)
+    found, go_on, ended = asyncio.Event(), threading.Event(), asyncio.Event()
+    loop, opened, reader = asyncio.get_running_loop(), queue._open, queue._reader
+
+    def slowly() -> object:
+        connection = opened()
+        loop.call_soon_threadsafe(found.set)
+        go_on.wait(PATIENCE_S)
+        return connection
+
+    def tell_the_end() -> object:
+        try:
+            return reader()
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    monkeypatch.setattr(queue, "_open", slowly)
+    monkeypatch.setattr(queue, "_reader", tell_the_end)
+    waiting = asyncio.create_task(queue.get_async())
+    await found.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    queue.close()
+    go_on.set()
+    await ended.wait()
+    assert readers(client, queue) == 0
 
 
 def test_a_queue_that_is_sent_elsewhere_connects_for_itself() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
+QUEUE = "tests/cluster/test_keyed_queue.py"
+BROKER = "broker"
+
 GIVING_UP: list[Mutant] = [
     Mutant(
         name="what is cancelled in a handler ends its worker",
@@ -12,5 +15,24 @@ GIVING_UP: list[Mutant] = [
         new="        if task is not None:\n",
         world="workers",
         test="tests/cluster/workers/test_pool.py::test_what_is_cancelled_in_a_handler_fails_its_message",
+    ),
+    Mutant(
+        name="a queue whose flush fails keeps its reader",
+        module="cluster.keyed_queue",
+        old="        with contextlib.ExitStack() as closing:\n            if self.owned:\n",
+        new="        if self.producer is not None:\n"
+        "            self.producer.close()\n"
+        "        with contextlib.ExitStack() as closing:\n"
+        "            if self.owned:\n",
+        world=BROKER,
+        test=f"{QUEUE}::test_a_reader_leaves_though_a_flush_fails",
+    ),
+    Mutant(
+        name="a reader is opened behind the close of its queue",
+        module="cluster.keyed_queue",
+        old="            self._check_open()\n            if connection.consumer is None:\n",
+        new="            if connection.consumer is None:\n",
+        world=BROKER,
+        test=f"{QUEUE}::test_a_reader_that_comes_after_the_close_is_refused",
     ),
 ]
