@@ -511,18 +511,25 @@ class Client(StoredMessages):
         self._open.pop(id(closed), None)
 
     def close(self) -> None:
-        """Close every producer and consumer, then the connection. In a forked child they are its parent's, and stay."""
+        """Close every producer and consumer, then the connection. In a forked child they are its parent's, and stay.
+
+        Whoever is interrupted in this closes it again, which goes on with what is left.
+        """
         if self._closed or not self._loop.is_here:
             return
         self._closed = True
-        for opened in list(self._open.values()):
-            with contextlib.suppress(Exception):
-                opened.close()
-        self._loop.soon(self._tasks.cancel_all)
-        self._loop.soon(self._net.close)
-        if self._own_loop:
-            self._loop.stop()
-        self._cleanup.close()
+        try:
+            for opened in list(self._open.values()):
+                with contextlib.suppress(Exception):
+                    opened.close()
+            self._loop.soon(self._tasks.cancel_all)
+            self._loop.soon(self._net.close)
+            if self._own_loop:
+                self._loop.stop()
+            self._cleanup.close()
+        except BaseException:
+            self._closed = False
+            raise
 
     def __enter__(self) -> Client:
         return self

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from actors.messages import Attach, Detach, OpenProducer
+from cluster import embedded
 from cluster.client import Client
+from cluster.options import ClusterOptions
 from storage.errors import Conflict, Unavailable
 from tests.cluster import helpers
 from tests.cluster.helpers import eventually
@@ -148,6 +151,26 @@ def test_who_interrupts_a_close_leaves_no_consumer(client: Client, monkeypatch: 
     monkeypatch.undo()
     eventually(lambda: attached(client) == 0, "who was opened has left", 20)
     eventually(lambda: not [name for name in tasks(client) if "lease" in name], lambda: str(tasks(client)), 20)
+
+
+def test_who_interrupts_the_end_of_a_client_ends_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what it had not closed yet would hold its keys as long as the process lives, and nobody could close it."""
+    with embedded.running(ClusterOptions(data_dir=tmp_path / "data")) as inner:
+        client = Client(None, inner.net, inner.loop)
+        client.create_topic("two", 2)
+        producer = client.create_producer("two")
+        client.subscribe("two", "s")
+
+        def interrupted(timeout_s: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(producer, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+        monkeypatch.undo()
+        client.close()
+        assert client._open == {}
+        eventually(lambda: tasks(client) == [], lambda: str(tasks(client)), 20)
 
 
 def tasks(client: Client) -> list[str]:

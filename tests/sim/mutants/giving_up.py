@@ -35,4 +35,12 @@ GIVING_UP: list[Mutant] = [
         world=BROKER,
         test=f"{QUEUE}::test_a_reader_that_comes_after_the_close_is_refused",
     ),
+    Mutant(
+        name="a client whose end was interrupted counts as closed",
+        module="cluster.client",
+        old="            self._closed = False\n            raise\n",
+        new="            raise\n",
+        world=BROKER,
+        test="tests/cluster/test_given_up.py::test_who_interrupts_the_end_of_a_client_ends_it_again",
+    ),
 ]
