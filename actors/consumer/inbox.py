@@ -16,6 +16,7 @@ import numpy as np
 
 from actors.consumer.held import Received, Unread
 from actors.consumer.payload import JOIN_ROWS, Payloads, join
+from actors.interruption import Interruption
 from actors.messages import NO_POSITIONS, Part
 from actors.messages.limits import MAX_ANSWER_BYTES
 from actors.ports import Ports
@@ -42,6 +43,7 @@ class Inbox:
         self._bytes = 0
         """Of the payloads that came with these."""
         self._signal = Signal()
+        self._fetching = Interruption()
         self._closed = self._held = False
 
     def __len__(self) -> int:
@@ -88,8 +90,10 @@ class Inbox:
         return found
 
     def close(self) -> None:
+        """Fetch nothing any more, nor wait for what is being fetched: while nobody can read it that never ends."""
         self._closed = True
         self._signal.set()
+        self._fetching.end()
 
     async def run(self) -> None:
         """Fetch until it is closed."""
@@ -105,7 +109,9 @@ class Inbox:
         self._payloads.expect(part for part, _, _ in taken)
         pieces, size, count = list[Unread](), 0, 0
         while count < len(taken) and size < JOIN_BYTES:
-            found = await self._payloads.resolve(*taken[count])
+            found = await self._fetching.of(self._payloads.resolve(*taken[count]))
+            if found is None:
+                return  # it is closed
             pieces, size, count = pieces + found, size + sum(piece.size for piece in found), count + 1
         if not self._parts or self._parts[0] is not taken[0]:
             return  # it was cleared meanwhile

@@ -16,6 +16,7 @@ from actors.consumer.config import ConsumerCallbacks
 from actors.consumer.held import Received
 from actors.consumer.payload import DecodedRun, Payloads
 from actors.directory import Directory
+from actors.interruption import Interruption
 from actors.messages import NO_COUNTS, NO_POSITIONS, Event, IndexRead, RunIndex
 from actors.ports import Ports
 from actors.pulsar.conversation.topic_names import TopicPartition
@@ -89,6 +90,8 @@ class LogReader:
         self._again = _GivenBack()
         self._room = Signal()
         self._redelivering = False
+        self._under_way: list[Interruption] = []
+        """What is being read."""
         self._closed = self._over = self._knows_end = self._held = False
         self.by_index = False
         """As of any consumer; what is left of a batch comes as what it is."""
@@ -168,9 +171,12 @@ class LogReader:
         """There is nothing to wait for."""
 
     async def close(self) -> None:
+        """Read nothing any more, nor wait for what is being read: while nobody can read it that never ends."""
         self._closed = True
         self._signal.set()
         self._room.set()
+        for reading in self._under_way:
+            reading.end()
 
     async def _run(self) -> None:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
@@ -184,14 +190,17 @@ class LogReader:
 
     async def _tried(self, reading: Coroutine[Any, Any, None], wait: Backoff) -> bool:
         """Read, or wait until that may go; False: it never will."""
+        self._under_way.append(under_way := Interruption())
         try:
-            await reading
+            await under_way.of(reading)
         except (Unavailable, Fenced) as error:
             self._ports.log("reader_waits", error=str(error))
             await wait.pause()
         except SluiceError:
             self._callbacks.on_event(self._tp.partition, Event(kind="failed"))
             return False
+        finally:
+            self._under_way.remove(under_way)
         return True
 
     async def _read_on(self) -> None:

@@ -182,6 +182,25 @@ def test_what_is_cleared_and_trimmed_unfetched_nobody_holds() -> None:
     serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)
 
 
+def test_who_closes_asks_for_no_payload_any_more() -> None:
+    """However long nobody can read it: clients that come again and again would add to what is asked for."""
+
+    async def scenario(desk: Desk) -> None:
+        client = await desk.consume("c", acking=False)
+        network = desk.world.network
+        network.refusals["ReadPayload"] = (1.0, (Unavailable("no payload now"),))
+        await desk.publish(*KEYS[:20], delay=20_000)
+        await desk.until(lambda: network.counters.get("refused ReadPayload", 0) > 2, 60_000)
+        await client.parts[0].close()
+        await desk.quiet(100)
+        asked = network.counters["refused ReadPayload"]
+        await desk.quiet(20_000)
+        assert network.counters["refused ReadPayload"] == asked
+        network.refusals.clear()
+
+    serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)
+
+
 def test_who_acknowledges_nothing_keeps_nobody_waiting() -> None:
     """As a client of Pulsar does with an id of a batch of which it says that every message is still open."""
 

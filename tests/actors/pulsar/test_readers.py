@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.pulsar.conversation import wire_consumer
+from actors.pulsar.conversation.gateway import FORGET_MS
+from storage.errors import Unavailable
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Wire, message_id
 
@@ -74,6 +76,32 @@ def test_what_was_not_sent_yet_comes_again_once() -> None:
         assert clients.numbers("c0") == [0, 1, 2, *range(6)]
 
     with_gateways(scenario, topic={"roll_entries": EACH})
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_reader_that_closed_asks_for_nothing(again: bool) -> None:
+    """Not for what nobody can read just now either, however long that lasts."""
+
+    async def scenario(clients: Clients) -> None:
+        wire, network = await reading(clients, 3), clients.broker.world.network
+        for _ in range(3):  # what it has read is forgotten
+            await clients.broker.quiet(FORGET_MS)
+        network.refusals["ReadPayload"] = (1.0, (Unavailable("not now"),))
+        if again:
+            wire.say("redeliver", consumer_id=0)
+        else:
+            await clients.consumer(wire, EXCLUSIVE, "late", consumer_id=1, durable=False, subscription="late")
+            wire.say("flow", consumer_id=1, permits=10)
+        await clients.broker.until(lambda: network.counters.get("refused ReadPayload", 0) > 2)
+        for number in range(1 if again else 2):
+            await wire.ask("close_consumer", consumer_id=number)
+        await clients.broker.quiet(100)
+        asked = network.counters["refused ReadPayload"]
+        await clients.broker.quiet(20_000)
+        assert network.counters["refused ReadPayload"] == asked
+        network.refusals.clear()
+
+    with_gateways(scenario)
 
 
 def test_of_who_never_acknowledges_little_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,4 +43,20 @@ GIVING_UP: list[Mutant] = [
         world=BROKER,
         test="tests/cluster/test_given_up.py::test_who_interrupts_the_end_of_a_client_ends_it_again",
     ),
+    Mutant(
+        name="who has closed asks for payloads that nobody can read",
+        module="actors.consumer.inbox",
+        old="        self._fetching.end()\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/consumer/test_partition.py::test_who_closes_asks_for_no_payload_any_more",
+    ),
+    Mutant(
+        name="a reader that has closed reads on what nobody can read",
+        module="actors.pulsar.conversation.wire_reader",
+        old="            reading.end()\n",
+        new="            pass\n",
+        world="gateway",
+        test="tests/actors/pulsar/test_readers.py::test_a_reader_that_closed_asks_for_nothing",
+    ),
 ]
