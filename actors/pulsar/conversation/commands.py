@@ -352,9 +352,16 @@ class CommandHandlers:
                 await self._gateway.directory.ask_controller(remove)
             except NotFound:
                 pass
-            except Invalid as error:
-                raise CommandRefused(ServerError.CONSUMER_BUSY, str(error)) from None
+            except SluiceError as error:
+                # Its client goes on with it, and is told that it has left, but not before it is told of the refusal.
+                self._session.begin(self._come_back(consumer), "unsubscribe")
+                if isinstance(error, Invalid):
+                    raise CommandRefused(ServerError.CONSUMER_BUSY, str(error)) from None
+                raise
         self._session.say("success", request_id=asked.request_id)
+
+    async def _come_back(self, consumer: WireConsumer) -> None:
+        consumer.come_back()
 
     # -- positions ------------------------------------------------------------------------------------------------
 

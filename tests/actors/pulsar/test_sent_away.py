@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.client_session import ClientSession
 from actors.pulsar.conversation.clients import send_away
+from storage.errors import Corrupt, Invalid, SluiceError
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal
@@ -57,6 +59,36 @@ def test_who_is_not_subscribed_yet_is_refused() -> None:
         await refused_meanwhile(clients, "dispatcher-", clients.consumer(wire, MANY, "c"))
         assert clients.sent_away == []
         await clients.consumer(wire, MANY, "c", consumer_id=1)
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("reason", [Invalid("1 consumers are connected"), Corrupt("the record cannot be read")])
+def test_who_unsubscribes_in_vain_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch, reason: SluiceError) -> None:
+    """It has left by then, and would wait for messages for ever. A client that hears of it first takes it for the end
+    that it has asked for.
+    """
+    said: list[str] = []
+    say = ClientSession.say
+
+    def listen(session: ClientSession, name: str, **values: Any) -> None:
+        said.append(name)
+        say(session, name, **values)
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c", GATEWAYS[0])
+        await clients.consumer(wire, MANY, "c")
+        await clients.producer(wire, "p", SHARED)
+        monkeypatch.setattr(ClientSession, "say", listen)
+        clients.broker.world.network.refusals["RemoveSubscription"] = (1.0, (reason,))
+        with pytest.raises(Refusal):
+            await wire.ask("unsubscribe", consumer_id=0)
+        clients.broker.world.network.refusals.clear()
+        await clients.broker.until(lambda: clients.sent_away == ["c"])
+        assert [name for name in said if name in ("error", "close_consumer")] == ["error", "close_consumer"]
+        await clients.consumer(wire, MANY, "c")
+        await clients.send(wire, "c")
+        await clients.broker.until(lambda: clients.numbers("c") == [0])
 
     with_gateways(scenario)
 

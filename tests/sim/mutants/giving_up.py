@@ -59,4 +59,12 @@ GIVING_UP: list[Mutant] = [
         world="gateway",
         test="tests/actors/pulsar/test_readers.py::test_a_reader_that_closed_asks_for_nothing",
     ),
+    Mutant(
+        name="who unsubscribes in vain waits for messages for ever",
+        module="actors.pulsar.conversation.commands",
+        old='                self._session.begin(self._come_back(consumer), "unsubscribe")\n',
+        new="",
+        world="gateway",
+        test="tests/actors/pulsar/test_sent_away.py::test_who_unsubscribes_in_vain_is_told_to_come_back",
+    ),
 ]
