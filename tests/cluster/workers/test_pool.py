@@ -169,8 +169,8 @@ async def cancelled_inside() -> None:
 
 
 def columns_of(call: Callable[[bytes], Any]) -> Callable[[pa.RecordBatch], Any]:
-    """A handler of columns that is called with one row at a time."""
-    return lambda rows: [call(payload) for payload in rows.column("payload").to_pylist()][0]
+    """A handler of columns, which comes with one row at a time."""
+    return lambda rows: call(rows.column("payload")[0].as_py())
 
 
 def handlers_that_are_cancelled() -> list[Any]:
