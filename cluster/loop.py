@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -15,6 +15,8 @@ from cluster.bootstrap.forks import forget_in_children
 from storage.errors import Fenced, Invalid, Unavailable
 
 T = TypeVar("T")
+
+CLOSED = "the client is closed"
 
 
 class NoReplyInTime(Unavailable):
@@ -45,6 +47,9 @@ class LoopThread:
         """Whether the thread runs in this process, and not in the one that this was forked from."""
         self.loop = new_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._handing_over = threading.Lock()
+        self._ended = False
+        """It takes no more work: what came behind the end would never be carried out, and waited for for ever."""
         self._thread.start()
         _running.add(self)
 
@@ -53,19 +58,25 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for it. Raises NoReplyInTime after `timeout` seconds; see `check_process`."""
+        """Run a coroutine there and wait for it. Raises NoReplyInTime after `timeout` seconds, and Fenced if another
+        thread has closed the client, or does so meanwhile; see `check_process`.
+        """
         try:
             self.check_process()
-        except Invalid:
+            with self._handing_over:
+                if self._ended:
+                    raise Fenced(CLOSED)
+                future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except (Invalid, Fenced):
             work.close()
             raise
-        try:
-            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError as error:  # the loop is closed: another thread closed the client meanwhile
-            work.close()
-            raise Fenced("the client is closed") from error
+        return self._outcome(future, timeout)
+
+    def _outcome(self, future: Future[T], timeout: float | None) -> T:
         try:
             return future.result(timeout)
+        except CancelledError:
+            raise Fenced(CLOSED) from None
         except FutureTimeout:
             if not future.cancel():  # it ended just now, or this error is its own
                 return future.result()
@@ -105,8 +116,10 @@ class LoopThread:
         """End the loop and its thread; they are the parent's in a forked child."""
         if not self.is_here:
             return
+        with self._handing_over:
+            self._ended = True
         if self._thread.is_alive():
-            self.run(_cancel_others(), 5)
+            self._outcome(asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop), 5)
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(5)
         if not self.loop.is_running():

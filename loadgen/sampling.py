@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -60,13 +59,13 @@ class Sampling:
         return pa.Table.from_pylist(self.rows, self.schema)
 
     def sample(self) -> object:
-        """Ask now. May raise SluiceError or CancelledError: then there is nothing to be had just now."""
+        """Ask now. May raise SluiceError: then there is nothing to be had just now."""
         raise NotImplementedError
 
     def _run(self) -> None:
         while True:
             # A dispatcher that is just being replaced has nothing to say; the next sample finds its successor.
-            with contextlib.suppress(SluiceError, CancelledError):
+            with contextlib.suppress(SluiceError):
                 self.sample()
             if self._quiet.wait(self.every_s):
                 return
@@ -93,7 +92,7 @@ class Sampler(Sampling):
 
     def stop(self) -> pa.Table:
         """See Sampling; asks for the heaviest keys, which nobody knows any more when the brokers have ended."""
-        with contextlib.suppress(SluiceError, CancelledError):
+        with contextlib.suppress(SluiceError):
             self.hot_keys = self.hot_keys or self.client.admin(self.topic, self.subscription, "hot_keys", top=SHOWN)
         return super().stop()
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import cluster
 from actors.messages import Attach, Detach, OpenProducer
 from cluster import embedded
 from cluster.client import Client
 from cluster.options import ClusterOptions
-from storage.errors import Conflict, Unavailable
+from storage.errors import Conflict, Fenced, Unavailable
 from tests.cluster import helpers
-from tests.cluster.helpers import eventually
+from tests.cluster.helpers import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -171,6 +174,25 @@ def test_who_interrupts_the_end_of_a_client_ends_it_again(tmp_path: Path, monkey
         client.close()
         assert client._open == {}
         eventually(lambda: tasks(client) == [], lambda: str(tasks(client)), 20)
+
+
+def test_who_waits_while_the_client_is_closed_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the error of everything that is asked of a closed client."""
+    client = cluster.connect(embedded=True, data_dir=tmp_path / "data")
+    client.create_topic("two", 2)
+    asked = threading.Event()
+
+    async def silent(to: str, request: Any, timeout: int) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(client._net, "call", silent)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(client.stats, "two")
+        assert asked.wait(PATIENCE_S)
+        client.close()
+        with pytest.raises(Fenced, match="the client is closed"):
+            waits.result(PATIENCE_S)
 
 
 def tasks(client: Client) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 QUEUE = "tests/cluster/test_keyed_queue.py"
+LOOP = "tests/cluster/test_loop.py"
 BROKER = "broker"
 
 GIVING_UP: list[Mutant] = [
@@ -74,5 +75,21 @@ GIVING_UP: list[Mutant] = [
         new="        if unheard is not None and self.session:\n",
         world=BROKER,
         test="tests/actors/consumer/test_giving_up.py::test_who_gives_up_opening_leaves_though_no_answer_came",
+    ),
+    Mutant(
+        name="who waits while the client is closed is not told so",
+        module="cluster.loop",
+        old="        except CancelledError:\n            raise Fenced(CLOSED) from None\n",
+        new="",
+        world=BROKER,
+        test=f"{LOOP}::test_who_waits_when_it_ends_is_told_so",
+    ),
+    Mutant(
+        name="an ending loop takes work that nobody carries out",
+        module="cluster.loop",
+        old="                if self._ended:\n",
+        new="                if self._ended and self.loop.is_closed():\n",
+        world=BROKER,
+        test=f"{LOOP}::test_who_asks_while_it_ends_does_not_wait_for_ever",
     ),
 ]
