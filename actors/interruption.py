@@ -12,6 +12,8 @@ T = TypeVar("T")
 class Interruption:
     """Of one wait at a time."""
 
+    __slots__ = ("_ended", "_waits")
+
     def __init__(self) -> None:
         self._waits: asyncio.Task[None] | None = None
         self._ended = False

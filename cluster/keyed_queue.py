@@ -18,7 +18,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, Full
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +43,28 @@ PUT_TIMEOUT_S = 30.0
 Key = str | bytes | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Item:
-    """value: the item that was put. key: its key, None without one. redelivery_count: how often it was given back."""
+    """key: its key, None without one. redelivery_count: how often it was given back."""
 
-    value: Any
     key: bytes | None
     redelivery_count: int
-    _message: Message = field(repr=False)
+    _message: Message
+    _value: Any
+    _error: Exception | None = None
+
+    @property
+    def value(self) -> Any:
+        """The item that was put. Raises what its bytes were refused with where they cannot be unpickled in this
+        process: it can be acknowledged and given back all the same.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def __repr__(self) -> str:
+        value = repr(self._value) if self._error is None else f"<{self._error!r}>"
+        return f"Item(value={value}, key={self.key!r}, redelivery_count={self.redelivery_count})"
 
 
 class _Connection:
@@ -360,7 +374,12 @@ def _milliseconds(block: bool, timeout: float | None) -> int | None:
 
 
 def _item(message: Message) -> Item:
-    return Item(pickle.loads(message.data()), message.key(), message.redelivery_count(), message)
+    value, error = None, None
+    try:
+        value = pickle.loads(message.data())
+    except Exception as raised:  # it is what was put in: a class may be missing here, or raise what it likes
+        error = raised
+    return Item(message.key(), message.redelivery_count(), message, value, error)
 
 
 def _settle(outcome: asyncio.Future[None], error: SluiceError | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import subprocess
@@ -42,6 +43,19 @@ def taken(queue: KeyedQueue, count: int) -> list[Item]:
         queue.ack(item)
         items.append(item)
     return items
+
+
+def eventually_batch(queue: KeyedQueue, count: int) -> list[Item]:
+    """So many items at once, when they are here."""
+    found: list[Item] = []
+
+    def come() -> bool:
+        with contextlib.suppress(Empty):
+            found[:] = queue.get_nowait_batch(count)
+        return bool(found)
+
+    eventually(come, f"{count} items are here")
+    return found
 
 
 def test_what_is_put_is_got_with_its_key(queue: KeyedQueue) -> None:
@@ -101,6 +115,30 @@ def test_what_is_given_back_comes_again(queue: KeyedQueue) -> None:
     queue.put("work")
     queue.nack(queue.get(timeout=PATIENCE_S))
     assert taken(queue, 1)[0].redelivery_count == 1
+
+
+class _Fragile:
+    """An item that no reader can unpickle."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+def test_an_item_that_cannot_be_unpickled_can_be_settled(queue: KeyedQueue) -> None:
+    """Else its key would wait until its reader closes, and what is got with it in a batch would be lost."""
+    queue.put(_Fragile(), key="k")
+    queue.put("next", key="k")
+    first, second = eventually_batch(queue, 2)
+    with pytest.raises(ValueError, match="no number"):
+        first.value  # noqa: B018
+    assert "no number" in repr(first)
+    assert (second.value, second.key) == ("next", b"k")
+    queue.nack(first)
+    queue.ack(second)
+    again = queue.get(timeout=PATIENCE_S)
+    assert again.redelivery_count == 1
+    queue.ack(again)
+    eventually(queue.empty, "the queue is empty")
 
 
 def test_a_full_queue_takes_more_when_items_are_done(client: Client) -> None:
