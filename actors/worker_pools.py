@@ -1,15 +1,18 @@
 """What the controller knows of pools of workers: a fenced record for each, and what its keeper reported last.
 
 The record names the epoch of the keeper and what is wanted of the pool; it is in the metadata, so a keeper that was
-replaced is refused whichever controller it asks. What was reported is only in memory: keepers tell it again every
-second. A pool owns nothing that a promise of the broker depends on. So two keepers at once could do no more than start
-too many workers, and one that does not reach the controller goes on.
+replaced is refused whichever controller it asks. A keeper that Ray has started again after its death claims the pool
+once more: what operators have wanted holds for it too, until somebody starts the pool anew and says so anew.
+
+What was reported is only in memory: keepers tell it again every second. So a new controller does not know at once who
+keeps a pool, and takes nobody's silence for his end before it could have heard him. A pool owns nothing that a promise
+of the broker depends on. So two keepers at once could do no more than start too many workers, and one that does not
+reach the controller goes on.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,7 +38,7 @@ TAILS_MS = 5_000
 
 
 class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """In the metadata. claimed_at: ms since 1970."""
+    """In the metadata. claimed_at: ms since 1970. start: see messages.ClaimPool."""
 
     epoch: int
     topic: str
@@ -46,6 +49,7 @@ class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
     max_workers: int
     draining: bool = False
     claimed_at: int = 0
+    start: str = ""
 
 
 class PoolReport(NamedTuple):
@@ -62,6 +66,7 @@ class WorkerPools(Actor):
 
     def __init__(self, ports: Ports) -> None:
         super().__init__(ports)
+        self._begun = ports.clock.monotonic()
         self._reported: dict[str, PoolReport] = {}
         """The last one, by name of a pool."""
         self._tails: dict[str, str] = {}
@@ -87,7 +92,10 @@ class WorkerPools(Actor):
                 min_workers=request.min_workers,
                 max_workers=request.max_workers,
                 claimed_at=self.ports.clock.now(),
+                start=request.start,
             )
+            if known is not None and known.start and known.start == request.start:
+                record = msgspec.structs.replace(known, epoch=record.epoch, claimed_at=record.claimed_at)
             if await self._write(request.name, number, record):
                 return self._wanted(request.name, record)
         raise Conflict(f"too many keepers claim the pool {request.name} at once")
@@ -122,7 +130,9 @@ class WorkerPools(Actor):
             if record is None:
                 raise NotFound(f"there is no pool of workers {request.name!r}")
             if self._silent_ms(request.name) < SILENT_MS:
-                raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
+                if request.name in self._reported:
+                    raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
+                raise Conflict(f"this controller is new, and may not have heard who keeps {request.name}: ask again")
             await self.ports.meta.remove(PREFIX + request.name, number)
             self._forget_pool(request.name)
         else:
@@ -176,10 +186,10 @@ class WorkerPools(Actor):
         wanted: dict[str, Any] = msgspec.to_builtins(record)
         return {"name": name, **wanted, "reported_at": at, "status": json.loads(status)}
 
-    def _silent_ms(self, name: str) -> float:
-        """How long its keeper has said nothing here; without end if it never did."""
+    def _silent_ms(self, name: str) -> int:
+        """How long its keeper has said nothing here, where it can have said something."""
         report = self._reported.get(name)
-        return math.inf if report is None else self.ports.clock.monotonic() - report.heard
+        return self.ports.clock.monotonic() - (self._begun if report is None else report.heard)
 
     async def _read(self, name: str) -> tuple[int, PoolRecord | None]:
         """The number of the newest version, 0 if there is none, and the record."""

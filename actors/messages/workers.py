@@ -36,7 +36,9 @@ class PoolWanted(Reply, kw_only=True):
 class ClaimPool(Request[PoolWanted], kw_only=True):
     """Keep this pool from now on. Repeated, it takes a further epoch, and the keeper uses the newest that it was told.
 
-    kind: program, if it ends with the program that keeps it, or detached. version: of the handler.
+    kind: program, if it ends with the program that keeps it, or detached. version: of the handler. start: one word for
+    each time that somebody starts the pool. A keeper that follows another one of the same start keeps what operators
+    have wanted since; empty: it follows nobody.
     """
 
     reply: ClassVar[type[Reply]] = PoolWanted
@@ -47,6 +49,7 @@ class ClaimPool(Request[PoolWanted], kw_only=True):
     version: Name
     min_workers: Workers
     max_workers: Workers
+    start: Annotated[str, Meta(max_length=64)] = ""
 
 
 class ReportPool(Request[PoolWanted], kw_only=True):

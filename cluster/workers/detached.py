@@ -1,8 +1,9 @@
 """Pools that outlive the program: their keeper is an actor of Ray, detached and named, and so are their workers.
 
 Ray starts a keeper again when it or its node dies, with what it was made of: handler, options, version. It claims the
-pool under a further epoch and adopts the workers that run. A keeper that was thought dead and is not hears with its
-next report, or from a worker, that it has been replaced, and ends without touching anything.
+pool under a further epoch, adopts the workers that run, and is told what operators have wanted of the pool. A keeper
+that was thought dead and is not hears with its next report, or from a worker, that it has been replaced, and ends
+without touching anything.
 
 A program that starts the pool again ends the keeper and makes another one of what it has now. The workers go on
 meanwhile; the new keeper adopts them, and replaces those of another version one by one. Two programs that do so at once
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 import traceback
@@ -44,8 +46,12 @@ CLAIM_AGAIN_S = 1.0
 class KeeperActor:
     """What runs in the keeper's process."""
 
-    def __init__(self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str) -> None:
+    def __init__(
+        self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str, start: str
+    ) -> None:
+        """start: see messages.ClaimPool."""
         self._place, self._handler, self._options, self._version = place, handler, options, version
+        self._start = start
         self._claimed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._thread.start()
@@ -73,7 +79,7 @@ class KeeperActor:
         # The reporter knows the keeper by what it calls, and the keeper needs the epoch that the reporter claims.
         places = RayPlaces(self._place, self._handler, self._options, self._version, detached=True)
         keeper = PoolKeeper(self._options, self._version, places)
-        reports = reporter(client, self._place, self._options, self._version, keeper, on_fenced=lose)
+        reports = reporter(client, self._place, self._options, self._version, keeper, on_fenced=lose, start=self._start)
         while True:
             try:
                 places.epoch = reports.claim()
@@ -118,14 +124,14 @@ def start_keeper(
             f"the handler is {size} bytes with all that it refers to, and a detached pool keeps {MOST_HANDLER_BYTES} at"
             " the most: let it be a class that loads what is large when it is made"
         )
-    name = PREFIX + options.name
+    name, start = PREFIX + options.name, secrets.token_hex(8)
     chosen: dict[str, Any] = {"name": name, "namespace": POOLS_NAMESPACE, "lifetime": "detached", "num_cpus": 0}
     chosen |= {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
     for _ in range(TRIES):
         with contextlib.suppress(ValueError):  # there is none
             ray.kill(ray.get_actor(name, POOLS_NAMESPACE), no_restart=True)
         try:
-            actor = ray.remote(KeeperActor).options(**chosen).remote(place, handler, options, version)
+            actor = ray.remote(KeeperActor).options(**chosen).remote(place, handler, options, version, start)
             ray.get(actor.ready.remote(), timeout=START_S)
             return
         except ValueError:  # the name is not free yet, or another program was quicker

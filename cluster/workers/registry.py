@@ -74,9 +74,10 @@ class PoolReporter:
         self._thread = threading.Thread(target=self._run, name=f"report-{claim.name}", daemon=True)
 
     def claim(self) -> int:
-        """Become the keeper; returns the epoch. Raises SluiceError."""
+        """Become the keeper, and hear what is wanted; returns the epoch. Raises SluiceError."""
         wanted: PoolWanted = self._client.ask_controller(self._claim, PATIENCE_MS)
         self._epoch = wanted.epoch
+        self._callbacks.on_wanted(wanted)
         return self._epoch
 
     def begin(self) -> None:

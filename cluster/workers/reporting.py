@@ -22,8 +22,9 @@ def reporter(
     keeper: PoolKeeper,
     *,
     on_fenced: Callable[[], object],
+    start: str = "",
 ) -> PoolReporter:
-    """Reports a keeper, and tells it what is wanted. place: topic and subscription."""
+    """Reports a keeper, and tells it what is wanted. place: topic and subscription. start: see messages.ClaimPool."""
 
     def wanted(told: PoolWanted) -> None:
         keeper.limit(told.min_workers, told.max_workers)
@@ -38,6 +39,7 @@ def reporter(
         version=version,
         min_workers=options.min_workers,
         max_workers=options.max_workers,
+        start=start,
     )
     callbacks = KeeperCallbacks(
         status=lambda: plain(keeper.status()), tails=keeper.tails, on_wanted=wanted, on_fenced=on_fenced

@@ -113,6 +113,42 @@ async def test_a_pool_that_somebody_keeps_is_not_forgotten(stage: Stage) -> None
 
 
 @played
+async def test_a_keeper_that_is_started_again_keeps_what_is_wanted(stage: Stage) -> None:
+    """Ray makes it of what it was made of at first: only a program that starts the pool says anew what it is to be."""
+    await stage.claim(start="first")
+    await stage.pools.on_scale_pool(ScalePool(name="billing", min_workers=5, max_workers=9))
+    again = await stage.claim(stage.others, start="first")
+    assert (again.epoch, again.min_workers, again.max_workers, again.draining) == (2, 5, 9, False)
+    await stage.pools.on_drain_pool(DrainPool(name="billing"))
+    again = await stage.claim(stage.others, start="first")
+    assert (again.epoch, again.max_workers, again.draining) == (3, 9, True)
+    anew = await stage.claim(start="second")
+    assert (anew.epoch, anew.min_workers, anew.max_workers, anew.draining) == (4, 2, 4, False)
+    [row] = await stage.rows()
+    assert (row["epoch"], row["start"]) == (4, "second")
+
+
+@pytest.mark.parametrize("kind", ["detached", "program"])
+def test_a_new_controller_takes_no_pool_for_abandoned(kind: str) -> None:
+    """Its keeper reports every second, and so the controller before may be the one that heard it."""
+
+    async def scenario(world: World) -> None:
+        stage = Stage(world)
+        epoch = (await stage.claim(kind=kind)).epoch
+        await stage.report(epoch)
+        await stage.pools.ports.clock.sleep(FORGOTTEN_MS + 1)
+        stage.pools = WorkerPools(world.client("three"))
+        assert len(await stage.rows()) == 1
+        with pytest.raises(Conflict, match="new"):
+            await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+        await stage.pools.ports.clock.sleep(SILENT_MS + 1)
+        await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+        assert await stage.rows() == []
+
+    World(0).play(scenario)
+
+
+@played
 async def test_a_pool_whose_program_died_is_not_shown(stage: Stage) -> None:
     """It claims its name again when the program is started again."""
     epoch = (await stage.claim(kind="program")).epoch

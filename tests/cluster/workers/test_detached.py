@@ -114,9 +114,12 @@ def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) ->
 
         sluice(folder, "workers", "scale", POOL, "2")
         eventually(lambda: runs(client, "two", 2), lambda: str(row(client)))
+        epoch = row(client)["epoch"]
+        os.kill(keeper_pid(folder), signal.SIGKILL)
+        eventually(lambda: row(client)["epoch"] > epoch, lambda: str(row(client)))
         [listed] = json.loads(sluice(folder, "workers", "list", "--json"))
         assert (listed["name"], listed["min_workers"], listed["kind"]) == (POOL, 2, "detached")
-        assert f"{POOL}-0 goes on" in sluice(folder, "workers", "logs", POOL)
+        eventually(lambda: f"{POOL}-0 goes on" in sluice(folder, "workers", "logs", POOL), lambda: str(row(client)))
         assert "running" in sluice(folder, "workers", "status", POOL)
         sluice(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
