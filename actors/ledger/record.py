@@ -130,6 +130,21 @@ class Erased(msgspec.Struct, frozen=True, array_like=True):
     messages: int
 
 
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """What operators have asked for, until it is done. keep_bytes, before: see messages.Offload, -1 for nothing;
+    compact: see messages.Compact.
+    """
+
+    keep_bytes: int = -1
+    before: int = -1
+    compact: bool = False
+
+    @property
+    def offload(self) -> bool:
+        """Whether ledgers are to leave."""
+        return max(self.keep_bytes, self.before) >= 0
+
+
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger. last_run and last_entry are settled when CLOSED (-1: empty); bytes is payload bytes, so far.
 
@@ -278,6 +293,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     compacted: Compacted | None = None
     erasures: tuple[Erasure, ...] = ()
     erased: tuple[Erased, ...] = ()
+    asked: Asked = Asked()
 
     def __post_init__(self) -> None:
         stored = self.compacted or self.erasures or any(one.offloaded is not None for one in self.ledgers)

@@ -154,7 +154,8 @@ class OffloadStatus(Reply, kw_only=True):
 
 class Offload(Request[OffloadStatus], kw_only=True):
     """Let closed ledgers leave for the object store: until at most keep_bytes of them are on bookies alone, or those
-    before a ledger id; with neither, only tell. Answered at once; ask again to see it finish.
+    before a ledger id; with neither, only tell. Answered when it is durable that this is to be done; ask again to see
+    it finish.
     """
 
     reply: ClassVar[type[Reply]] = OffloadStatus
@@ -213,7 +214,7 @@ class CompactionStatus(Reply, kw_only=True):
 class Compact(Request[CompactionStatus], kw_only=True):
     """Find the last message of each key, up to what is confirmed now, and keep these as a table; ask: else only tell.
 
-    Answered at once; ask again to see it finish.
+    Answered when it is durable that this is to be done; ask again to see it finish.
     """
 
     reply: ClassVar[type[Reply]] = CompactionStatus

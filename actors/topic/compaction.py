@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from actors.ledger.compacted_reader import CompactedReader
 from actors.ledger.fan_out import together
 from actors.ledger.history_objects import compacted_prefix
-from actors.ledger.record import Compacted, CompactedPart, Erasure, LedgerRecord
+from actors.ledger.record import Compacted, CompactedPart, Erasure, LedgerRecord, PartitionRecord
 from actors.messages import CompactionStatus, TopicSettings
 from actors.ports import Ports
 from actors.store_attempts import REFUSALS
@@ -65,15 +65,28 @@ class Compaction:
         self.objects = StoredObjects(ports, log, compacted_prefix(topic, partition), self._named_objects)
         self.reader = CompactedReader(ports)
         self._asked = 0
-        """How often operators asked for it since the last one began."""
+        """How often it was asked for since the last one began. What operators ask for stands in the record as well."""
         self._not_before = 0
         self._done = False
         self.state = CompactionState()
 
+    def restore(self) -> None:
+        """Begin with what the record knows."""
+        self._asked = int(self._log.record.asked.compact)
+
+    async def take(self) -> None:
+        """Take an operator's request durably: `status` says when it is done. Raises Fenced."""
+        self.ask()
+        await self._log.metadata.update(self._with_asked)
+
     def ask(self) -> None:
-        """Take an operator's request: `status` says when it is done."""
+        """Have it done, for who asks again if this owner ends before."""
         self._asked += 1
         self._not_before = 0
+
+    def _with_asked(self, record: PartitionRecord) -> PartitionRecord:
+        asked = msgspec.structs.replace(record.asked, compact=self._asked > 0)
+        return msgspec.structs.replace(record, asked=asked)
 
     def _named_objects(self) -> set[str]:
         table = self._log.record.compacted
@@ -139,6 +152,8 @@ class Compaction:
                 await self._compact()
                 self._asked -= asked
                 self._done = True
+                if self._log.record.asked.compact:
+                    await self._log.metadata.update(self._with_asked)
             self.state.error = ""
         except (*REFUSALS, Corrupt, NotFound) as error:
             self.state.error = str(error)

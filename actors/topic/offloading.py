@@ -8,8 +8,8 @@ carry the epoch and a number of the owner that wrote them and are never used twi
 write nothing that the newer one has named, and what it writes late is found when the newer one collects again.
 
 Which ledgers: from the oldest on, while closed ledgers take more than `offload_threshold_bytes` on the bookies, and
-those that were closed `offload_threshold_seconds` ago; -1 is never, as with Pulsar, and so is an operator's request. A
-ledger with a run that was given up stays where it is.
+those that were closed `offload_threshold_seconds` ago; -1 is never, as with Pulsar. And those that an operator asked
+for, which stands in the record until it is done. A ledger with a run that was given up stays where it is.
 
 What left, and what went, is then committed to the topic's table, where there is a catalog
 (actors.topic.table_following).
@@ -27,7 +27,7 @@ import msgspec
 
 from actors.ledger.fan_out import together
 from actors.ledger.history_objects import history_prefix
-from actors.ledger.record import HistoryPart, LedgerRecord, LedgerState, Offloaded, PartitionRecord
+from actors.ledger.record import Asked, HistoryPart, LedgerRecord, LedgerState, Offloaded, PartitionRecord
 from actors.messages import Offload, OffloadStatus, TopicSettings
 from actors.ports import Ports
 from actors.store_attempts import REFUSALS
@@ -104,23 +104,18 @@ class Offloading:
         self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects)
         self.table = TableFollowing(ports, log, topic, self._named_objects)
         self._not_before = 0
-        self._asked = {"keep_bytes": NEVER, "before": NEVER}
-        """What operators want, until it is done."""
         self.state = OffloadState()
 
-    def ask(self, request: Offload) -> None:
-        """Take an operator's request: `status` says when it is done."""
-        if request.keep_bytes >= 0:
-            known = self._asked["keep_bytes"]
-            self._asked["keep_bytes"] = request.keep_bytes if known < 0 else min(request.keep_bytes, known)
-        self._asked["before"] = max(self._asked["before"], request.before)
+    async def ask(self, request: Offload) -> None:
+        """Take an operator's request durably: `status` says when it is done. Raises Fenced."""
         if max(request.keep_bytes, request.before) >= 0:
+            await self._log.metadata.update(partial(_with_asked, request))
             self._not_before = 0
 
     @property
     def wanted(self) -> bool:
         """Whether an operator waits for something."""
-        return max(self._asked.values()) >= 0
+        return self._log.record.asked.offload
 
     def status(self) -> OffloadStatus:
         """How it stands."""
@@ -171,13 +166,14 @@ class Offloading:
         """
         try:
             await self.objects.clean_up()
-            asked = dict(self._asked)
-            for ledger_id in offloadable(self._log.record, settings, self._ports.clock.now(), **asked):
+            record, now = self._log.record, self._ports.clock.now()
+            asked = record.asked
+            for ledger_id in offloadable(record, settings, now, keep_bytes=asked.keep_bytes, before=asked.before):
                 ledger = self._log.record.ledger(ledger_id)
                 if ledger is not None:
                     await self.offload(ledger)
-            if self._asked == asked:
-                self._asked = {"keep_bytes": NEVER, "before": NEVER}
+            if asked.offload:
+                await self._log.metadata.update(partial(_without_asked, asked))
             self.state.error = ""
         except (*REFUSALS, Corrupt, NotFound) as error:
             self.state.error = str(error)
@@ -292,3 +288,18 @@ class Offloading:
     def unwanted(self, ledgers: Sequence[LedgerRecord]) -> None:
         """These ledgers have left the record: their objects are to be deleted."""
         self.objects.unwanted(part.name for one in ledgers if one.offloaded is not None for part in one.offloaded.parts)
+
+
+def _with_asked(request: Offload, record: PartitionRecord) -> PartitionRecord:
+    kept = [one for one in (request.keep_bytes, record.asked.keep_bytes) if one >= 0]
+    before = max(request.before, record.asked.before)
+    asked = msgspec.structs.replace(record.asked, keep_bytes=min(kept, default=NEVER), before=before)
+    return msgspec.structs.replace(record, asked=asked)
+
+
+def _without_asked(done: Asked, record: PartitionRecord) -> PartitionRecord:
+    """Unless more was asked for meanwhile."""
+    asked = record.asked
+    if (asked.keep_bytes, asked.before) != (done.keep_bytes, done.before):
+        return record
+    return msgspec.structs.replace(record, asked=msgspec.structs.replace(asked, keep_bytes=NEVER, before=NEVER))

@@ -489,7 +489,7 @@ class Topic(Actor):
     async def on_offload(self, request: Offload) -> OffloadStatus:
         """Ledgers leave for the object store; the work goes on behind the answer."""
         await self._ready()
-        self._upkeep.offloading.ask(request)
+        await self._upkeep.offloading.ask(request)
         self._upkeep.look()
         return self._upkeep.offloading.status()
 
@@ -504,7 +504,7 @@ class Topic(Actor):
         """The last messages of keys become a table; the work goes on behind the answer."""
         await self._ready()
         if request.ask:
-            self._upkeep.compaction.ask()
+            await self._upkeep.compaction.take()
             self._upkeep.look()
         return self._upkeep.compaction.status()
 

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from actors.ledger.bookies import Bookies
 from actors.ledger.garbage_collection import noted_released
-from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
+from actors.ledger.record import Asked, LedgerRecord, LedgerState, PartitionRecord
 from actors.ledger.replication import Replicator, under_replicated
 from actors.messages import DeleteLedgers, Progress
 from actors.policies.retention import TopicRetention, TopicThresholds
@@ -82,8 +82,9 @@ class Upkeep:
         log.on_wake(self.look)
 
     def restore(self) -> None:
-        """Begin with the marks that the record knows."""
+        """Begin with the marks that the record knows, and with what operators have asked for."""
         self.marks = dict(self._log.record.subscriptions)
+        self.compaction.restore()
 
     def look(self) -> None:
         """Something has changed, or was asked for: rest no longer, unless there is still nothing to do."""
@@ -161,8 +162,8 @@ class Upkeep:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
         leaves = self._offloading or self.offloading.may_have_left_objects(self.settings)
-        leaves = leaves or self.offloading.table.behind or self.erasing.wanted
-        compacts = self._compacting or self.compaction.due(self.settings)
+        leaves = leaves or self.offloading.table.behind or self.offloading.wanted or self.erasing.wanted
+        compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
         return bool(leaves or compacts or moves or self.under_replicated())
 
@@ -366,7 +367,14 @@ class Upkeep:
             gone[:] = record.ledgers
             emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
             return msgspec.structs.replace(
-                emptied, deleted=True, subscriptions={}, producers={}, results={}, compacted=None, erasures=()
+                emptied,
+                deleted=True,
+                subscriptions={},
+                producers={},
+                results={},
+                compacted=None,
+                erasures=(),
+                asked=Asked(),
             )
 
         await self._log.metadata.update(change)

@@ -277,6 +277,61 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
     World(9).play(scenario)
 
 
+def test_what_an_operator_asked_for_outlives_the_owner() -> None:
+    """Who waits for it would else be told that it is done, by a new owner that has never heard of it."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, SETTINGS)
+        await publish(producer, [("a", "1"), ("a", "2")])
+        write = world.objects.write
+        world.objects.write = lambda name, data: write(name, data[:60])  # type: ignore[method-assign]
+        assert (await ask(client, cluster.current, Compact(ask=True))).asked
+        await until(client, lambda: bool(cluster.topic()._upkeep.compaction.state.error))
+        assert cluster.topic().at_work, "an owner that has not done it does not close"
+        await cluster.replace_owner()
+        assert (await ask(client, cluster.current, Compact())).asked
+        world.objects.write = write  # type: ignore[method-assign]
+        await until(client, lambda: not record_of(cluster).asked.compact)
+        table = record_of(cluster).compacted
+        assert table is not None
+        assert table.messages == 1
+        await cluster.replace_owner()
+        assert not (await ask(client, cluster.current, Compact())).asked
+        await client.clock.sleep(60_000)
+        assert record_of(cluster).compacted == table, "it is done once"
+
+    World(11).play(scenario)
+
+
+def test_what_is_asked_for_while_it_is_being_done_is_done_again() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, SETTINGS)
+        await publish(producer, [("a", "1")])
+        write = world.objects.write
+
+        async def more() -> None:
+            await publish(producer, [("b", "1")])
+            await ask(client, cluster.current, Compact(ask=True))
+
+        def write_and_ask(name: str, data: bytes) -> bool:
+            world.objects.write = write  # type: ignore[method-assign]
+            client.spawn(more(), "ask")
+            return write(name, data)
+
+        world.objects.write = write_and_ask  # type: ignore[method-assign]
+        await ask(client, cluster.current, Compact(ask=True))
+        await until(client, lambda: record_of(cluster).compacted is not None)
+        await until(client, lambda: not record_of(cluster).asked.compact)
+        table = record_of(cluster).compacted
+        assert table is not None
+        assert table.messages == 2
+        await publish(producer, [("c", "1")])
+        await compacted(client, cluster)
+        assert not record_of(cluster).asked.compact
+
+    World(12).play(scenario)
+
+
 def test_objects_go_with_the_topic_and_what_was_left_too() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)

@@ -150,6 +150,52 @@ def test_nothing_leaves_unless_it_is_wanted() -> None:
     World(2).play(scenario)
 
 
+def test_what_an_operator_asked_for_outlives_the_owner() -> None:
+    """Who waits for it would else be told that it is done, by a new owner that has never heard of it."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(9):
+            await producer.publish(3)
+        third = record_of(cluster).ledgers[2].id
+        write = world.objects.write
+        world.objects.write = lambda name, data: write(name, data[:60])  # type: ignore[method-assign]
+        await ask(client, cluster.current, Offload(before=third))
+        await ask(client, cluster.current, Offload(keep_bytes=1 << 30))
+        await until(client, lambda: bool(cluster.topic()._upkeep.offloading.state.error))
+        assert cluster.topic().at_work, "an owner that has not done it does not close"
+        await cluster.replace_owner()
+        assert (await ask(client, cluster.current, Offload())).asked
+        world.objects.write = write  # type: ignore[method-assign]
+        await until(client, lambda: not record_of(cluster).asked.offload)
+        assert [one.offloaded is not None for one in record_of(cluster).ledgers] == [True] * 2 + [False] * 3
+        await cluster.replace_owner()
+        assert not (await ask(client, cluster.current, Offload())).asked
+
+    World(12).play(scenario)
+
+
+def test_what_is_asked_for_meanwhile_is_done_as_well() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(9):
+            await producer.publish(3)
+        first, *_ = record_of(cluster).ledgers
+        write, more = world.objects.write, Offload(keep_bytes=0)
+
+        def write_and_ask(name: str, data: bytes) -> bool:
+            world.objects.write = write  # type: ignore[method-assign]
+            client.spawn(client.net.call(cluster.current, more, 10_000), "ask")
+            return write(name, data)
+
+        world.objects.write = write_and_ask  # type: ignore[method-assign]
+        await ask(client, cluster.current, Offload(before=first.id + 1))
+        await until(client, lambda: not record_of(cluster).asked.offload)
+        assert [one.offloaded is not None for one in record_of(cluster).ledgers][:4] == [True] * 4
+
+    World(13).play(scenario)
+
+
 def test_a_ledger_stays_on_its_bookies_for_the_lag() -> None:
     async def scenario(world: World) -> None:
         settings = msgspec.structs.replace(LEAVING, offload_deletion_lag_ms=20_000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 WORKERS, POOLS = "workers", "tests/actors/test_worker_pools.py"
+HISTORY, OFFLOADING = "history", "tests/actors/topic/test_offloading.py"
+COMPACTION, COMPACTING = "compaction", "tests/actors/topic/test_compaction.py"
 
 REMEMBERING: list[Mutant] = [
     Mutant(
@@ -30,5 +32,45 @@ REMEMBERING: list[Mutant] = [
         new="(-(1 << 40) if report is None else report.heard)\n",
         world=WORKERS,
         test=f"{POOLS}::test_a_new_controller_takes_no_pool_for_abandoned",
+    ),
+    Mutant(
+        name="a new owner forgets what operators asked of the one before",
+        module="actors.ledger.partition_metadata",
+        old="        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers)\n",
+        new="        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers, asked=type(base.asked)())\n",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
+    ),
+    Mutant(
+        name="a new owner compacts nothing that the one before was asked for",
+        module="actors.topic.compaction",
+        old="        self._asked = int(self._log.record.asked.compact)\n",
+        new="        self._asked = 0\n",
+        world=COMPACTION,
+        test=f"{COMPACTING}::test_what_an_operator_asked_for_outlives_the_owner",
+    ),
+    Mutant(
+        name="ledgers that are asked for meanwhile count as gone",
+        module="actors.topic.offloading",
+        old="    if (asked.keep_bytes, asked.before) != (done.keep_bytes, done.before):\n",
+        new="    if False:\n",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_what_is_asked_for_meanwhile_is_done_as_well",
+    ),
+    Mutant(
+        name="an owner closes with a compaction that was asked for",
+        module="actors.topic.upkeep",
+        old="        compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)\n",
+        new="        compacts = self._compacting or self.compaction.due(self.settings)\n",
+        world=COMPACTION,
+        test=f"{COMPACTING}::test_what_an_operator_asked_for_outlives_the_owner",
+    ),
+    Mutant(
+        name="an owner closes with ledgers that are to leave",
+        module="actors.topic.upkeep",
+        old="self.offloading.wanted or self.erasing.wanted\n        compacts",
+        new="self.erasing.wanted\n        compacts",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
     ),
 ]
