@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from actors.backoff import Backoff
 from actors.bookie_failure_detector import LOST_AFTER_MS
 from actors.closed_owners import ClosedOwners
 from actors.dispatcher.subscription import PartitionSubscription, settings_in
@@ -82,6 +83,7 @@ LEFTOVERS_MS = 600_000
 FIRST_LEFTOVERS_MS = 60_000
 """A new controller looks sooner: ledgers that no record knows are an alarm, and a restored store has just begun."""
 COOKIES = "bookies/"
+COOKIES_FIRST_MS, COOKIES_MOST_MS = 100, 5_000
 
 
 class Controller(WorkerPools):
@@ -153,14 +155,26 @@ class Controller(WorkerPools):
         self.ports.spawn(self._closed.run(), "closed owners")
 
     async def _known_bookies(self) -> list[str]:
-        """Those of the settings, then those that have a cookie besides."""
+        """Those of the settings, then those that have a cookie besides, as far as that is known now."""
         try:
-            keys = await self.ports.meta.keys(COOKIES)
+            return list(dict.fromkeys([*self._bookies, *await self._served()]))
         except Unavailable as error:
             self.ports.log("cookies_unknown", error=str(error))
-            keys = []
-        served = [key.removeprefix(COOKIES).partition("/")[0] for key in keys]
-        return list(dict.fromkeys([*self._bookies, *served]))
+            self.ports.spawn(self._want_served(), "cookies")
+            return self._bookies
+
+    async def _served(self) -> list[str]:
+        return [key.removeprefix(COOKIES).partition("/")[0] for key in await self.ports.meta.keys(COOKIES)]
+
+    async def _want_served(self) -> None:
+        """Have those run as well that ever served, as soon as it is known which they are."""
+        wait, served = Backoff(self.ports, COOKIES_FIRST_MS, COOKIES_MOST_MS), None
+        while served is None:
+            await wait.pause()
+            with contextlib.suppress(Unavailable):
+                served = await self._served()
+        for bookie in served:
+            self._supervisor.want("bookie", {"bookie": bookie})
 
     async def on_suspect(self, request: Suspect) -> Done:
         """A caller got no answer from an actor: ping it; answers when it has been replaced, if that was needed."""

@@ -97,7 +97,12 @@ class TopicCatalog:
             raise Unavailable(f"topic {topic!r} was changed by somebody else; ask again")
 
     async def remove(self, topic: str) -> None:
-        """Forget a topic, and what else is kept of it."""
+        """Forget a topic, and what else is kept of it.
+
+        That goes first: if this ends halfway, the topic is there to be removed again, and no other topic of its name
+        has anything of it. What somebody has written meanwhile goes at last.
+        """
+        await forget_topic(self._meta, topic)
         with self._changing(topic):
             await self._meta.remove(_TOPICS + topic)
         await forget_topic(self._meta, topic)

@@ -39,7 +39,7 @@ from actors.messages import (
 )
 from actors.ports import Address, Ports, Unknown
 from actors.supervisor import MISSES, PING_MS, PING_TIMEOUT
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from tests.sim.world import World
 
 CONTROLLER = "controller/controller"
@@ -465,6 +465,27 @@ def test_bookies_can_be_added_and_stay_known() -> None:
         stage.bookies = stage.bookies[:1]
         await stage.begin()
         assert (await stage.ask(ListBookies())).ids == ["bookie-0", "bookie-3"]
+
+    play(scenario)
+
+
+def test_bookies_that_are_unknown_at_first_are_started_later() -> None:
+    """A store that was away when a controller began hides no data until the next one begins."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.client.meta.create(f"{COOKIES}bookie-3/cookie", 1, b"x")
+        stage.world.crash("controller")
+        refused = stage.world.meta.trouble.refused
+        refused[f"keys {COOKIES}"] = Unavailable
+        await stage.begin()
+        await stage.client.clock.sleep(5_000)
+        assert (await stage.ask(ListBookies())).ids == stage.bookies
+        del refused[f"keys {COOKIES}"]
+
+        async def there() -> bool:
+            return bool((await stage.ask(ListBookies())).ids == [*stage.bookies, "bookie-3"])
+
+        await stage.until(there, "a bookie that has served is not started")
 
     play(scenario)
 

@@ -43,6 +43,22 @@ class _Counting(MemoryMeta):
         return found
 
 
+class _Refusing(MemoryMeta):
+    """Once a key cannot be removed. comes: one that somebody writes just before the topic's record goes."""
+
+    def __init__(self, key: str, comes: str = "") -> None:
+        super().__init__()
+        self._key, self._comes = key, comes
+
+    async def remove(self, key: str, number: int | None = None) -> bool:
+        if key == self._key:
+            self._key = ""
+            raise Unavailable(f"{key} cannot be removed now")
+        if key == "topic/t" and self._comes:
+            self.records[self._comes] = [b""]
+        return await super().remove(key, number)
+
+
 def catalog(meta: MemoryMeta, clock: HandMovedClock | None = None) -> TopicCatalog:
     return TopicCatalog(meta, lambda event, **values: None, clock or HandMovedClock())
 
@@ -169,6 +185,29 @@ async def test_a_topic_that_is_removed_leaves_nothing() -> None:
     topics = catalog(meta)
     await topics.create("t", TWO)
     await meta.create("schema/t", 1, b"")
+    await topics.remove("t")
+    assert meta.records == {}
+
+
+@pytest.mark.parametrize("key", ["schema/t", "permission/topic/t", "topic/t"])
+async def test_a_topic_that_is_half_removed_can_be_removed_again(key: str) -> None:
+    """Else what was kept of it would be there for another topic of its name: who may do what, and schemas."""
+    meta = _Refusing(key)
+    topics = catalog(meta)
+    await topics.create("t", TWO)
+    for kept in ("schema/t", "permission/topic/t"):
+        await meta.create(kept, 1, b"")
+    with pytest.raises(Unavailable):
+        await topics.remove("t")
+    assert await topics.names() == ["t"]
+    await topics.remove("t")
+    assert [key for key in meta.records if key.endswith("/t")] == []
+
+
+async def test_what_comes_while_a_topic_is_removed_goes_as_well() -> None:
+    meta = _Refusing("", comes="schema/t")
+    topics = catalog(meta)
+    await topics.create("t", TWO)
     await topics.remove("t")
     assert meta.records == {}
 

@@ -8,7 +8,33 @@ WORKERS, POOLS = "workers", "tests/actors/test_worker_pools.py"
 HISTORY, OFFLOADING = "history", "tests/actors/topic/test_offloading.py"
 COMPACTION, COMPACTING = "compaction", "tests/actors/topic/test_compaction.py"
 
+PLACEMENT, CONTROLLER, CATALOG = "placement", "tests/actors/test_controller.py", "tests/actors/test_topic_catalog.py"
+
 REMEMBERING: list[Mutant] = [
+    Mutant(
+        name="a controller looks once which bookies have served",
+        module="actors.controller",
+        old='            self.ports.spawn(self._want_served(), "cookies")\n',
+        new="",
+        world=PLACEMENT,
+        test=f"{CONTROLLER}::test_bookies_that_are_unknown_at_first_are_started_later",
+    ),
+    Mutant(
+        name="a topic that is half removed leaves its permissions to the next one",
+        module="actors.topic_catalog",
+        old="        await forget_topic(self._meta, topic)\n        with self._changing(topic):\n",
+        new="        with self._changing(topic):\n",
+        world=PLACEMENT,
+        test=f"{CATALOG}::test_a_topic_that_is_half_removed_can_be_removed_again",
+    ),
+    Mutant(
+        name="what is written while a topic is removed stays",
+        module="actors.topic_catalog",
+        old="            await self._meta.remove(_TOPICS + topic)\n        await forget_topic(self._meta, topic)\n",
+        new="            await self._meta.remove(_TOPICS + topic)\n",
+        world=PLACEMENT,
+        test=f"{CATALOG}::test_what_comes_while_a_topic_is_removed_goes_as_well",
+    ),
     Mutant(
         name="a keeper that is started again forgets what operators want",
         module="actors.worker_pools",
@@ -37,7 +63,8 @@ REMEMBERING: list[Mutant] = [
         name="a new owner forgets what operators asked of the one before",
         module="actors.ledger.partition_metadata",
         old="        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers)\n",
-        new="        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers, asked=type(base.asked)())\n",
+        new="        asked = type(base.asked)()\n"
+        "        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers, asked=asked)\n",
         world=HISTORY,
         test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
     ),
