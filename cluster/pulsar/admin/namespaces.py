@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from actors.names import TENANT_NAMESPACE
 from actors.policies.namespaces import NamespacePolicies, check_roles
 from actors.policies.permissions import Permissions, check_grant
 from actors.policies.policy_records import of_namespace
@@ -111,13 +112,21 @@ class NamespacesByHttp:
         space = space_of(request)
         if topics_in(space, await self._broker.topics()):
             raise Conflict(f"namespace {space} has topics")
+        if space != TENANT_NAMESPACE:  # which is always there, with what is said of it
+            await self._namespaces.check_exists(space)
+            await self._forget(space)
         await self._namespaces.remove(space)
+        return web.Response(status=204)
+
+    async def _forget(self, space: str) -> None:
+        """What is kept of a namespace beside its record goes first: if this ends halfway, the namespace is there to be
+        removed again, and no other one of its name has anything of it.
+        """
         await self._broker.quotas.unset(of_namespace(space))
         await self._broker.ages.unset(of_namespace(space))
         await Lifetimes(self._broker.ports.meta).forget(of_namespace(space))
         await self._broker.limits.forget(of_namespace(space))
         await Permissions(self._broker.ports.meta).forget(of_namespace(space))
-        return web.Response(status=204)
 
     async def _policy(self, request: web.Request) -> web.Response:
         policies = await self._namespaces.policies(space_of(request))

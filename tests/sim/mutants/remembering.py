@@ -9,6 +9,7 @@ HISTORY, OFFLOADING = "history", "tests/actors/topic/test_offloading.py"
 COMPACTION, COMPACTING = "compaction", "tests/actors/topic/test_compaction.py"
 
 PLACEMENT, CONTROLLER, CATALOG = "placement", "tests/actors/test_controller.py", "tests/actors/test_topic_catalog.py"
+GATEWAY, NAMESPACES = "gateway", "tests/cluster/pulsar/admin/test_namespaces.py"
 
 REMEMBERING: list[Mutant] = [
     Mutant(
@@ -26,6 +27,22 @@ REMEMBERING: list[Mutant] = [
         new="        with self._changing(topic):\n",
         world=PLACEMENT,
         test=f"{CATALOG}::test_a_topic_that_is_half_removed_can_be_removed_again",
+    ),
+    Mutant(
+        name="a namespace that is half removed leaves its policies to the next one",
+        module="cluster.pulsar.admin.namespaces",
+        old="            await self._forget(space)\n        await self._namespaces.remove(space)\n",
+        new="            await self._namespaces.remove(space)\n            await self._forget(space)\n",
+        world=GATEWAY,
+        test=f"{NAMESPACES}::test_a_namespace_that_is_half_removed_can_be_removed_again",
+    ),
+    Mutant(
+        name="the first namespace loses its policies to who cannot remove it",
+        module="cluster.pulsar.admin.namespaces",
+        old="        if space != TENANT_NAMESPACE:  # which is always there, with what is said of it\n",
+        new="        if True:\n",
+        world=GATEWAY,
+        test=f"{NAMESPACES}::test_the_first_namespace_keeps_what_is_said_of_it",
     ),
     Mutant(
         name="what is written while a topic is removed stays",

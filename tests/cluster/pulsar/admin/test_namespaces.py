@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pulsar
 import pytest
 from pulsar.schema import AvroSchema, JsonSchema, Record, String, StringSchema
 from pulsar.schema import Integer as Number
 
+from actors.policies.permissions import Permissions
+from actors.policies.retention import Lifetimes
 from cluster.embedded import running
 from cluster.options import ClusterOptions
 from cluster.pulsar.ports import WEB, port_of, service_url
+from storage.errors import Unavailable
 from tests.cluster.pulsar.admin.asking import Tool
 from tests.cluster.pulsar.clients import EARLIEST, nothing_comes, received
 
@@ -39,6 +43,38 @@ def strategy(tool: Tool) -> Iterator[None]:
     """Whatever a test sets holds for it alone."""
     yield
     assert tool.ask("DELETE", f"{FIRST}/{STRATEGY}").status == 204
+
+
+def test_a_namespace_that_is_half_removed_can_be_removed_again(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one of its name would have its policies, and its permissions."""
+    half = "/admin/v2/namespaces/half/one"
+
+    async def away(self: object, target: str) -> None:
+        raise Unavailable("the store is away")
+
+    assert tool.ask("PUT", "/admin/v2/tenants/half").status == 204
+    assert tool.ask("PUT", half).status == 204
+    assert tool.ask("POST", f"{half}/messageTTL", 60).status == 204
+    for kept in (Lifetimes, Permissions):
+        with monkeypatch.context() as patched:
+            patched.setattr(kept, "forget", away)
+            assert tool.ask("DELETE", half).status == 503
+        assert tool.get("/admin/v2/namespaces/half") == ["half/one"]
+    assert tool.ask("DELETE", half).status == 204
+    assert tool.ask("DELETE", half).status == 404
+    assert tool.ask("PUT", half).status == 204
+    assert tool.ask("GET", f"{half}/messageTTL").status == 204, "nothing is said of it"
+    assert tool.ask("DELETE", half).status == 204
+    assert tool.ask("DELETE", "/admin/v2/tenants/half").status == 204
+
+
+def test_the_first_namespace_keeps_what_is_said_of_it(tmp_path: Path) -> None:
+    """It is always there, so nobody can remove it."""
+    with running(ClusterOptions(data_dir=tmp_path, pulsar_port=0, pulsar_web_port=0)):
+        tool = Tool(port_of(tmp_path, WEB), service_url(tmp_path, 0))
+        assert tool.ask("POST", f"{FIRST}/messageTTL", 60).status == 204
+        assert tool.ask("DELETE", FIRST).status == 409
+        assert tool.get(f"{FIRST}/messageTTL") == 60
 
 
 def test_clients_make_topics_in_a_namespace_that_is_there(tool: Tool, client: pulsar.Client) -> None:
