@@ -10,9 +10,8 @@ import pytest
 
 from actors.actor import Actor
 from actors.bookie_failure_detector import REFUSALS
-from actors.controller import COOKIES, Controller
+from actors.controller import Controller
 from actors.messages import (
-    AddBookies,
     Configure,
     Configured,
     CreateTopic,
@@ -39,7 +38,7 @@ from actors.messages import (
 )
 from actors.ports import Address, Ports, Unknown
 from actors.supervisor import MISSES, PING_MS, PING_TIMEOUT
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
 from tests.sim.world import World
 
 CONTROLLER = "controller/controller"
@@ -446,46 +445,6 @@ def test_a_bookie_is_lost_after_its_time_and_used_on_return() -> None:
 
         await stage.until(back, "a bookie that returned is not used again")
         assert (await stage.status())["lostBookies"] == []
-
-    play(scenario)
-
-
-def test_bookies_can_be_added_and_stay_known() -> None:
-    """A running controller takes more; a new one with a shorter list finds those that have served."""
-
-    async def scenario(stage: Stage) -> None:
-        wanted = AddBookies(ids=[*stage.bookies, "bookie-3"])
-        assert (await stage.ask(wanted)).ids == ["bookie-3"]
-        assert (await stage.ask(wanted)).ids == []
-        assert (await stage.ask(ListBookies())).ids == [f"bookie-{number}" for number in range(4)]
-        await stage.client.meta.create(f"{COOKIES}bookie-3/cookie", 1, b"x")
-        stage.world.crash("controller")
-        for name in stage.world.alive("bookie-"):
-            stage.world.crash(name)
-        stage.bookies = stage.bookies[:1]
-        await stage.begin()
-        assert (await stage.ask(ListBookies())).ids == ["bookie-0", "bookie-3"]
-
-    play(scenario)
-
-
-def test_bookies_that_are_unknown_at_first_are_started_later() -> None:
-    """A store that was away when a controller began hides no data until the next one begins."""
-
-    async def scenario(stage: Stage) -> None:
-        await stage.client.meta.create(f"{COOKIES}bookie-3/cookie", 1, b"x")
-        stage.world.crash("controller")
-        refused = stage.world.meta.trouble.refused
-        refused[f"keys {COOKIES}"] = Unavailable
-        await stage.begin()
-        await stage.client.clock.sleep(5_000)
-        assert (await stage.ask(ListBookies())).ids == stage.bookies
-        del refused[f"keys {COOKIES}"]
-
-        async def there() -> bool:
-            return bool((await stage.ask(ListBookies())).ids == [*stage.bookies, "bookie-3"])
-
-        await stage.until(there, "a bookie that has served is not started")
 
     play(scenario)
 

@@ -181,11 +181,14 @@ def test_what_is_asked_for_meanwhile_is_done_as_well() -> None:
         for _ in range(9):
             await producer.publish(3)
         first, *_ = record_of(cluster).ledgers
-        write, more = world.objects.write, Offload(keep_bytes=0)
+        write = world.objects.write
+
+        async def more() -> None:
+            await ask(client, cluster.current, Offload(keep_bytes=0))
 
         def write_and_ask(name: str, data: bytes) -> bool:
             world.objects.write = write  # type: ignore[method-assign]
-            client.spawn(client.net.call(cluster.current, more, 10_000), "ask")
+            client.spawn(more(), "ask")
             return write(name, data)
 
         world.objects.write = write_and_ask  # type: ignore[method-assign]

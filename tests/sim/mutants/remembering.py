@@ -8,7 +8,7 @@ WORKERS, POOLS = "workers", "tests/actors/test_worker_pools.py"
 HISTORY, OFFLOADING = "history", "tests/actors/topic/test_offloading.py"
 COMPACTION, COMPACTING = "compaction", "tests/actors/topic/test_compaction.py"
 
-PLACEMENT, CONTROLLER, CATALOG = "placement", "tests/actors/test_controller.py", "tests/actors/test_topic_catalog.py"
+PLACEMENT, BOOKIES, CATALOG = "placement", "tests/actors/test_known_bookies.py", "tests/actors/test_topic_catalog.py"
 GATEWAY, NAMESPACES = "gateway", "tests/cluster/pulsar/admin/test_namespaces.py"
 
 REMEMBERING: list[Mutant] = [
@@ -18,7 +18,7 @@ REMEMBERING: list[Mutant] = [
         old='            self.ports.spawn(self._want_served(), "cookies")\n',
         new="",
         world=PLACEMENT,
-        test=f"{CONTROLLER}::test_bookies_that_are_unknown_at_first_are_started_later",
+        test=f"{BOOKIES}::test_bookies_that_are_unknown_at_first_are_started_later",
     ),
     Mutant(
         name="a topic that is half removed leaves its permissions to the next one",
