@@ -38,7 +38,7 @@ TAILS_MS = 5_000
 
 
 class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """In the metadata. claimed_at: ms since 1970. start: see messages.ClaimPool."""
+    """In the metadata. claimed_at: ms since 1970. start: see messages.ClaimPool. stopped: see messages.ReportPool."""
 
     epoch: int
     topic: str
@@ -50,6 +50,7 @@ class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
     draining: bool = False
     claimed_at: int = 0
     start: str = ""
+    stopped: str = ""
 
 
 class PoolReport(NamedTuple):
@@ -106,7 +107,11 @@ class WorkerPools(Actor):
         if record is None or record.epoch != request.epoch:
             raise Fenced(f"the pool {request.name} has another keeper now, or none")
         if request.ended:
-            await self.ports.meta.remove(PREFIX + request.name, number)
+            stopped = request.stopped or record.stopped
+            if stopped and record.kind != PROGRAM and not record.draining:
+                await self._change(request.name, stopped=stopped)
+            else:
+                await self.ports.meta.remove(PREFIX + request.name, number)
             self._forget_pool(request.name)
         else:
             clock = self.ports.clock
@@ -125,11 +130,11 @@ class WorkerPools(Actor):
 
     async def on_drain_pool(self, request: DrainPool) -> Done:
         """See messages.DrainPool. Raises NotFound."""
-        if request.forget:
-            number, record = await self._read(request.name)
-            if record is None:
-                raise NotFound(f"there is no pool of workers {request.name!r}")
-            if self._silent_ms(request.name) < SILENT_MS:
+        number, record = await self._read(request.name)
+        if record is None:
+            raise NotFound(f"there is no pool of workers {request.name!r}")
+        if request.forget or record.stopped:
+            if not record.stopped and self._silent_ms(request.name) < SILENT_MS:
                 if request.name in self._reported:
                     raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
                 raise Conflict(f"this controller is new, and may not have heard who keeps {request.name}: ask again")
@@ -213,7 +218,7 @@ class WorkerPools(Actor):
             epoch=record.epoch,
             min_workers=record.min_workers,
             max_workers=record.max_workers,
-            draining=record.draining,
+            draining=record.draining or bool(record.stopped),
             tails=name in self._tails_wanted,
         )
 

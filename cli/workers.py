@@ -30,9 +30,15 @@ def _rows(client: Client, name: str = "", *, tails: bool = False) -> list[dict[s
 
 
 def _state(row: dict[str, Any]) -> str:
+    if row.get("stopped"):
+        return "stopped"
     if time.time() * 1000 - row["reported_at"] > SILENT_S * 1000:
         return "no keeper reports"
     return "draining" if row["draining"] else "running"
+
+
+def _last_line(text: str) -> str:
+    return "".join(text.strip().splitlines()[-1:])
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +55,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         "replaced": told.get("replaced", 0),
         "oldest ms": told.get("oldest_age_ms", 0),
         "version": row["version"],
-        "reason": told.get("reason", ""),
+        "reason": _last_line(row.get("stopped", "")) or told.get("reason", ""),
     }
 
 
@@ -85,6 +91,8 @@ def status(target: Target, name: NameArgument, again: WatchOption = False) -> No
 def _show(row: dict[str, Any]) -> None:
     told = row["status"]
     show_one({key: value for key, value in _short(row).items() if value != ""}, False)
+    if row.get("stopped"):
+        show([{"stopped": row["stopped"]}], False, title="why it has stopped")
     where, versions, overdue = (told.get(name, {}) for name in ("where", "versions", "overdue"))
     workers = [
         {

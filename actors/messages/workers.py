@@ -16,7 +16,8 @@ from actors.wire import Reply, Request
 
 MOST_WORKERS = 1_000
 MOST_POOL_STATUS = 512 * 1024
-"""Letters of what a keeper may tell."""
+MOST_REASON = 8 * 1024
+"""Letters of what a keeper may tell, and of why its pool has stopped."""
 
 Workers = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
 
@@ -53,7 +54,11 @@ class ClaimPool(Request[PoolWanted], kw_only=True):
 
 
 class ReportPool(Request[PoolWanted], kw_only=True):
-    """How a pool stands, as JSON. Fenced if another keeper has claimed it. ended: it has no workers any more."""
+    """How a pool stands, as JSON. Fenced if another keeper has claimed it. ended: it has no workers any more.
+
+    stopped: then, why it has stopped by itself; empty if somebody wanted that. One that outlives programs stays known
+    with it until it is started again, drained or forgotten.
+    """
 
     reply: ClassVar[type[Reply]] = PoolWanted
     name: Name
@@ -61,6 +66,7 @@ class ReportPool(Request[PoolWanted], kw_only=True):
     status: Annotated[str, Meta(max_length=MOST_POOL_STATUS)] = "{}"
     tails: Annotated[str, Meta(max_length=MOST_POOL_STATUS)] = ""
     ended: bool = False
+    stopped: Annotated[str, Meta(max_length=MOST_REASON)] = ""
 
 
 class ScalePool(Request[Done], kw_only=True):

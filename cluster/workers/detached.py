@@ -47,9 +47,9 @@ class KeeperActor:
     """What runs in the keeper's process."""
 
     def __init__(
-        self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str, start: str
+        self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str, start: str = ""
     ) -> None:
-        """start: see messages.ClaimPool."""
+        """start: see messages.ClaimPool; empty in a keeper that an earlier version made, and that Ray starts again."""
         self._place, self._handler, self._options, self._version = place, handler, options, version
         self._start = start
         self._claimed = threading.Event()
@@ -94,7 +94,7 @@ class KeeperActor:
             traceback.print_exc()
             os._exit(1)
         if not keeper.fenced:
-            reports.end()
+            reports.end(keeper.gave_up)
         _end_this_actor()
 
     def _connected(self) -> Client:

@@ -130,6 +130,11 @@ class PoolKeeper:
             self._scaling.limits = replace(limits, min_workers=min_workers, max_workers=max_workers)
             self._note(f"there are to be {min_workers} to {max_workers} workers")
 
+    @property
+    def gave_up(self) -> str:
+        """Why the pool stops by itself; empty if it does not."""
+        return self._gave_up
+
     def busy(self) -> list[str]:
         """Names of the workers that have not ended."""
         return [self._name(number) for number, member in list(self._members.items()) if member.placed is not None]

@@ -173,8 +173,11 @@ class Workers:
 
 
 def status_of(row: dict[str, Any]) -> PoolStatus:
-    """What a keeper has reported; nothing if it has not reported yet."""
-    empty = PoolStatus(workers={}, handled=0, failed=0, replaced=0, oldest_age_ms=0, failures={}, overdue={}, reason="")
+    """What a keeper has reported; nothing if it has not reported yet, and of one that has stopped why."""
+    why = row.get("stopped", "")
+    empty = PoolStatus(
+        workers={}, handled=0, failed=0, replaced=0, oldest_age_ms=0, failures={}, overdue={}, reason=why
+    )
     return PoolStatus(**{**plain(empty), **row["status"]})
 
 

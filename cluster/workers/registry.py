@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool, shown
-from actors.messages.workers import MOST_POOL_STATUS
+from actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
 from storage.errors import Fenced, SluiceError
 
 if TYPE_CHECKING:
@@ -84,13 +84,17 @@ class PoolReporter:
         """Report from now on; claim first, if that was not done."""
         self._thread.start()
 
-    def end(self) -> None:
-        """There are no workers any more: report that, and stop. It may be that the controller does not hear it."""
+    def end(self, stopped: str = "") -> None:
+        """There are no workers any more: report that, and stop. It may be that the controller does not hear it.
+
+        stopped: see messages.ReportPool.
+        """
         self._over.set()
         self._thread.join()
         if self._epoch:
             with contextlib.suppress(SluiceError):
-                ended = ReportPool(name=self._claim.name, epoch=self._epoch, ended=True)
+                why = stopped[-MOST_REASON:]
+                ended = ReportPool(name=self._claim.name, epoch=self._epoch, ended=True, stopped=why)
                 self._client.ask_controller(ended, PATIENCE_MS)
 
     def _run(self) -> None:

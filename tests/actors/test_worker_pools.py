@@ -128,6 +128,46 @@ async def test_a_keeper_that_is_started_again_keeps_what_is_wanted(stage: Stage)
     assert (row["epoch"], row["start"]) == (4, "second")
 
 
+@played
+async def test_a_pool_that_gave_up_says_why_until_somebody_acts(stage: Stage) -> None:
+    """Its keeper has ended, and its program did so long ago: nobody else knows."""
+    for act in ("drain", "forget", "claim"):
+        epoch = (await stage.claim(start="first")).epoch
+        await stage.report(epoch, status='{"handled": 7}')
+        await stage.report(epoch, ended=True, stopped="ValueError: never")
+        stage.pools, stage.others = stage.others, stage.pools
+        [row] = await stage.rows()
+        assert (row["stopped"], row["status"]) == ("ValueError: never", {})
+        if act == "claim":
+            assert not (await stage.claim(start="second")).draining
+            assert [row["stopped"] for row in await stage.rows()] == [""]
+        else:
+            await stage.pools.on_drain_pool(DrainPool(name="billing", forget=act == "forget"))
+            assert await stage.rows() == []
+
+
+@played
+async def test_a_keeper_that_comes_again_does_not_start_what_gave_up(stage: Stage) -> None:
+    epoch = (await stage.claim(start="first")).epoch
+    await stage.report(epoch, ended=True, stopped="ValueError: never")
+    again = await stage.claim(start="first")
+    assert again.draining
+    await stage.report(again.epoch, ended=True)
+    assert [row["stopped"] for row in await stage.rows()] == ["ValueError: never"]
+
+
+@played
+async def test_who_drains_a_pool_need_not_know_that_it_gave_up(stage: Stage) -> None:
+    """And the program whose pool it was knows."""
+    epoch = (await stage.claim()).epoch
+    await stage.pools.on_drain_pool(DrainPool(name="billing"))
+    await stage.report(epoch, ended=True, stopped="ValueError: never")
+    assert await stage.rows() == []
+    epoch = (await stage.claim(kind="program")).epoch
+    await stage.report(epoch, ended=True, stopped="ValueError: never")
+    assert await stage.rows() == []
+
+
 @pytest.mark.parametrize("kind", ["detached", "program"])
 def test_a_new_controller_takes_no_pool_for_abandoned(kind: str) -> None:
     """Its keeper reports every second, and so the controller before may be the one that heard it."""

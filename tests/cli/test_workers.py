@@ -56,6 +56,16 @@ def test_a_pool_is_shown_with_what_failed(cli: Cli, client: FakeClient) -> None:
     assert cli("workers", "status", "x")[0] == 2
 
 
+def test_a_pool_that_gave_up_is_shown_with_the_reason(cli: Cli, client: FakeClient) -> None:
+    why = "a message failed 6 times: Traceback\n  line 7\nValueError: never"
+    client.answers["ask_controller"] = pool(status={}, stopped=why, reported_at=0)
+    listed = cli("workers", "list")[1]
+    assert "stopped" in listed
+    assert "ValueError: never" in listed
+    assert "line 7" not in listed
+    assert "line 7" in cli("workers", "status", "billing")[1]
+
+
 def test_a_pool_is_scaled(cli: Cli, client: FakeClient) -> None:
     assert cli("workers", "scale", "billing", "3")[0] == 0
     assert cli("workers", "scale", "billing", "3", "9")[0] == 0

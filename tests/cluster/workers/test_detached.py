@@ -48,9 +48,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         launch.down(tmp_path / "data")
 
 
-def start(folder: Path, calls: Path, version: str) -> None:
+def start(folder: Path, calls: Path, version: str, program: str = PROGRAM) -> None:
     """A program starts the pool and ends."""
-    command = [PYTHON, "-c", PROGRAM, str(folder), str(calls), version]
+    command = [PYTHON, "-c", program, str(folder), str(calls), version]
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
     ran = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -128,6 +128,35 @@ def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) ->
         assert [int(number) for number, _, _ in handled] == list(range(key, 40 * KEYS, KEYS))
         versions = [version for version, _ in itertools.groupby(version for _, _, version in handled)]
         assert versions in (["one", "two"], ["two"], ["one"])
+
+
+STOPS = """
+import sys
+import cluster
+
+def handle(message):
+    raise ValueError("never")
+
+cluster.Workers(
+    "orders", "billing", handle, detached=True, dead_letter_policy="stop", max_redeliver_count=1, retry_delay_ms=1,
+    ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
+).start()
+"""
+
+
+@pytest.mark.ray
+def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: Path) -> None:
+    with cluster.connect(data_dir=folder) as client:
+        client.create_topic("orders", 1)
+        with client.create_producer("orders") as producer:
+            producer.send(b"one", partition_key="key")
+        start(folder, tmp_path, "one", STOPS)
+        eventually(lambda: "ValueError: never" in row(client)["stopped"], lambda: str(row(client)))
+        assert "stopped" in sluice(folder, "workers", "list")
+        options = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
+        assert "ValueError: never" in cluster.Workers("orders", "billing", **options).status().reason
+        sluice(folder, "workers", "drain", POOL)
+        assert registry.pools(client) == []
 
 
 def keeper_pid(folder: Path) -> int:

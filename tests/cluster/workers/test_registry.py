@@ -1,0 +1,50 @@
+"""What a keeper's end of the registry tells the controller, and hears from it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from actors.messages import ClaimPool, PoolWanted, ReportPool
+from actors.messages.workers import MOST_REASON
+from cluster.client import Client
+from cluster.workers.registry import KeeperCallbacks, PoolReporter
+
+CLAIM = ClaimPool(
+    name="billing", topic="orders", subscription="s", kind="detached", version="1", min_workers=1, max_workers=1
+)
+
+
+class FakeController:
+    """Wants four workers, whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def ask_controller(self, request: Any, patience: int) -> PoolWanted:
+        self.asked.append(request)
+        return PoolWanted(epoch=7, min_workers=4, max_workers=4)
+
+
+def reporter(controller: FakeController, heard: list[PoolWanted]) -> PoolReporter:
+    callbacks = KeeperCallbacks(status=dict, tails=dict, on_wanted=heard.append, on_fenced=lambda: None)
+    return PoolReporter(cast(Client, controller), CLAIM, callbacks)
+
+
+def test_a_keeper_hears_with_its_claim_what_is_wanted() -> None:
+    """Before it starts or ends a worker, as the numbers that it was made with may not hold any more."""
+    controller, heard = FakeController(), list[PoolWanted]()
+    assert reporter(controller, heard).claim() == 7
+    assert controller.asked == [CLAIM]
+    assert [wanted.min_workers for wanted in heard] == [4]
+
+
+def test_the_end_of_a_pool_is_told_with_the_reason() -> None:
+    controller = FakeController()
+    reports = reporter(controller, [])
+    reports.claim()
+    reports.begin()
+    reports.end("x" * MOST_REASON + "ValueError: never")
+    last = controller.asked[-1]
+    assert isinstance(last, ReportPool)
+    assert (last.epoch, last.ended, len(last.stopped)) == (7, True, MOST_REASON)
+    assert last.stopped.endswith("ValueError: never")
