@@ -124,7 +124,12 @@ class NodeDrainer:
     # -- what operators ask --------------------------------------------------------------------------------------------
 
     async def ask(self, request: DrainNode) -> NodeDrain:
-        """Begin to drain a node, or say how that stands. See messages.DrainNode."""
+        """Begin to drain a node, or say how that stands. See messages.DrainNode.
+
+        Raises Unavailable while it is not known what an earlier controller was told.
+        """
+        if not self._known:
+            await self._load()
         nodes = await self._places.nodes()
         node = self._named(request.node, nodes)
         if request.withdrawn:

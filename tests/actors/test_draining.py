@@ -12,7 +12,7 @@ from actors.messages import DrainNode, Ping, Replicate, Replicated
 from actors.ports import Address
 from actors.replication_auditor import ReplicationAuditor
 from actors.supervisor import Supervisor
-from storage.errors import Invalid, NotFound
+from storage.errors import Invalid, NotFound, Unavailable
 from tests.actors.placement.site import BOOKIE, OTHER, TOPIC, Site, play
 from tests.sim.worlds.placement import PingNet
 
@@ -136,6 +136,29 @@ def test_one_of_several_nodes_of_a_machine_is_named_by_id() -> None:
             await parts.drainer.ask(DrainNode(node="m"))
 
     play(scenario, "m", "m", "elsewhere")
+
+
+def test_a_controller_looks_which_drains_there_are() -> None:
+    """Who waits for a drain asks again and again, and takes a refusal for final."""
+
+    async def scenario(site: Site) -> None:
+        parts = await Parts(site).start()
+        node = node_of(site, "broker-0")
+        await parts.drainer.ask(DrainNode(node=node, keep_ledgers=True))
+        site.world.crash(parts.ports.me.partition("/")[0])
+        site.world.meta.trouble.refused["keys drained/"] = Unavailable
+        parts = await Parts(site).start()
+        for request in (DrainNode(node=node), DrainNode(node=node, withdrawn=True)):
+            with pytest.raises(Unavailable):
+                await parts.drainer.ask(request)
+        del site.world.meta.trouble.refused["keys drained/"]
+        assert (await parts.drainer.ask(DrainNode(node=node))).node == node
+        assert parts.drainer.nodes() == [node]
+        await parts.drainer.ask(DrainNode(node=node, withdrawn=True))
+        await site.world.loop.pause(LONG_MS)
+        assert parts.drainer.nodes() == []
+
+    play(scenario, "one", "two")
 
 
 def test_the_next_controller_goes_on() -> None:

@@ -21,6 +21,14 @@ REMEMBERING: list[Mutant] = [
         test=f"{BOOKIES}::test_bookies_that_are_unknown_at_first_are_started_later",
     ),
     Mutant(
+        name="a controller that knows no drains yet answers",
+        module="actors.draining",
+        old="        if not self._known:\n            await self._load()\n        nodes",
+        new="        nodes",
+        world=PLACEMENT,
+        test="tests/actors/test_draining.py::test_a_controller_looks_which_drains_there_are",
+    ),
+    Mutant(
         name="a topic that is half removed leaves its permissions to the next one",
         module="actors.topic_catalog",
         old="        await forget_topic(self._meta, topic)\n        with self._changing(topic):\n",
