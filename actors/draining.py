@@ -25,7 +25,7 @@ from actors.ports import Node, Places, Ports
 from actors.replication_auditor import ReplicationAuditor
 from actors.signal import Signal
 from actors.supervisor import OWNERS, Supervisor
-from storage.errors import Conflict, Invalid, NotFound, SluiceError
+from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
 
 LOOK_MS = 500
 AT_ONCE = 64
@@ -168,7 +168,15 @@ class NodeDrainer:
         self._enter(drain)
 
     async def _bookies_of(self, node: str) -> list[str]:
-        running = [entry for entry in self._supervisor.of_kind("bookie") if entry.address]
+        """Which leave is decided once: raises Unavailable while that of one is not known, unless it is lost."""
+        lost, known = self._supervisor.lost(), self._supervisor.of_kind("bookie")
+        unknown = [each.settings["bookie"] for each in known if not each.address]
+        if missing := [bookie for bookie in unknown if bookie not in lost]:
+            raise Unavailable(
+                f"{', '.join(missing)} is being started, and may be there: ask again, or use --keep-ledgers if the "
+                "machine comes back with its disk"
+            )
+        running = [each for each in known if each.address]
         return [each.settings["bookie"] for each in running if await self._places.node_of(each.address) == node]
 
     async def _check_rest(self, bookies: list[str]) -> None:

@@ -135,7 +135,7 @@ class DrainNode(Request[NodeDrain], kw_only=True):
 
     keep_ledgers: what its bookies hold is not copied, because the machine comes back with its disk. withdrawn: use the
     node again; what has moved stays where it is. NotFound. Invalid if it is the last node, if several are meant, or if
-    too few bookies would be left.
+    too few bookies would be left. Unavailable while a bookie is being started that may be there.
     """
 
     reply: ClassVar[type[Reply]] = NodeDrain

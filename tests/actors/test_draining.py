@@ -105,6 +105,26 @@ def test_ledgers_leave_before_it_is_done() -> None:
     play(scenario, "one", "two")
 
 
+def test_no_bookie_is_left_behind_because_it_was_down() -> None:
+    """Which bookies leave is written down once: one that is being started then would keep its ledgers."""
+
+    async def scenario(site: Site) -> None:
+        parts = await Parts(site, copies=0).start()
+        node, bookie = node_of(site, "bookie-0"), parts.supervisor.of_kind("bookie")[0]
+        site.cluster.die(site.process("bookie-0"), "crash")
+        parts.ports.spawn(parts.supervisor.suspect(bookie.address), "suspect")
+        while bookie.address:
+            await site.world.loop.pause(1)
+        with pytest.raises(Unavailable, match="bookie-0 is being started, and may be there"):
+            await parts.drainer.ask(DrainNode(node=node))
+        while not bookie.address:
+            await site.world.loop.pause(1)
+        await parts.drainer.ask(DrainNode(node=node))
+        assert parts.drainer.leaving() == ("bookie-0",)
+
+    play(scenario, "one", "two")
+
+
 def test_too_few_bookies_would_be_left() -> None:
     async def scenario(site: Site) -> None:
         parts = await Parts(site).start()

@@ -29,6 +29,14 @@ REMEMBERING: list[Mutant] = [
         test="tests/actors/test_draining.py::test_a_controller_looks_which_drains_there_are",
     ),
     Mutant(
+        name="a bookie that is down for a moment keeps its ledgers on a drained node",
+        module="actors.draining",
+        old="        if missing := [bookie for bookie in unknown if bookie not in lost]:\n",
+        new="        if missing := list[str]():\n",
+        world=PLACEMENT,
+        test="tests/actors/test_draining.py::test_no_bookie_is_left_behind_because_it_was_down",
+    ),
+    Mutant(
         name="a topic that is half removed leaves its permissions to the next one",
         module="actors.topic_catalog",
         old="        await forget_topic(self._meta, topic)\n        with self._changing(topic):\n",
