@@ -113,12 +113,15 @@ def test_no_bookie_is_left_behind_because_it_was_down() -> None:
         node, bookie = node_of(site, "bookie-0"), parts.supervisor.of_kind("bookie")[0]
         site.cluster.die(site.process("bookie-0"), "crash")
         parts.ports.spawn(parts.supervisor.suspect(bookie.address), "suspect")
-        while bookie.address:
-            await site.world.loop.pause(1)
+
+        async def until(runs: bool) -> None:
+            while bool(bookie.address) != runs:
+                await site.world.loop.pause(1)
+
+        await until(False)
         with pytest.raises(Unavailable, match="bookie-0 is being started, and may be there"):
             await parts.drainer.ask(DrainNode(node=node))
-        while not bookie.address:
-            await site.world.loop.pause(1)
+        await until(True)
         await parts.drainer.ask(DrainNode(node=node))
         assert parts.drainer.leaving() == ("bookie-0",)
 

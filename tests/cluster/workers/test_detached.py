@@ -153,7 +153,7 @@ def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: P
         start(folder, tmp_path, "one", STOPS)
         eventually(lambda: "ValueError: never" in row(client)["stopped"], lambda: str(row(client)))
         assert "stopped" in sluice(folder, "workers", "list")
-        options = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
+        options: dict[str, Any] = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
         assert "ValueError: never" in cluster.Workers("orders", "billing", **options).status().reason
         sluice(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
