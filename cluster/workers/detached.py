@@ -41,6 +41,8 @@ MOST_HANDLER_BYTES = 64 * 1024
 """What is larger Ray would keep with the program, and a keeper that is started again after its end would lack it."""
 AGAIN_S = 0.2
 CLAIM_AGAIN_S = 1.0
+END_PATIENCE_MS = 60_000
+"""Whoever waits for the end of a pool, or wants to know why it has stopped, hears it from its keeper or never."""
 
 
 class KeeperActor:
@@ -94,7 +96,7 @@ class KeeperActor:
             traceback.print_exc()
             os._exit(1)
         if not keeper.fenced:
-            reports.end(keeper.gave_up)
+            reports.end(keeper.gave_up, END_PATIENCE_MS)
         _end_this_actor()
 
     def _connected(self) -> Client:

@@ -84,8 +84,8 @@ class PoolReporter:
         """Report from now on; claim first, if that was not done."""
         self._thread.start()
 
-    def end(self, stopped: str = "") -> None:
-        """There are no workers any more: report that, and stop. It may be that the controller does not hear it.
+    def end(self, stopped: str = "", patience_ms: int = PATIENCE_MS) -> None:
+        """There are no workers any more: report that, and stop. It may be that the controller does not hear it in time.
 
         stopped: see messages.ReportPool.
         """
@@ -95,7 +95,7 @@ class PoolReporter:
             with contextlib.suppress(SluiceError):
                 why = stopped[-MOST_REASON:]
                 ended = ReportPool(name=self._claim.name, epoch=self._epoch, ended=True, stopped=why)
-                self._client.ask_controller(ended, PATIENCE_MS)
+                self._client.ask_controller(ended, patience_ms)
 
     def _run(self) -> None:
         tails = False

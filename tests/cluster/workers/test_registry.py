@@ -19,9 +19,11 @@ class FakeController:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.patience: list[int] = []
 
     def ask_controller(self, request: Any, patience: int) -> PoolWanted:
         self.asked.append(request)
+        self.patience.append(patience)
         return PoolWanted(epoch=7, min_workers=4, max_workers=4)
 
 
@@ -43,8 +45,9 @@ def test_the_end_of_a_pool_is_told_with_the_reason() -> None:
     reports = reporter(controller, [])
     reports.claim()
     reports.begin()
-    reports.end("x" * MOST_REASON + "ValueError: never")
+    reports.end("x" * MOST_REASON + "ValueError: never", 77)
     last = controller.asked[-1]
     assert isinstance(last, ReportPool)
     assert (last.epoch, last.ended, len(last.stopped)) == (7, True, MOST_REASON)
     assert last.stopped.endswith("ValueError: never")
+    assert controller.patience[-1] == 77, "so long a controller that is being replaced is waited for"
