@@ -21,12 +21,12 @@ _WITHOUT_END = 1 << 60
 
 
 def has_work(record: PartitionRecord, now: int, kept: Retention, settings: TopicSettings) -> bool:
-    """Whether the owner of a partition would delete, offload or erase something. settings: with the thresholds that
-    hold now.
+    """Whether the owner of a partition would delete, offload or erase something, or was asked to offload or compact.
+    settings: with the thresholds that hold now.
     """
     if record.deleted:
         return False
-    if record.erasures or offloadable(record, settings, now):
+    if record.erasures or record.asked.offload or record.asked.compact or offloadable(record, settings, now):
         return True
     if forgettable(record, settings.offload_deletion_lag_ms, now):
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.ledger.record import Erasure, LedgerState, Offloaded, PartitionRecord
+from actors.ledger.record import Asked, Erasure, LedgerState, Offloaded, PartitionRecord
 from actors.messages import TopicSettings
 from actors.policies.expiry import ExpiryLimits
 from actors.policies.retention import Retention
@@ -64,6 +64,12 @@ def test_what_leaves_for_the_object_store_is_work() -> None:
 
 def test_keys_that_are_to_be_erased_are_work() -> None:
     of = msgspec.structs.replace(seen(-1), erasures=(Erasure(b"k", 1, NOW),))
+    assert has_work(of, NOW, EVERYTHING, PLAIN)
+
+
+@pytest.mark.parametrize("asked", [Asked(keep_bytes=0), Asked(before=3), Asked(compact=True)])
+def test_what_operators_asked_for_is_work(asked: Asked) -> None:
+    of = msgspec.structs.replace(seen(-1), asked=asked)
     assert has_work(of, NOW, EVERYTHING, PLAIN)
 
 

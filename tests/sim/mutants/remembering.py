@@ -126,6 +126,14 @@ REMEMBERING: list[Mutant] = [
         test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
     ),
     Mutant(
+        name="what operators asked for wakes no owner",
+        module="actors.topic.closed",
+        old="record.asked.offload or record.asked.compact or offloadable",
+        new="offloadable",
+        world=HISTORY,
+        test="tests/actors/test_asked_work.py",
+    ),
+    Mutant(
         name="a new owner compacts nothing that the one before was asked for",
         module="actors.topic.compaction",
         old="        self._asked = int(self._log.record.asked.compact)\n",
