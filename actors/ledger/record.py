@@ -265,7 +265,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     for as long as nothing follows it. ever_given_up: runs were given up in ledgers that are gone. terminated: nothing
     is stored any more. highest_ledger: the highest id that a ledger of it ever had, 0 before the first; None in a
     record of a version that did not keep it. erasures: keys whose messages are being forgotten; erased: the last that
-    were.
+    were. asked: what else operators have asked for and is not done.
     """
 
     format: int = FORMAT
