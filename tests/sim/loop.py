@@ -24,7 +24,7 @@ import random
 import traceback
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
@@ -314,6 +314,19 @@ def current_loop() -> SimLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     return loop
+
+
+class Work:
+    """What a task awaits. If that is cancelled before it begins nobody does, and Python would complain of it."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._work.__await__()
+
+    def __del__(self) -> None:
+        self._work.close()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

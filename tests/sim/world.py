@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from actors.wire import Packed, Reply, Request
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
-from tests.sim.loop import OWNER, SimFailure, SimLoop
+from tests.sim.loop import OWNER, SimFailure, SimLoop, Work
 from tests.sim.meta import MetaStore, SimMeta
 from tests.sim.net import Network, SimNet
 from tests.sim.objects import ObjectStore, SimObjects
@@ -84,7 +84,7 @@ class Process:
         """Run background work in this process; it ends with the process."""
         self._started += 1
         number = self._started
-        task = self._world.loop.create_task(self._guard(number, _Work(work), name), context=self._context)
+        task = self._world.loop.create_task(self._guard(number, Work(work), name), context=self._context)
         # Kept until it is done: a task that nobody holds is collected, and the loop would complain of it.
         self._tasks[number] = task
         return task
@@ -120,7 +120,7 @@ class Process:
             raise Unavailable(f"{self.name} has no actor")
         return await self.hosted.answer(kind, packed)
 
-    async def _guard(self, number: int, work: _Work, name: str) -> None:
+    async def _guard(self, number: int, work: Work, name: str) -> None:
         try:
             await work
         except Exception as error:
@@ -134,19 +134,6 @@ class Process:
             self._tasks.pop(number, None)
             if self.actor is not None and self.actor.stopped is not None and self.alive:
                 self._world.stopping(self)
-
-
-class _Work:
-    """What a task awaits. If that is cancelled before it begins nobody does, and Python would complain of it."""
-
-    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = work
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._work.__await__()
-
-    def __del__(self) -> None:
-        self._work.close()
 
 
 class World:
