@@ -136,12 +136,17 @@ class Offloading:
         )
 
     def due(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do."""
-        now, record = self._ports.clock.now(), self._log.record
+        """Whether there is something to do, and it is time to try."""
         if self.table.due():
             return True
-        if self._ports.clock.monotonic() < self._not_before:
-            return False
+        return self._ports.clock.monotonic() >= self._not_before and self._leaves(settings)
+
+    def at_work(self, settings: TopicSettings) -> bool:
+        """Whether there is something to do, although it may have failed just now."""
+        return self.table.behind or self._leaves(settings)
+
+    def _leaves(self, settings: TopicSettings) -> bool:
+        now, record = self._ports.clock.now(), self._log.record
         return bool(
             self.objects.any_unwanted
             or self.wanted

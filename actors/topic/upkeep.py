@@ -22,6 +22,7 @@ from actors.policies.retention import TopicRetention, TopicThresholds
 from actors.ports import Ports
 from actors.resting_owners import YOUNG_MS, RestingOwners
 from actors.signal import Signal
+from actors.topic.closed import has_work
 from actors.topic.compaction import Compaction, trims_up_to
 from actors.topic.erasing import Erasing
 from actors.topic.log import PartitionLog
@@ -161,8 +162,7 @@ class Upkeep:
     def at_work(self) -> bool:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
-        leaves = self._offloading or self.offloading.may_have_left_objects(self.settings)
-        leaves = leaves or self.offloading.table.behind or self.offloading.wanted or self.erasing.wanted
+        leaves = self._offloading or self.offloading.at_work(self.settings) or self.erasing.wanted
         compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
         return bool(leaves or compacts or moves or self.under_replicated())
@@ -210,12 +210,12 @@ class Upkeep:
         if it has not. Raises Fenced, Unavailable, Corrupt.
         """
         await self._log.cover(self._with_marks)
-        record, now = self._log.record, self._ports.clock.now()
+        record = self._log.record
         kept = await self._kept.now(record.settings)
-        passed = record.ever_subscribed and self._all_passed()
-        if not record.ledgers or not passed or kept.ms < 0 or (kept.bytes > 0 and not kept.ms):
+        if kept.ms < 0 or (kept.bytes > 0 and not kept.ms) or not self._all_passed():
             return 0
-        return now + max(kept.ms, REST_MS)
+        then = self._ports.clock.now() + max(kept.ms, REST_MS)
+        return then if has_work(record, then, kept, self.settings) else 0
 
     async def _replicate(self, now: int) -> None:
         """Make copies and delete ledgers, which needs bookies that may be away. Nothing else waits for it."""

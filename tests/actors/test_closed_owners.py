@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from actors.closed_owners import LOOK_MS, PAUSE_MS
-from actors.ledger.record import record_key, unpack_record
+from actors.ledger.record import LedgerRecord, record_key, unpack_record
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
 from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
 from actors.policies.retention import Lifetimes, Retention
@@ -21,17 +21,23 @@ SPACE = of_namespace("public/default")
 closing = partial(play, close_idle_after_ms=5_000)
 
 
-async def ledgers(broker: Broker) -> list[int]:
-    """Those that the topic has."""
+async def chain(broker: Broker) -> tuple[LedgerRecord, ...]:
+    """The ledgers of the topic."""
     newest = await broker.ports.meta.read(record_key(TOPIC, 0))
     assert newest is not None
-    return [ledger.id for ledger in unpack_record(newest.value).ledgers]
+    return unpack_record(newest.value).ledgers
+
+
+async def ledgers(broker: Broker) -> list[int]:
+    """Their ids."""
+    return [ledger.id for ledger in await chain(broker)]
 
 
 async def seen_by_all(broker: Broker, *keys: str) -> None:
     """Publish, and have the subscription acknowledge everything; then nobody is there any more."""
     client = await broker.join("c")
-    await broker.publish(*keys)
+    for key in keys:
+        await broker.publish(key)
     await broker.until(lambda: len(client.got) == len(keys))
     await client.parts[0].wait_confirmed()
     await broker.quiet(2_000)
@@ -138,3 +144,36 @@ def test_an_unreadable_record_keeps_none_from_the_others() -> None:
         await gone(broker)
 
     closing(scenario)
+
+
+def test_a_topic_whose_ledgers_have_left_is_closed_as_well() -> None:
+    """What is on its bookies goes an hour later, for which it is woken: also that of the ledger that was open."""
+
+    async def scenario(broker: Broker) -> None:
+        await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(-1, -1))
+        await seen_by_all(broker, *"abcdefghijk")
+        for number in (2, 3):
+            left = [ledger for ledger in await chain(broker) if ledger.offloaded is not None]
+            assert (len(left), bool(left[-1].fragments)) == (number, True)
+            await stays_closed(broker, HOUR_MS - 2 * WITHIN_MS)
+            await broker.until(lambda: "topic" in running(broker), 3 * WITHIN_MS)
+            await closed(broker)
+        assert not any(ledger.fragments for ledger in await chain(broker))
+        await stays_closed(broker, 2 * HOUR_MS)
+
+    leaving = {"roll_entries": 5, "offload_threshold_bytes": 0, "offload_deletion_lag_ms": HOUR_MS}
+    closing(scenario, topic=leaving)
+
+
+def test_what_stays_in_the_object_store_wakes_nobody() -> None:
+    async def scenario(broker: Broker) -> None:
+        await seen_by_all(broker, *"abcdefghij")
+        await broker.quiet(WITHIN_MS)
+        await closed(broker)
+        first, second = [ledger for ledger in await chain(broker) if ledger.offloaded]
+        assert not first.fragments
+        assert not second.fragments
+        await stays_closed(broker, 2 * HOUR_MS)
+
+    kept = {"roll_entries": 5, "offload_threshold_bytes": 0, "offload_deletion_lag_ms": 0, "history_retention_ms": -1}
+    closing(scenario, topic=kept)

@@ -173,6 +173,22 @@ IDLING: list[Mutant] = [
         test=f"{RECORDS}::test_a_new_controller_knows_what_retention_lets_go_of",
     ),
     Mutant(
+        name="a topic whose ledgers have left is never closed",
+        module="actors.topic.upkeep",
+        old="        leaves = self._offloading or self.offloading.at_work(self.settings) or self.erasing.wanted\n",
+        new="        leaves = self._offloading or self.offloading.concerned(self.settings) or self.erasing.wanted\n",
+        world=BROKER,
+        test=f"{RECORDS}::test_a_topic_whose_ledgers_have_left_is_closed_as_well",
+    ),
+    Mutant(
+        name="a closed topic is woken for what retention keeps",
+        module="actors.topic.upkeep",
+        old="        return then if has_work(record, then, kept, self.settings) else 0\n",
+        new="        return then if record.ledgers else 0\n",
+        world=BROKER,
+        test=f"{RECORDS}::test_what_stays_in_the_object_store_wakes_nobody",
+    ),
+    Mutant(
         name="a ping that meets an owner's end has it started again",
         module="actors.supervisor",
         old="        if entry.address != address or (entry.closing and not wanted):",
