@@ -3,7 +3,7 @@
 An owner that runs finds that out itself, and one that closes says when it will be (actors.idle_owners). But operators
 change policies while it is closed, and a new controller knows nothing of those that closed before: it may be that a
 whole cluster was stopped. So the record of each partition is read now and then, and it says (`actors/topic/closed.py`):
-retention lets go of a ledger, one is to leave for the object store, keys are to be erased, or messages that a
+retention lets go of a ledger, one is to leave for the object store, operators asked for something, or messages that a
 subscription waits for are too old or too many. A subscription that is not durable is woken as well: its owner finds
 out whether it is to be deleted (`actors/dispatcher/deletion.py`). Where there is nothing to do nobody is woken.
 """
@@ -130,8 +130,6 @@ class ClosedOwners:
                     self._wake("dispatcher", {**closed.place, "subscription": name})
 
     async def _has_work(self, record: PartitionRecord, policies: _Policies) -> bool:
-        if not record.ledgers and not record.erasures:
-            return False
         kept, settings, _ = await policies.of(record)
         return has_work(record, self._ports.clock.now(), kept, settings)
 
