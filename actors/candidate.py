@@ -19,10 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import msgpack
-
 from actors.actor import Actor
-from actors.fenced_record import FencedRecord
+from actors.fenced_record import FencedRecord, record_in
 from actors.messages import Leading, WhoLeads
 from actors.ports import Ports, Unknown
 from storage.errors import Fenced, SluiceError, Unavailable
@@ -100,10 +98,10 @@ class ControllerCandidate(Actor):
         """Who has office, as the record says. Raises Unavailable."""
         newest = await self.ports.meta.read(KEY)
         if newest is not None:
-            value = msgpack.unpackb(newest.value)
+            value = record_in(KEY, newest.value)
             if not self._others:
                 self._others = {host: 0 for host in value.get("candidates", ()) if host != self._host}
-            self._follow(str(value["owner"]).partition("/")[0], int(value["epoch"]))
+            self._follow(value["owner"].partition("/")[0], value["epoch"])
 
     async def _is_free(self) -> bool:
         """Whether it is known that nobody else is in office. An earlier process of this one's name has ended."""

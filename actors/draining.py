@@ -20,12 +20,15 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from actors.messages import DrainNode, NodeDrain
+from actors.policies.policy_records import decoded
 from actors.ports import Node, Places, Ports
 from actors.replication_auditor import ReplicationAuditor
 from actors.signal import Signal
 from actors.supervisor import OWNERS, Supervisor
-from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError, Unavailable
 
 LOOK_MS = 500
 AT_ONCE = 64
@@ -45,6 +48,19 @@ class Drain:
     bookies: list[str] = field(default_factory=list)
     empty: bool = False
     """Whether no owner is left there."""
+
+
+class _DrainRecord(msgspec.Struct):
+    """In the metadata: see Drain."""
+
+    address: str
+    bookies: list[str] = []
+
+
+def drain_in(node: str, value: bytes) -> Drain:
+    """What a record says of a node. Raises Corrupt."""
+    said = decoded(value, _DrainRecord, f"that node {node} is drained")
+    return Drain(node, said.address, said.bookies)
 
 
 class NodeDrainer:
@@ -90,9 +106,12 @@ class NodeDrainer:
 
     async def _load(self) -> None:
         for key in await self._ports.meta.keys(DRAINED):
-            newest = await self._ports.meta.read(key)
-            if newest is not None:
-                self._enter(Drain(key.removeprefix(DRAINED), **json.loads(newest.value)))
+            try:
+                newest = await self._ports.meta.read(key)
+                if newest is not None:
+                    self._enter(drain_in(key.removeprefix(DRAINED), newest.value))
+            except Corrupt as error:  # it is no answer for the others, and its node is withdrawn or drained anew
+                self._ports.log("drain_unknown", key=key, error=str(error))
         self._known = True
 
     def _enter(self, drain: Drain) -> None:

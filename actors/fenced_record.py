@@ -28,6 +28,25 @@ from storage.errors import Corrupt, Fenced, Unavailable
 RETRY_FIRST, RETRY_MOST = 10, 1_000
 
 
+class _Head(msgspec.Struct):
+    """What this module keeps in a version: see FencedRecord."""
+
+    epoch: int
+    owner: str = ""
+    untold: list[str] = []
+
+
+def record_in(key: str, value: bytes) -> dict[str, Any]:
+    """The map in a version's bytes, in which what this module keeps has its types. Raises Corrupt."""
+    try:
+        found = msgpack.unpackb(value)
+        msgspec.convert(found, _Head)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the record {key} cannot be read: {error}") from error
+    plain: dict[str, Any] = found
+    return plain
+
+
 class FencedRecord:
     """The newest version of a record, and the right to write the next one.
 
@@ -181,7 +200,4 @@ class FencedRecord:
                 await wait.pause()
         if newest is None:
             return None
-        value = msgpack.unpackb(newest.value)
-        if not isinstance(value, dict) or "epoch" not in value:
-            raise Corrupt(f"the record {self._key} cannot be read")
-        return newest.number, value
+        return newest.number, record_in(self._key, newest.value)

@@ -26,6 +26,7 @@ import msgpack
 
 from actors.ports import Meta, Ports, Version
 from actors.signal import Signal
+from storage.errors import Corrupt
 
 LEDGER_IDS = "ids/ledger"
 BLOCK = 16
@@ -114,13 +115,20 @@ async def stay_above(meta: Meta, me: str, highest: int) -> bool:
 
 
 def _base(newest: Version | None) -> int:
-    if newest is None:
-        return 0
+    return 0 if newest is None else base_in(newest.value)
+
+
+def base_in(value: bytes) -> int:
+    """The base in a version's bytes; 0 in one from before there was a base. Raises Corrupt."""
     try:
-        value = msgpack.unpackb(newest.value)
+        said = msgpack.unpackb(value)
     except (ValueError, msgpack.UnpackException):
-        return 0  # a version from before there was a base
-    return int(value["base"]) if isinstance(value, dict) else 0
+        return 0
+    if not isinstance(said, dict):
+        return 0
+    if not isinstance(base := said.get("base"), int):
+        raise Corrupt(f"the record {LEDGER_IDS} has no base that can be read")
+    return base
 
 
 def _pack(me: str, base: int) -> bytes:

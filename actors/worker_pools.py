@@ -20,9 +20,10 @@ import msgspec
 from actors.actor import Actor
 from actors.messages import ClaimPool, DescribePools, Done, DrainPool, PoolWanted, ReportPool, ScalePool, Text
 from actors.names import check_name
+from actors.policies.policy_records import decoded
 from actors.ports import Ports
 from actors.signal import Signal
-from storage.errors import Conflict, Fenced, Invalid, NotFound
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound
 
 PREFIX = "workers/"
 MOST_POOLS = 1_000
@@ -51,6 +52,11 @@ class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
     claimed_at: int = 0
     start: str = ""
     stopped: str = ""
+
+
+def pool_in(name: str, value: bytes) -> PoolRecord:
+    """What a record says. Raises Corrupt."""
+    return decoded(value, PoolRecord, f"the record of the pool {name}")
 
 
 class PoolReport(NamedTuple):
@@ -130,11 +136,18 @@ class WorkerPools(Actor):
 
     async def on_drain_pool(self, request: DrainPool) -> Done:
         """See messages.DrainPool. Raises NotFound."""
-        number, record = await self._read(request.name)
-        if record is None:
-            raise NotFound(f"there is no pool of workers {request.name!r}")
-        if request.forget or record.stopped:
-            if not record.stopped and self._silent_ms(request.name) < SILENT_MS:
+        number: int | None = None
+        record: PoolRecord | None = None
+        try:
+            number, record = await self._read(request.name)
+            if record is None:
+                raise NotFound(f"there is no pool of workers {request.name!r}")
+        except Corrupt:  # then nobody can keep it, nor change its record
+            if not request.forget:
+                raise
+        stopped = record is not None and bool(record.stopped)
+        if request.forget or stopped:
+            if not stopped and self._silent_ms(request.name) < SILENT_MS:
                 if request.name in self._reported:
                     raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
                 raise Conflict(f"this controller is new, and may not have heard who keeps {request.name}: ask again")
@@ -147,8 +160,7 @@ class WorkerPools(Actor):
     async def on_describe_pools(self, request: DescribePools) -> Text:
         """See messages.DescribePools. Raises NotFound if there is none of the name."""
         if not request.name:
-            names = [key.removeprefix(PREFIX) for key in await self.ports.meta.keys(PREFIX)]
-            return Text(json=json.dumps([row for name in names if (row := await self._row(name)) is not None]))
+            return Text(json=json.dumps(await self._rows()))
         if request.tails:
             asked = self._tails_wanted.setdefault(request.name, Signal())
             await asked.wait(self.ports, TAILS_MS)
@@ -181,6 +193,18 @@ class WorkerPools(Actor):
                 )
         return rows
 
+    async def _rows(self) -> list[dict[str, Any]]:
+        """Of all pools but those whose records are damaged: who asks for one of these is told."""
+        rows: list[dict[str, Any]] = []
+        for key in await self.ports.meta.keys(PREFIX):
+            try:
+                row = await self._row(key.removeprefix(PREFIX))
+            except Corrupt as error:
+                self.ports.log("pool_unknown", key=key, error=str(error))
+                continue
+            rows += [] if row is None else [row]
+        return rows
+
     async def _row(self, name: str) -> dict[str, Any] | None:
         _, record = await self._read(name)
         if record is None:
@@ -199,7 +223,7 @@ class WorkerPools(Actor):
     async def _read(self, name: str) -> tuple[int, PoolRecord | None]:
         """The number of the newest version, 0 if there is none, and the record."""
         found = await self.ports.meta.read(PREFIX + name)
-        return (0, None) if found is None else (found.number, msgspec.json.decode(found.value, type=PoolRecord))
+        return (0, None) if found is None else (found.number, pool_in(name, found.value))
 
     async def _write(self, name: str, number: int, record: PoolRecord) -> bool:
         return await self.ports.meta.create(PREFIX + name, number + 1, msgspec.json.encode(record))

@@ -123,5 +123,8 @@ def _decode(data: bytes) -> tuple[str, bytes, str]:
     body = data[4:]
     if len(data) < 5 or int.from_bytes(data[:4], "little") != google_crc32c.value(body):
         raise Corrupt("the cookie of this disk is damaged")
-    bookie_id, salt, *cluster = msgpack.unpackb(body)
+    try:
+        bookie_id, salt, *cluster = msgpack.unpackb(body)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corrupt(f"the cookie of this disk cannot be read: {error}") from error
     return bookie_id, salt, cluster[0] if cluster else ""

@@ -163,7 +163,7 @@ class AssignmentHistory:
     def _decode(self, name: str, data: bytes) -> list[Change]:
         try:
             return msgspec.json.decode(data, type=list[Change])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, TypeError, ValueError) as error:  # the latter where a text is not UTF-8
             self._damaged(name, str(error))
             return []
 

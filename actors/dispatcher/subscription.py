@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgpack
 import msgspec
 
 from actors.dispatcher.membership import Membership
+from actors.fenced_record import record_in
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import stored_settings
 from actors.ports import Log
 from storage.cursor import Cursor
-from storage.errors import Corrupt
+from storage.errors import Corrupt, Invalid
+
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading raises where a record holds another kind of thing than was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,15 @@ class Recorded(Protocol):
 
 def settings_in(value: bytes) -> SubscriptionSettings:
     """The settings that the next owner works with, from a version's bytes, for those who only look. Raises Corrupt."""
-    try:
-        stored = msgpack.unpackb(value)["settings"]
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise Corrupt(f"the record of a subscription cannot be read: {error}") from error
-    return stored_settings(stored, SubscriptionSettings)[0]
+    return recorded_settings(record_in("of a subscription", value))[0]
+
+
+def recorded_settings(value: Mapping[str, Any]) -> tuple[SubscriptionSettings, list[str]]:
+    """The same, and what of them had to be changed to be usable, from the contents of a record. Raises Corrupt."""
+    stored = value.get("settings")
+    if not isinstance(stored, bytes):
+        raise Corrupt(f"the record of a subscription has no settings that can be read, but {str(stored)[:40]}")
+    return stored_settings(stored, SubscriptionSettings)
 
 
 @dataclass(slots=True)
@@ -79,20 +86,25 @@ class SubscriptionState:
 
     @classmethod
     def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
-        """The state that the last owner left in the record. Raises Corrupt if its cursor cannot be read."""
-        settings, notes = stored_settings(value["settings"], SubscriptionSettings)
+        """The state that the last owner left in the record. Raises Corrupt if it cannot be read."""
+        settings, notes = recorded_settings(value)
         for line in notes:
             log("settings_repaired", change=line)
-        return cls(
-            settings,
-            Cursor.decode(value["cursor"]),
-            Membership(value["members"], lease_ms=settings.lease_ms),
-            paused=bool(value.get("paused", False)),
-            known=bool(value.get("known", True)),
-            by_index=bool(value.get("by_index", False)),
-            apart=bool(value.get("apart", False)),
-            properties=dict(value.get("properties", {})),
-        )
+        try:
+            return cls(
+                settings,
+                Cursor.decode(value["cursor"]),
+                Membership(value["members"], lease_ms=settings.lease_ms),
+                paused=bool(value.get("paused", False)),
+                known=bool(value.get("known", True)),
+                by_index=bool(value.get("by_index", False)),
+                apart=bool(value.get("apart", False)),
+                properties=dict(value.get("properties", {})),
+            )
+        except Invalid:
+            raise
+        except DAMAGE as error:
+            raise Corrupt(f"the record of a subscription cannot be read: {error!r}") from error
 
     def to_record(self) -> dict[str, Any]:
         """Its fields of the record (`actors.fenced_record`), a msgpack map."""

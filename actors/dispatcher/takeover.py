@@ -28,15 +28,21 @@ from actors.dispatcher.redelivery import RecordedRedeliveries
 from actors.dispatcher.redelivery_clock import RedeliveryClock
 from actors.dispatcher.sessions import Sessions, first_session
 from actors.dispatcher.store import CursorStore
-from actors.dispatcher.subscription import PartitionSubscription, Recorded, SubscriptionState
+from actors.dispatcher.subscription import (
+    DAMAGE,
+    PartitionSubscription,
+    Recorded,
+    SubscriptionState,
+    recorded_settings,
+)
 from actors.fenced_record import FencedRecord
 from actors.key_shared import Dispatch
 from actors.messages import Ends, SubscriptionSettings
-from actors.messages.settings import stored_settings
 from actors.ports import Ports
 from actors.topic_client import TopicClient
 from actors.topic_log import TopicLog
 from storage.cursor import Cursor
+from storage.errors import Corrupt, SluiceError
 from storage.position import ledger_of
 
 START_PATIENCE_MS = 15_000
@@ -62,7 +68,7 @@ async def take_over(
     value, indexed = await _looked_up(ports, identity, record)
     fresh = value is None  # nobody has owned it, or all that it left was removed with it
     if value is not None and value.get("deleted"):
-        settings, _ = stored_settings(value["settings"], SubscriptionSettings)
+        settings, _ = recorded_settings(value)
         value = None
     if value is None:
         if isinstance(indexed, BaseException):
@@ -91,7 +97,7 @@ async def take_over(
     ]
     if value is not None:
         for part in recorded:
-            await part.load(value.get(part.field))
+            await _load(part, value.get(part.field))
     snapshot = partial(_snapshot, state, recorded)
     await record.save(snapshot())
     reporter = ProgressReporter(ports, topic, identity, epoch, state)
@@ -155,6 +161,16 @@ async def _looked_up(
     if isinstance(value, BaseException):
         raise value
     return value, indexed
+
+
+async def _load(part: Recorded, stored: Any) -> None:
+    """See Recorded.load."""
+    try:
+        await part.load(stored)
+    except SluiceError:
+        raise
+    except DAMAGE as error:
+        raise Corrupt(f"{part.field} in the record of a subscription cannot be read: {error!r}") from error
 
 
 def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from actors.messages import BookieList, DeleteLedgers, ListLedgers
 from actors.ports import Ports, Unknown
 from actors.record_scan import scan, value_in
 from actors.store_attempts import REFUSALS
-from storage.errors import SluiceError, Unavailable
+from storage.errors import Corrupt, SluiceError, Unavailable
 
 TIMEOUT = 30_000
 RELEASED = "ids/released"
@@ -77,16 +77,24 @@ async def _forget(ports: Ports, address: str, ledgers: list[int]) -> bool:
 
 
 async def noted_released(ports: Ports) -> BitMap:
-    """Every ledger that a garbage collection has written down as released. Raises Unavailable."""
+    """Every ledger that a garbage collection has written down as released. Raises Unavailable, Corrupt."""
     newest = await ports.meta.read(RELEASED)
-    return BitMap() if newest is None else BitMap.deserialize(newest.value)
+    return BitMap() if newest is None else released_in(newest.value)
+
+
+def released_in(value: bytes) -> BitMap:
+    """The ledgers in a version's bytes. Raises Corrupt."""
+    try:
+        return BitMap.deserialize(value)
+    except (ValueError, LookupError) as error:
+        raise Corrupt(f"the record {RELEASED} cannot be read: {error}") from error
 
 
 async def _note(ports: Ports, released: BitMap) -> BitMap:
-    """Write down what chains have released; returns all that ever was. Raises Unavailable."""
+    """Write down what chains have released; returns all that ever was. Raises Unavailable, Corrupt."""
     while True:
         newest = await ports.meta.read(RELEASED)
-        noted = BitMap() if newest is None else BitMap.deserialize(newest.value)
+        noted = BitMap() if newest is None else released_in(newest.value)
         if released <= noted:
             return noted
         noted |= released

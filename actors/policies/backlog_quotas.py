@@ -14,6 +14,7 @@ from actors.names import namespace_of
 from actors.policies.policy_records import (
     QUOTAS,
     decoded,
+    look_at_all,
     names_for,
     of_namespace,
     of_topic,
@@ -22,7 +23,7 @@ from actors.policies.policy_records import (
     values_of,
 )
 from actors.ports import Meta, Records
-from storage.errors import Invalid
+from storage.errors import Corrupt, Invalid
 
 CHECK_MS = 5_000
 """So often quotas that were set elsewhere are seen."""
@@ -65,11 +66,14 @@ class Quotas:
         space, _ = namespace_of(topic)
         return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
 
-    async def look(self) -> None:
-        """Learn all of them. Raises Unavailable, Corrupt."""
+    async def look(self) -> list[Corrupt]:
+        """Learn all of them; what is wrong with those that cannot be read, of which holds what was known. Raises
+        Unavailable.
+        """
         names = [key.removeprefix(self._prefix) for key in await self._meta.keys(self._prefix)]
-        found = {name: await self.read(name) for name in names}
+        found, damage = await look_at_all(names, self.read, self._known)
         self._known = {name: quota for name, quota in found.items() if quota is not None}
+        return damage
 
     async def read(self, name: str) -> Quota | None:
         """One of them, None if it is not set. Raises Unavailable, Corrupt."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from actors.names import namespace_of
-from actors.policies.policy_records import LIMITS, decoded, of_namespace, of_topic, revise, value_of
+from actors.policies.policy_records import LIMITS, decoded, look_at_all, of_namespace, of_topic, revise, value_of
 from actors.ports import Meta
-from storage.errors import Invalid
+from storage.errors import Corrupt, Invalid
 
 MOST = 1 << 50
 MOST_PERIOD_S = 3_600
@@ -74,10 +74,12 @@ class LimitRecords:
         """The topic or namespace is no more."""
         await self._meta.remove(LIMITS + name)
 
-    async def look(self) -> None:
-        """Learn all of them."""
+    async def look(self) -> list[Corrupt]:
+        """Learn all of them; what is wrong with those that cannot be read, of which holds what was known."""
         names = [key.removeprefix(LIMITS) for key in await self._meta.keys(LIMITS)]
-        self._known, self._merged = {name: await self.read(name) for name in names}, {}
+        found, damage = await look_at_all(names, self.read, self._known)
+        self._known, self._merged = dict(found), {}
+        return damage
 
     @property
     def any(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -115,8 +115,26 @@ def decoded(value: bytes, kind: type[T], what: str) -> T:
     """A record's value, which is JSON. what: for the error, as in "the quota of a". Raises Corrupt."""
     try:
         return msgspec.json.decode(value, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, ValueError) as error:  # the latter where a text is not UTF-8
         raise Corrupt(f"{what} cannot be read: {error}") from error
+
+
+async def look_at_all(
+    names: Sequence[str], read: Callable[[str], Awaitable[T]], known: Mapping[str, T]
+) -> tuple[dict[str, T], list[Corrupt]]:
+    """What `read` finds, by name, and what is wrong with the records that cannot be read: these are no answer for the
+    others, and of them what was known counts. Raises Unavailable.
+    """
+    found: dict[str, T] = {}
+    damage: list[Corrupt] = []
+    for name in names:
+        try:
+            found[name] = await read(name)
+        except Corrupt as error:
+            damage.append(error)
+            if name in known:
+                found[name] = known[name]
+    return found, damage
 
 
 class SeldomRead(Generic[T]):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgpack
 import pytest
 
 from actors.closed_owners import LOOK_MS, PAUSE_MS
+from actors.dispatcher.subscription import PartitionSubscription
 from actors.ledger.record import LedgerRecord, record_key, unpack_record
 from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
 from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
@@ -177,3 +179,34 @@ def test_what_stays_in_the_object_store_wakes_nobody() -> None:
 
     kept = {"roll_entries": 5, "offload_threshold_bytes": 0, "offload_deletion_lag_ms": 0, "history_retention_ms": -1}
     closing(scenario, topic=kept)
+
+
+@pytest.mark.parametrize("odd", [b"?", msgpack.packb({"epoch": 1, "settings": {}})], ids=["nothing", "a map"])
+def test_a_damaged_subscription_hides_no_other(odd: bytes) -> None:
+    """On its partition, whose owner would never let expire what waits. That one comes before the other by its name."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await client.close()
+        await broker.publish("a", "b")
+        await closed(broker)
+        await broker.ports.meta.create(PartitionSubscription(TOPIC, 0, "a").key, 1, odd)
+        await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=60_000)
+        await broker.until(lambda: "dispatcher" in running(broker), 2 * WITHIN_MS)
+
+    closing(scenario)
+
+
+def test_a_lifetime_that_is_no_text_is_damage() -> None:
+    """It ends nobody who looks at the records of all topics."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await client.close()
+        await broker.publish("a", "b")
+        await closed(broker)
+        await broker.ports.meta.create(LIFETIMES + of_topic(TOPIC), 1, b'{"\x80": 1}')
+        await stays_closed(broker, 2 * WITHIN_MS)
+        assert broker.world.is_up("controller")
+
+    closing(scenario)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.draining import NodeDrainer
+from actors.draining import DRAINED, NodeDrainer
 from actors.messages import DrainNode, Ping, Replicate, Replicated
 from actors.ports import Address
 from actors.replication_auditor import ReplicationAuditor
@@ -197,5 +197,26 @@ def test_the_next_controller_goes_on() -> None:
         site.cluster.lose_node(node)
         await site.world.loop.pause(LONG_MS)
         assert parts.drainer.nodes() == [], "a machine that comes back is another node"
+
+    play(scenario, "one", "two")
+
+
+def test_a_damaged_record_concerns_its_own_node_only() -> None:
+    """The next controller starts, and goes on with the others; who withdraws that node is rid of it."""
+
+    async def scenario(site: Site) -> None:
+        parts = await Parts(site).start()
+        node = node_of(site, "broker-0")
+        other = "n1" if node == "n0" else "n0"
+        await parts.drainer.ask(DrainNode(node=node, keep_ledgers=True))
+        await parts.ports.meta.create(DRAINED + other, 1, b"?")
+        await parts.ports.meta.create(DRAINED + "0", 1, b'{"address": 7}')
+        site.world.crash(parts.ports.me.partition("/")[0])
+        parts = await Parts(site).start()
+        assert parts.drainer.nodes() == [node]
+        await site.world.loop.pause(LONG_MS)
+        assert (await parts.drainer.ask(DrainNode(node=node))).done
+        await parts.drainer.ask(DrainNode(node=other, withdrawn=True))
+        assert await parts.ports.meta.read(DRAINED + other) is None
 
     play(scenario, "one", "two")

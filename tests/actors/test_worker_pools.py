@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool
-from actors.worker_pools import FORGOTTEN_MS, SILENT_MS, WorkerPools
-from storage.errors import Conflict, Fenced, Invalid, NotFound
+from actors.worker_pools import FORGOTTEN_MS, PREFIX, SILENT_MS, WorkerPools
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound
 from tests.sim.world import World
 
 
@@ -227,3 +227,18 @@ async def test_the_last_lines_of_workers_are_asked_for(stage: Stage) -> None:
 
     [row] = json.loads((await both()).json)
     assert row["tails"] == {"billing-0": "hello"}
+
+
+@played
+async def test_a_damaged_record_concerns_its_own_pool_only(stage: Stage) -> None:
+    """Who asks for it is told, and it can be forgotten."""
+    await stage.claim()
+    await stage.pools.ports.meta.create(PREFIX + "odd", 1, b'{"epoch": "?"}')
+    assert [row["name"] for row in await stage.rows()] == ["billing"]
+    with pytest.raises(Corrupt, match="the pool odd"):
+        await stage.rows("odd")
+    with pytest.raises(Corrupt, match="the pool odd"):
+        await stage.claim(name="odd")
+    await stage.pools.on_drain_pool(DrainPool(name="odd", forget=True))
+    await stage.claim(name="odd")
+    assert [row["name"] for row in await stage.rows()] == ["billing", "odd"]

@@ -4,6 +4,8 @@ Two sorts of damage. `raw`: any bytes at all, and real ones with a piece replace
 `checksummed`: a well-formed body with one value replaced by another kind of thing and a checksum that fits, as a broken
 writer would leave it; there the decoder itself has to look. Neither may cost more than a multiple of the input, so
 that a length in a damaged header makes nobody allocate what it claims.
+
+Records of the metadata are among them: what reads them in a loop for all topics would end with the first odd one.
 """
 
 from __future__ import annotations
@@ -16,17 +18,33 @@ from typing import Any
 
 import google_crc32c
 import msgpack
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from actors.bookie.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from actors.bookie.cookie import decode_cookie
+from actors.dispatcher.subscription import SubscriptionState, settings_in
+from actors.draining import Drain, drain_in
+from actors.fenced_record import record_in
+from actors.ids import base_in
+from actors.ledger.garbage_collection import released_in
 from actors.ledger.record import PartitionRecord, encode_record, unpack_record
-from actors.messages import Poll
-from actors.messages.settings import TopicSettings
+from actors.messages import Poll, SubscriptionSettings
+from actors.messages.settings import TopicSettings, stored_settings
+from actors.policies.backlog_quotas import Quota
+from actors.policies.limits import Limits, Rate
+from actors.policies.namespaces import NamespacePolicies, Tenant
+from actors.policies.permissions import Grants
+from actors.policies.policy_records import decoded
+from actors.policies.retention import Lifetime, Retention
+from actors.pulsar.conversation.schemas import versions_in
 from actors.wire import pack, unpack
+from actors.worker_pools import PoolRecord, pool_in
 from storage import redeliveries
 from storage.batch import decode_body, make_batch
 from storage.cursor import Cursor
@@ -110,6 +128,8 @@ class Decoder:
     seal: Callable[[bytes], bytes] = bytes
     most: int = 8_000_000
     """Bytes that it may take for an input of a few hundred."""
+    form: Any = msgspec.msgpack
+    """Encodes and decodes the body, if that is something else."""
 
 
 def _wire(kind: Any, request: Any) -> Decoder:
@@ -136,7 +156,59 @@ def _manifest() -> bytes:
     return encode_manifest(Manifest(4, (BucketRecord(3, 1, 10, 19, 5, 2, 100, 200, 64, 1000),)))
 
 
+def _subscription() -> bytes:
+    state = SubscriptionState.begun(SubscriptionSettings(), Cursor())
+    state.membership.admit("a.0", "a", "p")
+    state.set_properties({"team": "billing"})
+    return msgspec.msgpack.encode({**state.to_record(), "epoch": 3, "owner": "broker/a", "untold": ["broker"]})
+
+
+def _json(kind: type[Any], value: Any) -> Decoder:
+    """A record of policies."""
+    return Decoder(lambda data: decoded(data, kind, "it"), lambda: msgspec.json.encode(value), 0, form=msgspec.json)
+
+
+def _pool() -> PoolRecord:
+    return PoolRecord(
+        epoch=1, topic="t", subscription="s", kind="detached", version="1", min_workers=1, max_workers=2, claimed_at=7
+    )
+
+
+RECORDS = {
+    "fenced record": Decoder(lambda data: record_in("k", data), _subscription, 0),
+    "subscription": Decoder(
+        lambda data: SubscriptionState.stored(record_in("k", data), lambda *_, **__: None), _subscription, 0
+    ),
+    "subscription settings": Decoder(settings_in, _subscription, 0),
+    "topic settings": Decoder(
+        lambda data: stored_settings(data, TopicSettings),
+        lambda: msgspec.json.encode(TopicSettings(partitions=3)),
+        0,
+        form=msgspec.json,
+    ),
+    "pool": Decoder(lambda data: pool_in("p", data), lambda: msgspec.json.encode(_pool()), 0, form=msgspec.json),
+    "drain": Decoder(
+        lambda data: drain_in("n", data),
+        lambda: msgspec.json.encode(Drain("n", "10.0.0.1", ["bookie-1"])),
+        0,
+        form=msgspec.json,
+    ),
+    "ids": Decoder(base_in, lambda: msgspec.msgpack.encode({"owner": "o", "base": 16}), 0),
+    "released": Decoder(released_in, lambda: BitMap([1, 2, 99]).serialize()),
+    "cookie": Decoder(decode_cookie, lambda: _crc(msgspec.msgpack.encode(["bookie-1", SALT, "c"])), 4, _crc),
+    "schemas": Decoder(
+        lambda data: versions_in("t", data), lambda: msgspec.msgpack.encode([[1, b"meaning", "digest"], b""]), 0
+    ),
+    "quota": _json(Quota, Quota(1, "producer_exception")),
+    "limits": _json(Limits, Limits(publish_rate=Rate(10), producers=1)),
+    "lifetime": _json(Lifetime, Lifetime(ttl_ms=5, retention=Retention(1, 2))),
+    "policies": _json(NamespacePolicies, NamespacePolicies(deduplication=True, enforced=True)),
+    "tenant": _json(Tenant, Tenant(("admin",))),
+    "grants": _json(Grants, Grants({"a": ["produce"]}, {"s": ["a"]})),
+}
+
 DECODERS = {
+    **RECORDS,
     "frame": Decoder(decode_frame, _frame),
     "body": Decoder(lambda data: decode_body(data, 0, 3), lambda: _frame()[PREFIX_BYTES:]),
     "journal": Decoder(_read_journal, lambda: bytes(ENVELOPE_BYTES) + _frame()),
@@ -208,12 +280,12 @@ def test_any_bytes_are_read_or_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, decoder in DECODERS.items() if decoder.body_at >= 0])
 def test_a_sealed_body_of_another_form_is_read_or_refused(name: str) -> None:
     decoder = DECODERS[name]
-    body = msgpack.unpackb(decoder.sample()[decoder.body_at :], strict_map_key=False)
+    body = decoder.form.decode(decoder.sample()[decoder.body_at :])
 
     @given(st.lists(st.integers(0, 20), max_size=4), STRANGE)
     @settings(max_examples=120, deadline=None, derandomize=True)
     def changed(path: list[int], strange: Any) -> None:
         with contextlib.suppress(*REFUSALS):
-            decoder.decode(decoder.seal(msgpack.packb(put_in(body, path, strange))))
+            decoder.decode(decoder.seal(decoder.form.encode(put_in(body, path, strange))))
 
     changed()

@@ -6,7 +6,7 @@ import pytest
 
 from actors.policies.limits import NONE, LimitRecords, Limits, Rate
 from actors.policies.policy_records import LIMITS, of_namespace, of_topic
-from storage.errors import Corrupt, Invalid
+from storage.errors import Invalid
 from tests.kit.meta import MemoryMeta
 
 SPACE, TOPIC = of_namespace("public/default"), of_topic("orders")
@@ -32,9 +32,6 @@ async def test_what_others_set_is_seen_at_a_look() -> None:
     assert here.that_hold("orders") == NONE
     await here.look()
     assert here.that_hold("orders").consumers == 2
-    meta.records[LIMITS + TOPIC].append(b"{")
-    with pytest.raises(Corrupt, match="the limits of topic/orders"):
-        await here.look()
 
 
 def test_what_is_no_limit_is_refused() -> None:
@@ -48,3 +45,17 @@ def test_what_is_no_limit_is_refused() -> None:
             Rate(period_s=period)
     with pytest.raises(Invalid):
         Limits(producers=-1)
+
+
+async def test_a_damaged_record_is_no_answer_for_the_others() -> None:
+    """What was known of it holds, and whoever limits something else learns nothing of it."""
+    meta = MemoryMeta()
+    here, there = LimitRecords(meta), LimitRecords(meta)
+    await there.change(TOPIC, consumers=2)
+    assert await here.look() == []
+    meta.records[LIMITS + TOPIC].append(b"{")
+    await there.change(of_topic("other"), consumers=3)
+    for limits in (here, there):
+        (damage,) = await limits.look()
+        assert "the limits of topic/orders" in str(damage)
+        assert (limits.that_hold("orders").consumers, limits.that_hold("other").consumers) == (2, 3)

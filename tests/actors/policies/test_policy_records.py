@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.policies.backlog_quotas import Quota, Quotas
-from actors.policies.policy_records import decoded, forget_topic, of_topic, revise, schema_key, value_of
+from actors.policies.policy_records import QUOTAS, decoded, forget_topic, of_topic, revise, schema_key, value_of
 from actors.ports import Version
 from storage.errors import Corrupt, NotFound, Unavailable
 from tests.kit.meta import MemoryMeta
@@ -78,3 +78,25 @@ async def test_a_topic_that_is_no_more_leaves_nothing() -> None:
     await revise(meta, schema_key("gone"), lambda _: b"a", "it is")
     await forget_topic(meta, "gone")
     assert await meta.keys("") == ["quota/topic/stays"]
+
+
+async def test_what_is_no_text_cannot_be_read() -> None:
+    with pytest.raises(Corrupt, match="the quota of a cannot be read: "):
+        decoded(b'{"policy": "\x80"}', Quota, "the quota of a")
+
+
+async def test_a_damaged_quota_is_no_answer_for_the_others() -> None:
+    """What was known of it holds, and whoever sets another one learns nothing of it."""
+    meta = MemoryMeta()
+    here, there = Quotas(meta), Quotas(meta)
+    await there.set(of_topic("odd"), Quota(1, "producer_exception"))
+    assert await here.look() == []
+    meta.records[QUOTAS + of_topic("odd")].append(b"?")
+    await there.set(of_topic("other"), Quota(2, "producer_exception"))
+    for quotas in (here, there):
+        (damage,) = await quotas.look()
+        assert "topic/odd" in str(damage)
+        assert (quotas.that_holds("odd"), quotas.that_holds("other")) == (
+            Quota(1, "producer_exception"),
+            Quota(2, "producer_exception"),
+        )
