@@ -75,7 +75,7 @@ from actors.topic_catalog import TopicCatalog, check_dead_letters, check_growth,
 from actors.unused_subscriptions import UnusedSubscriptions
 from actors.wire import Request
 from actors.worker_pools import WorkerPools
-from storage.errors import Invalid, NotFound, SluiceError, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 
 CALL_TIMEOUT = 10_000
 LEFTOVERS_MS = 600_000
@@ -215,15 +215,16 @@ class Controller(WorkerPools):
             self._unknown = collected.unknown
 
     async def _partitions(self, everything: bool) -> list[tuple[str, Address]]:
-        if everything:
-            for topic in await self._catalog.names():
-                try:
-                    settings = await self._catalog.settings(topic)
-                except NotFound:
-                    continue  # deleted meanwhile
-                if topic not in self._deleting:
-                    await self._supervisor.try_all(self._topic_entries(topic, settings))
-        return [(entry.name, entry.address) for entry in self._supervisor.of_kind("topic")]
+        """See actors.replication_auditor. A topic whose record is damaged is one that does not answer."""
+        for topic in await self._catalog.names() if everything else list(self._catalog.damaged):
+            try:
+                settings = await self._catalog.settings(topic)
+            except (NotFound, Corrupt):
+                continue  # deleted meanwhile, or not to be read
+            if topic not in self._deleting:
+                await self._supervisor.try_all(self._topic_entries(topic, settings))
+        known = [(entry.name, entry.address) for entry in self._supervisor.of_kind("topic")]
+        return [*known, *((topic, "") for topic in self._catalog.damaged)]
 
     async def on_add_bookies(self, request: AddBookies) -> BookiesAdded:
         """See messages.AddBookies. Raises what the first failed start raises."""
@@ -538,9 +539,16 @@ class Controller(WorkerPools):
                     "problem": self._supervisor.problem_of(entry),
                 }
                 for entry in self._supervisor.all()
-            ],
+            ]
+            + [_damaged_topic(topic, problem) for topic, problem in self._catalog.damaged.items()],
         }
         return Text(json=json.dumps(description))
+
+
+def _damaged_topic(topic: str, problem: str) -> dict[str, Any]:
+    """A row for operators, as of an actor: nobody can start an owner of this topic."""
+    row = {"kind": "topic", "name": f"topic/{topic}", "address": "", "state": "damaged"}
+    return {**row, "restarts": 0, "misses": 0, "problem": problem}
 
 
 async def _all(work: Iterable[Awaitable[Any]]) -> list[Any]:

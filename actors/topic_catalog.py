@@ -21,7 +21,7 @@ from actors.names import check_name, namespace_of
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import forget_topic
 from actors.ports import Clock, Log, Meta
-from storage.errors import Conflict, Invalid, NotFound, Unavailable
+from storage.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 
 _TOPICS = "topic/"
 FRESH_MS, MOST_FRESH = 1_000, 1_000
@@ -37,16 +37,23 @@ class TopicCatalog:
         self._fresh: dict[str, tuple[int, TopicSettings]] = {}
         """By topic: since when they were read, and the settings. Those that were read first come first."""
         self._changes = 0
+        self.damaged: dict[str, str] = {}
+        """Topics whose record could not be read when somebody last tried, and why."""
 
     async def names(self) -> list[str]:
         return [key.removeprefix(_TOPICS) for key in await self._meta.keys(_TOPICS)]
 
     async def all(self) -> dict[str, TopicSettings]:
-        """Every topic and its settings, by name; without those that are deleted meanwhile."""
+        """Every topic and its settings, by name; without those that are deleted meanwhile. One whose record is damaged
+        is there with the usual settings, so that the others can be seen, and nobody takes it for one that is not there.
+        """
         found: dict[str, TopicSettings] = {}
         for topic in await self.names():
             with contextlib.suppress(NotFound):
-                found[topic] = await self.settings(topic)
+                try:
+                    found[topic] = await self.settings(topic)
+                except Corrupt:
+                    found[topic] = TopicSettings()
         return found
 
     async def create(self, topic: str, settings: TopicSettings) -> None:
@@ -80,8 +87,13 @@ class TopicCatalog:
         return settings
 
     async def record(self, topic: str) -> tuple[int, TopicSettings]:
-        """The number of the version that holds, and the settings in it."""
-        record = await self._meta.read(_TOPICS + topic)
+        """The number of the version that holds, and the settings in it. Raises Corrupt."""
+        try:
+            record = await self._meta.read(_TOPICS + topic)
+        except Corrupt as error:
+            self.damaged[topic] = str(error)
+            raise
+        self.damaged.pop(topic, None)
         if record is None:
             raise NotFound(f"there is no topic {topic!r}")
         settings, notes = stored_settings(record.value, TopicSettings)
