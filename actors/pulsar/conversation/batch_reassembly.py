@@ -22,6 +22,7 @@ import numpy.typing as npt
 from actors.consumer.held import UNKNOWN, Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.payload import Payloads
+from actors.interruption import Interruption
 from actors.ports import Ports
 from storage.errors import NotFound
 from storage.position import entry_of, ledger_of
@@ -170,6 +171,7 @@ class BatchReassembler:
         self._joined: list[Received] = []
         """Of a batch of which more came: one part, while it is not known whether it is all of it."""
         self._working = False
+        self._handling = Interruption()
 
     def take(self, part: Received) -> None:
         """A part came. From here on it is at the client, as far as others know."""
@@ -206,7 +208,10 @@ class BatchReassembler:
             part.release()
 
     def clear(self) -> None:
-        """Everything that was not sent is others'."""
+        """Everything that was not sent is others', and nothing is found out about it: while nobody can read the log that
+        never ends.
+        """
+        self._handling.end()
         for part in (*self._joined, *self._queue):
             part.close()
         for stretch in self.ready:
@@ -220,14 +225,17 @@ class BatchReassembler:
     async def _work(self) -> None:
         while self._queue:
             part = self._queue[0]
-            if part.follows == UNKNOWN:
-                part.follows = await self._follows(int(part.positions[-1]))
-            first = await self._continue(part)
-            await self._begin(part, first)
+            await self._handling.of(self._handle(part))
             if self._queue and self._queue[0] is part:
                 self._queue.popleft()
             self._send()
         self._working = False
+
+    async def _handle(self, part: Received) -> None:
+        if part.follows == UNKNOWN:
+            part.follows = await self._follows(int(part.positions[-1]))
+        first = await self._continue(part)
+        await self._begin(part, first)
 
     async def _follows(self, at: int) -> int:
         """How much of the batch of the message at a position follows it in the log."""
@@ -267,8 +275,10 @@ class BatchReassembler:
             if first == len(part):
                 self.let_go(part, first)
             self._joined.append(joined)
-            await self._begin(joined, 0)
-            self._joined.remove(joined)
+            try:
+                await self._begin(joined, 0)
+            finally:
+                self._joined.remove(joined)
         for begun in self._begun:
             self._want(begun.missing)
         return first

@@ -13,7 +13,7 @@ import pytest
 
 from actors.consumer.client_batches import BatchAcks
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.held import Holding, Received
+from actors.consumer.held import UNKNOWN, Holding, Received
 from actors.consumer.partition import PartitionConsumer
 from actors.messages import SubscriptionSettings
 from actors.pulsar.conversation.batch_reassembly import PATIENCE_MS, BatchReassembler, RowRange, leading
@@ -413,3 +413,33 @@ def test_what_is_left_and_the_first_have_ids_of_their_own() -> None:
         assert (await clients.broker.stats(subscription="pulsar"))["msgBacklog"] == 0
 
     with_gateways(scenario)
+
+
+async def test_what_is_others_is_not_asked_for_any_more() -> None:
+    """However long nobody can read the log: clients that come again and again would add to what is asked for."""
+    asked, answered, works = list[int](), asyncio.Event(), list[asyncio.Task[None]]()
+
+    async def run(ledger: int, entry: int) -> SimpleNamespace:
+        asked.append(entry)
+        await answered.wait()
+        return SimpleNamespace(first_entry=0, follows=lambda row: 0)
+
+    async def still_open(positions: np.ndarray) -> np.ndarray:
+        return positions
+
+    ports: Any = SimpleNamespace(spawn=lambda work, name: works.append(asyncio.ensure_future(work)))
+    part: Any = SimpleNamespace(batches=SimpleNamespace(apart=False, still_open=still_open))
+    payloads: Any = SimpleNamespace(run=run)
+    whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: True)
+    first = part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN)
+    for each in (first, part_of([*range(20, 25), 30], [*range(5), 0])):
+        whole.take(each)
+    while not asked:
+        await asyncio.sleep(0)
+    whole.clear()
+    await asyncio.wait_for(asyncio.gather(*works), 10)
+    assert (asked, whole.waiting, first.open.any()) == ([12], 0, False)
+    answered.set()
+    whole.take(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN))
+    await asyncio.gather(*works)
+    assert [(one.first, one.end, one.rest) for one in whole.ready] == [(0, 8, False)]
