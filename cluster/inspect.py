@@ -25,6 +25,7 @@ from typing import Any
 import msgpack
 
 from actors.bookie import JournalRow, inspect_journal
+from actors.fenced_record import record_in
 from actors.ledger.record import LedgerRecord, LedgerState, unpack_record
 from cluster.config import Configuration
 from cluster.disk import FileDisk
@@ -254,7 +255,7 @@ def _decode_problem(key: str, raw: bytes) -> str:
         if key.startswith("partition/"):
             unpack_record(raw)
         elif key.startswith("subscription/"):
-            Cursor.decode(msgpack.unpackb(raw)["cursor"])
+            Cursor.decode(record_in(key, raw)["cursor"])
     except (Corrupt, Invalid, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -107,8 +107,11 @@ async def tell_changed(meta: Meta, key: str) -> None:
 
 
 def changes_in(value: bytes) -> list[str]:
-    """The keys of the records that changed last, the newest first. Raises Corrupt."""
-    return decoded(value, list[str], "the record of changed permissions")
+    """The keys of the records that changed last, the newest first; none if they cannot be read: any may have changed."""
+    try:
+        return decoded(value, list[str], "the record of changed permissions")
+    except Corrupt:
+        return []
 
 
 def decoded(value: bytes, kind: type[T], what: str) -> T:

@@ -264,3 +264,13 @@ def test_an_empty_folder_is_said(values: Configuration, tmp_path: Path) -> None:
         inspect.metadata(empty, verify=False)
     with pytest.raises(NotFound, match="there are no bookies in"):
         inspect.journal(empty, verify=False)
+
+
+def test_a_subscription_that_cannot_be_read_is_a_row_like_others(values: Configuration) -> None:
+    store = SqliteMetadata(values.data_dir / "metadata.db")
+    store.create(f"subscription/{TOPIC}/0/odd", 1, msgpack.packb({"cursor": _cursor().encode()}))
+    store.close()
+    assert [(row["subscription"], row.get("ok", True)) for row in inspect.cursor(values, verify=False)] == [
+        ("billing", True),
+        ("odd", False),
+    ]
