@@ -29,7 +29,7 @@ from actors.policies.policy_records import AGES, of_namespace, of_topic
 from actors.ports import Address, Ports, Unknown
 from actors.pulsar.conversation.topic_names import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
-from storage.errors import Conflict, Fenced, Invalid, NotFound, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
 
 CALL_TIMEOUT = 15_000
 
@@ -152,14 +152,14 @@ class Broker:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     async def some(self, topic: str, subscription: str | None, request: Request[Any]) -> list[dict[str, Any] | None]:
-        """The answers of all owners, asked at once; None of those that do not answer now."""
+        """The answers of all owners, asked at once; None of those that do not answer now, or cannot be started."""
         count = (await self.directory.settings(topic)).partitions
 
         async def one(partition: int) -> dict[str, Any] | None:
             try:
                 owner = await self.owner(topic, partition, subscription)
                 return dict(shown(await self.directory.ask(owner, request)))
-            except (Unavailable, Fenced):
+            except (Unavailable, Fenced, Corrupt):
                 return None
 
         return list(await asyncio.gather(*(one(partition) for partition in range(count))))

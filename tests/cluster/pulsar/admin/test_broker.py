@@ -1,0 +1,21 @@
+"""What the admin ports ask of all owners: one that nobody can start is no answer for the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.messages import Ping
+from cluster.pulsar.admin.broker import Broker
+from storage.errors import Corrupt, SluiceError, Unavailable
+from tests.actors.test_controller import CONTROLLER, Stage, play
+
+
+@pytest.mark.parametrize("error", [Corrupt, Unavailable])
+def test_the_live_page_shows_the_other_partitions(error: type[SluiceError]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.broken["t/1"] = error("its record is damaged")
+        await stage.create_only(partitions=3)
+        rows = await Broker(stage.client, CONTROLLER).some("t", None, Ping())
+        assert [row is not None for row in rows] == [True, False, True]
+
+    play(scenario)
