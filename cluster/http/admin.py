@@ -24,6 +24,7 @@ small bodies only, no pages of other origins (cluster.http.guard), and no connec
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -52,7 +53,7 @@ from cluster.pulsar.authentication import authorization_of, in_header
 from cluster.pulsar.renewal import RenewedAuthentication
 from cluster.tokens import ensure_token
 from cluster.watch.http import PAGE_PATHS, WatchHttp
-from storage.errors import Invalid, SluiceError, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 
 TOKEN_FILE = "admin-token"
 PORT_FILE = "admin-port"
@@ -153,8 +154,13 @@ class AdminHttp(Actor):
             return None
 
     async def subscriptions(self) -> dict[str, list[str]]:
-        """The subscriptions of every topic."""
-        return {topic: await self._broker.subscriptions(topic) for topic in await self._broker.topics()}
+        """The subscriptions of every topic; none of one that goes just now, or whose record is damaged."""
+        found: dict[str, list[str]] = {}
+        for topic in await self._broker.topics():
+            found[topic] = []
+            with contextlib.suppress(NotFound, Corrupt):
+                found[topic] = await self._broker.subscriptions(topic)
+        return found
 
     # -- routes ---------------------------------------------------------------------------------------------------
 
