@@ -117,20 +117,20 @@ class ClosedOwners:
         return found
 
     async def _look_at(self, closed: _Closed, found: Found, policies: _Policies) -> None:
-        """Raises Unavailable. What cannot be read is no answer for the rest."""
+        """Raises Unavailable."""
         with contextlib.suppress(NotFound, Corrupt):  # it goes just now, or its owner says what is wrong
             value = value_in(found)
             record = None if value is None else unpack_record(value)
-            for name in closed.subscriptions:
-                await self._look_at_subscription(closed.place, name, record, policies)
             if closed.owner and record is not None and await self._has_work(record, policies):
                 made = plain_settings(await self._catalog.settings(record.topic))
                 self._wake("topic", {**closed.place, "topic_settings": made})
+            for name in closed.subscriptions:
+                await self._look_at_subscription(closed.place, name, record, policies)
 
     async def _look_at_subscription(
         self, place: dict[str, Any], name: str, record: PartitionRecord | None, policies: _Policies
     ) -> None:
-        with contextlib.suppress(NotFound, Corrupt):
+        with contextlib.suppress(NotFound, Corrupt):  # as above, and it is no answer for the others
             identity = PartitionSubscription(place["topic"], place["partition"], name)
             if await self._concerns(identity, record, policies):
                 self._wake("dispatcher", {**place, "subscription": name})

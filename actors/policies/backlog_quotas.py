@@ -71,7 +71,8 @@ class Quotas:
         Unavailable.
         """
         names = [key.removeprefix(self._prefix) for key in await self._meta.keys(self._prefix)]
-        found, damage = await look_at_all(names, self.read, self._known)
+        known: dict[str, Quota | None] = {**self._known}
+        found, damage = await look_at_all(names, self.read, known)
         self._known = {name: quota for name, quota in found.items() if quota is not None}
         return damage
 

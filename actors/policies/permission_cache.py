@@ -96,7 +96,7 @@ class PermissionCache:
             ended.set()
 
     async def look(self) -> None:
-        """Forget what has changed, or everything if the record does not say what that is. Raises Unavailable, Corrupt."""
+        """Forget what has changed; everything where the record does not say what. Raises Unavailable, Corrupt."""
         begun = self._ports.clock.monotonic()
         found = await self._ports.meta.read(CHANGES)
         number, names = (0, []) if found is None else (found.number, changes_in(found.value))

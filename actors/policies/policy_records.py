@@ -107,7 +107,7 @@ async def tell_changed(meta: Meta, key: str) -> None:
 
 
 def changes_in(value: bytes) -> list[str]:
-    """The keys of the records that changed last, the newest first; none if they cannot be read: any may have changed."""
+    """The keys of the records that changed last, the newest first; none if they cannot be read: any may have then."""
     try:
         return decoded(value, list[str], "the record of changed permissions")
     except Corrupt:

@@ -37,7 +37,7 @@ def test_the_other_topics_are_listed() -> None:
 
 
 def test_the_other_topics_get_their_copies() -> None:
-    """The damaged one is short of copies until its record is mended: nobody may take the bookie for one to do without."""
+    """The damaged one is short of copies until its record is mended: nobody is to take a node for one that is empty."""
 
     async def scenario(stage: Stage) -> None:
         for topic in ("bad", "good"):
@@ -52,7 +52,7 @@ def test_the_other_topics_get_their_copies() -> None:
             return {name for name, lost in stage.told if lost == ["bookie-2"]} == {*topics}
 
         async def all_copied() -> bool:
-            return (await stage.status())["underReplicated"] == 0
+            return bool((await stage.status())["underReplicated"] == 0)
 
         await stage.until(lambda: told("good/0"), "the good topic is not told", 120_000)
         await stage.client.clock.sleep(10_000)

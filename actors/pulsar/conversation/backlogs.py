@@ -64,9 +64,11 @@ class Backlogs:
 
     async def look(self) -> None:
         """Send those away that would be kept out if they came now. Raises Unavailable."""
-        for records in filter(None, (self._quotas, self._ages, self._limits)):
-            for damage in await records.look():
-                self._ports.log("quotas_unknown", error=str(damage))
+        damaged = [*await self._quotas.look(), *await self._ages.look()]
+        if self._limits is not None:
+            damaged += await self._limits.look()
+        for error in damaged:
+            self._ports.log("quota_unknown", error=str(error))
         if not (self._quotas.any or self._ages.any):
             return
         for topic, partition in list(self._producers):

@@ -208,8 +208,8 @@ class BatchReassembler:
             part.release()
 
     def clear(self) -> None:
-        """Everything that was not sent is others', and nothing is found out about it: while nobody can read the log that
-        never ends.
+        """Everything that was not sent is others', and nothing more is found out about it: where nobody can read the
+        log that never ends.
         """
         self._handling.end()
         for part in (*self._joined, *self._queue):

@@ -417,10 +417,11 @@ def test_what_is_left_and_the_first_have_ids_of_their_own() -> None:
 
 async def test_what_is_others_is_not_asked_for_any_more() -> None:
     """However long nobody can read the log: clients that come again and again would add to what is asked for."""
-    asked, answered, works = list[int](), asyncio.Event(), list[asyncio.Task[None]]()
+    asked, begun, answered, works = list[int](), asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
 
     async def run(ledger: int, entry: int) -> SimpleNamespace:
         asked.append(entry)
+        begun.set()
         await answered.wait()
         return SimpleNamespace(first_entry=0, follows=lambda row: 0)
 
@@ -434,11 +435,10 @@ async def test_what_is_others_is_not_asked_for_any_more() -> None:
     first = part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN)
     for each in (first, part_of([*range(20, 25), 30], [*range(5), 0])):
         whole.take(each)
-    while not asked:
-        await asyncio.sleep(0)
+    await begun.wait()
     whole.clear()
-    await asyncio.wait_for(asyncio.gather(*works), 10)
-    assert (asked, whole.waiting, first.open.any()) == ([12], 0, False)
+    await asyncio.wait_for(asyncio.gather(*works), 5)
+    assert (asked, whole.waiting, bool(first.open.any())) == ([12], 0, False)
     answered.set()
     whole.take(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN))
     await asyncio.gather(*works)

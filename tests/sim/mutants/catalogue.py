@@ -16,6 +16,7 @@ from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
 from tests.sim.mutants.limiting import LIMITING
+from tests.sim.mutants.meeting_damage import MEETING_DAMAGE
 from tests.sim.mutants.permitting import PERMITTING
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.publishing_results import PUBLISHING_RESULTS
@@ -49,6 +50,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "permitting": PERMITTING,
     "checking input": CHECKING_INPUT,
     "idling": IDLING,
+    "meeting damage": MEETING_DAMAGE,
     "publishing results": PUBLISHING_RESULTS,
     "remembering": REMEMBERING,
 }
