@@ -6,11 +6,14 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import pytest
 
 from actors.dispatcher import Dispatcher
+from actors.messages import LocateSubscription, Suspect
+from storage.errors import Corrupt
 from storage.position import position
 from tests.actors.dispatcher.test_rejoin import new_owner
-from tests.scenarios.key_shared.broker import Broker, play
+from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 FIELDS = [
     *("settings", "cursor", "members", "paused", "known", "by_index", "apart"),
@@ -66,3 +69,29 @@ def test_what_is_empty_stands_in_no_record() -> None:
         assert list(found) == [name for name in FIELDS if name not in some]
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    "field", ["settings", "members", "redeliveries_at", "redeliveries", "delayedChanges", "places"]
+)
+def test_a_field_of_another_kind_is_damage(field: str) -> None:
+    """Who asks for the subscription is told so, and it goes on when its record is mended."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        actor = owner(broker)
+        before = await record(broker, actor)
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        newest = await broker.ports.meta.read(actor.identity.key)
+        assert newest is not None
+        odd = msgpack.packb({**before, field: [7]})
+        assert await broker.ports.meta.create(actor.identity.key, newest.number + 1, odd)
+        await broker.ports.net.call(CONTROLLER, Suspect(address=actor.ports.me), 60_000)
+        request = LocateSubscription(topic=TOPIC, subscription=SUBSCRIPTION)
+        with pytest.raises(Corrupt, match="the record of a subscription"):
+            await broker.ports.net.call(CONTROLLER, request, 60_000)
+        assert await broker.ports.meta.create(actor.identity.key, newest.number + 2, newest.value)
+        await broker.publish("a")
+        await broker.until(lambda: client.came() == ["a"], 60_000)
+
+    play(scenario, grace_ms=30_000)

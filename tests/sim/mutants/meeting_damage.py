@@ -31,6 +31,14 @@ MEETING_DAMAGE: list[Mutant] = [
         test=ODD,
     ),
     Mutant(
+        name="an odd field is no damage, and its owner is started for ever",
+        module="actors.dispatcher.takeover",
+        old="    except DAMAGE as error:\n",
+        new="    except OverflowError as error:\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_takeover.py::test_a_field_of_another_kind_is_damage",
+    ),
+    Mutant(
         name="a record of an odd epoch ends its next owner",
         module="actors.fenced_record",
         old="        msgspec.convert(found, _Head)\n",
