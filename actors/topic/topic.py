@@ -127,6 +127,8 @@ class Topic(Actor):
         self._compacted = CompactedReads(ports, self._log, self._upkeep.compaction.reader)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
+        self._neglected = ""
+        """Why nothing is deleted or leaves, where that is damage."""
         self._serving = Signal()
         self._turns: dict[str, list[Signal]] = {}
 
@@ -174,9 +176,11 @@ class Topic(Actor):
         while self.stopped is None:
             try:
                 await self._upkeep.turn()
+                self._neglected = ""
             except Fenced:
                 return
             except SluiceError as error:
+                self._neglected = str(error) if isinstance(error, Corrupt) else ""
                 self.ports.log("upkeep_waits", error=str(error))
             await self.ports.clock.sleep(TEND_MS)
             await self._upkeep.rest()
@@ -464,13 +468,14 @@ class Topic(Actor):
 
     @property
     def problem(self) -> str:
-        """What an operator must look at: a recovery that does not go on, or runs that nobody can read."""
+        """What an operator must look at: a recovery that does not go on, runs or policies that nobody can read."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
         if waits:
             return f"the recovery waits: {waits}"
         unreadable = self._reads.unreadable.line(self.topic)
         compacted = f"the compacted log of {self.topic!r}: {self._compacted.problem}" if self._compacted.problem else ""
-        return "; ".join(filter(None, (unreadable, compacted)))
+        neglected = f"retention and offloading of {self.topic!r} wait: {self._neglected}" if self._neglected else ""
+        return "; ".join(filter(None, (unreadable, compacted, neglected)))
 
     async def on_accept_loss(self, request: AcceptLoss) -> Text:
         """Give a run up; also while the log is being recovered, because that may be what the recovery waits for."""

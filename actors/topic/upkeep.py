@@ -29,7 +29,7 @@ from actors.topic.log import PartitionLog
 from actors.topic.offloading import Offloading, offloads
 from actors.topic.reads import LogReads
 from actors.topic.trimming import consumed, trimmable
-from storage.errors import Conflict, Fenced, SluiceError
+from storage.errors import Conflict, Corrupt, Fenced, SluiceError
 
 DELETE_TIMEOUT = 10_000
 LAST_TIMEOUT = 2_000
@@ -99,19 +99,26 @@ class Upkeep:
         await self._prove(now)
         await self._log.snapshot()
         await self._log.roll_if_due()
-        await self._look()
-        await self.trim()
-        if not self._replicating and (
-            self._lost or self._leftovers or (self._log.settled and now >= self._fill_not_before)
-        ):
-            self._replicating = True
-            self._ports.spawn(self._replicate(now), "replicate")
+        try:
+            await self._look()
+            await self.trim()
+        except Corrupt:  # nobody knows what may be deleted or is to leave; copies are made all the same
+            self._begin_to_replicate(now)
+            raise
+        self._begin_to_replicate(now)
         if not self._offloading and (self.offloading.due(self.settings) or self.erasing.due()):
             self._offloading = True
             self._ports.spawn(self._offload(), "offload")
         if not self._compacting and self.compaction.due(self.settings):
             self._compacting = True
             self._ports.spawn(self._compact(), "compact")
+
+    def _begin_to_replicate(self, now: int) -> None:
+        if not self._replicating and (
+            self._lost or self._leftovers or (self._log.settled and now >= self._fill_not_before)
+        ):
+            self._replicating = True
+            self._ports.spawn(self._replicate(now), "replicate")
 
     def _forget_unused(self, now: int) -> None:
         if now < self._forget_not_before:

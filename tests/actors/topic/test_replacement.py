@@ -11,8 +11,10 @@ import random
 import pytest
 
 from actors.ledger.record import record_key, unpack_record
-from actors.messages import Replicate, TopicSettings
+from actors.messages import Alive, Ping, Replicate, TopicSettings
+from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
 from actors.ports import Ports, Unknown
+from actors.topic.upkeep import REST_MS
 from storage.errors import Fenced, Unavailable
 from tests.actors.topic.cluster import Cluster, read_all
 from tests.actors.topic.test_failover import History, judge, produce
@@ -71,3 +73,34 @@ def test_l8_all_bookies_are_replaced_and_nothing_is_lost(seed: int) -> None:
         assert len(history.confirmed) > 50
 
     World(1000 + seed).play(play)
+
+
+@pytest.mark.parametrize("name", [of_namespace("public/default"), of_topic("t")])
+def test_a_damaged_lifetime_keeps_no_topic_from_its_copies(name: str) -> None:
+    """What may be deleted is not known, and an operator is told; copies are made all the same."""
+
+    async def play(world: World) -> None:
+        cluster = Cluster(
+            world, bookies=3, settings=TopicSettings(ensemble=2, write_quorum=2, ack_quorum=2, roll_entries=20)
+        )
+        await cluster.start()
+        client, history = world.client("client"), History()
+        client.spawn(produce(cluster, client, "p", history, random.Random(1)), "produce")
+        await world.loop.pause(2_000)
+        await client.meta.create(LIFETIMES + name, 1, b"?")
+        to = await cluster.replace_owner()
+        world.crash("b0")
+        await cluster.start_bookie("b3")
+        await restore(client, cluster, ["b0"])
+        history.over = True
+        await world.loop.pause(3_000)
+        alive = await client.net.call(to, Ping(), 1_000)
+        assert isinstance(alive, Alive)
+        assert f"the lifetime of {name}" in alive.problem
+        await client.meta.remove(LIFETIMES + name)
+        await world.loop.pause(2 * REST_MS)
+        alive = await client.net.call(to, Ping(), 1_000)
+        assert isinstance(alive, Alive)
+        assert alive.problem == ""
+
+    World(1).play(play)

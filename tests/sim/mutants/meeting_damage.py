@@ -87,6 +87,22 @@ MEETING_DAMAGE: list[Mutant] = [
         test=CLOSED,
     ),
     Mutant(
+        name="a damaged lifetime keeps topics from their copies",
+        module="actors.topic.upkeep",
+        old="            self._begin_to_replicate(now)\n            raise\n",
+        new="            raise\n",
+        world=BROKER,
+        test="tests/actors/topic/test_replacement.py::test_a_damaged_lifetime_keeps_no_topic_from_its_copies",
+    ),
+    Mutant(
+        name="nobody is told that nothing is deleted any more",
+        module="actors.topic.topic",
+        old='                self._neglected = str(error) if isinstance(error, Corrupt) else ""\n',
+        new="",
+        world=BROKER,
+        test="tests/actors/topic/test_replacement.py::test_a_damaged_lifetime_keeps_no_topic_from_its_copies",
+    ),
+    Mutant(
         name="a damaged pool hides the others",
         module="actors.worker_pools",
         old="            except Corrupt as error:\n",
