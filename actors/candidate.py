@@ -195,7 +195,7 @@ class ControllerCandidate(Actor):
             await self.ports.clock.sleep(ASK_MS)
             try:
                 await (self._hold() if self._leads else self._attend())
-            except Unavailable as error:
+            except SluiceError as error:  # a record that cannot be read ends nobody's term
                 self.ports.log("candidate_waits", error=str(error))
 
     # -- in office ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.candidate import PROVEN_MS, SILENT_MS
+from actors.candidate import KEY, PROVEN_MS, SILENT_MS, SURE_MS
+from storage.errors import Corrupt
 from tests.sim.world import World
 from tests.sim.worlds.candidates import Offices
 
@@ -130,3 +131,19 @@ def test_one_alone_acts_whoever_else_has_ended() -> None:
 
     play(scenario, FIRST, A, B)
     play(lambda world, offices: world.loop.pause(20_000), FIRST)
+
+
+def test_a_damaged_record_leaves_the_one_in_office_there() -> None:
+    """It goes on as long as the others hear it; when the record is mended it can be succeeded again."""
+
+    async def scenario(world: World, offices: Offices) -> None:
+        world.meta.trouble.refused[f"read {KEY}"] = Corrupt
+        await world.loop.pause(10 * SURE_MS)
+        assert offices.in_office() == acting(offices) == [FIRST]
+        world.meta.trouble.refused.clear()
+        world.partition([FIRST], [A, B])
+        await world.loop.pause(SOON_MS)
+        (other,) = [host for host in offices.in_office() if host != FIRST]
+        assert acting(offices) == [other]
+
+    play(scenario, FIRST, A, B)

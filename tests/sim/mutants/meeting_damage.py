@@ -103,6 +103,14 @@ MEETING_DAMAGE: list[Mutant] = [
         test="tests/actors/topic/test_replacement.py::test_a_damaged_lifetime_keeps_no_topic_from_its_copies",
     ),
     Mutant(
+        name="a damaged record ends the term of the one in office",
+        module="actors.candidate",
+        old="            except SluiceError as error:  # a record",
+        new="            except Unavailable as error:  # a record",
+        world=BROKER,
+        test="tests/actors/test_candidate.py::test_a_damaged_record_leaves_the_one_in_office_there",
+    ),
+    Mutant(
         name="a damaged pool hides the others",
         module="actors.worker_pools",
         old="            except Corrupt as error:\n",
