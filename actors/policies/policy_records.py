@@ -27,6 +27,8 @@ _DEFINITIONS = "schema-definition/"
 _TRIES = 20
 LOOK_MS = 60_000
 """So often owners look what operators want of their topics."""
+DAMAGED_MS = 10_000
+"""So often where that cannot be read: all owners of a namespace's topics share one store."""
 
 
 def schema_key(topic: str) -> str:
@@ -146,16 +148,24 @@ class SeldomRead(Generic[T]):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: T | None = None
+        self._damage = ""
         self._looked = 0
 
     async def get(self, read: Callable[[], Awaitable[T]]) -> T:
         """The value read in the last LOOK_MS, or what `read` finds now. Raises what `read` raises, and has then
-        forgotten what it knew.
+        forgotten what it knew; Corrupt for DAMAGED_MS without another look.
         """
         now = self._clock.monotonic()
         known, self._known = self._known, None
+        if self._damage and now - self._looked < DAMAGED_MS:
+            raise Corrupt(self._damage)
+        self._damage = ""
         if known is None or now - self._looked >= LOOK_MS:
-            known = await read()
+            try:
+                known = await read()
+            except Corrupt as error:
+                self._damage, self._looked = str(error), now
+                raise
             self._looked = now
         self._known = known
         return known

@@ -71,9 +71,7 @@ def test_what_is_empty_stands_in_no_record() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(
-    "field", ["settings", "members", "redeliveries_at", "delayedChanges", "places"]
-)
+@pytest.mark.parametrize("field", ["settings", "members", "redeliveries_at", "delayedChanges", "places"])
 def test_a_field_of_another_kind_is_damage(field: str) -> None:
     """Who asks for the subscription is told so, and it goes on when its record is mended."""
 

@@ -8,9 +8,20 @@ from collections.abc import Callable
 import pytest
 
 from actors.policies.backlog_quotas import Quota, Quotas
-from actors.policies.policy_records import QUOTAS, decoded, forget_topic, of_topic, revise, schema_key, value_of
+from actors.policies.policy_records import (
+    DAMAGED_MS,
+    QUOTAS,
+    SeldomRead,
+    decoded,
+    forget_topic,
+    of_topic,
+    revise,
+    schema_key,
+    value_of,
+)
 from actors.ports import Version
 from storage.errors import Corrupt, NotFound, Unavailable
+from tests.kit.clocks import HandMovedClock
 from tests.kit.meta import MemoryMeta
 
 
@@ -100,3 +111,23 @@ async def test_a_damaged_quota_is_no_answer_for_the_others() -> None:
             Quota(1, "producer_exception"),
             Quota(2, "producer_exception"),
         )
+
+
+async def test_what_is_damaged_is_not_read_all_the_time() -> None:
+    """Each owner of a namespace's topics asks for it again and again, and all of them share a store."""
+    clock, reads = HandMovedClock(), list[str]()
+    known = SeldomRead[int](clock)
+
+    async def read() -> int:
+        reads.append("read")
+        raise Corrupt("it cannot be read")
+
+    async def mended() -> int:
+        return 7
+
+    for _ in range(DAMAGED_MS // 100):
+        with pytest.raises(Corrupt, match="it cannot be read"):
+            await known.get(read)
+        clock.passed += 100
+    assert len(reads) == 1
+    assert await known.get(mended) == 7

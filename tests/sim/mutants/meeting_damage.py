@@ -111,6 +111,14 @@ MEETING_DAMAGE: list[Mutant] = [
         test="tests/actors/test_candidate.py::test_a_damaged_record_leaves_the_one_in_office_there",
     ),
     Mutant(
+        name="owners ask for a damaged record all the time",
+        module="actors.policies.policy_records",
+        old="        if self._damage and now - self._looked < DAMAGED_MS:\n",
+        new="        if False:\n",
+        world=BROKER,
+        test=f"{POLICIES}/test_policy_records.py::test_what_is_damaged_is_not_read_all_the_time",
+    ),
+    Mutant(
         name="a damaged pool hides the others",
         module="actors.worker_pools",
         old="            except Corrupt as error:\n",
