@@ -23,7 +23,7 @@ from actors.actor import Actor
 from actors.fenced_record import FencedRecord, record_in
 from actors.messages import Leading, WhoLeads
 from actors.ports import Ports, Unknown
-from storage.errors import Fenced, SluiceError, Unavailable
+from storage.errors import Fenced, SluiceError
 
 ASK_MS, ASK_TIMEOUT = 500, 1_000
 SILENT_MS = 2_000
