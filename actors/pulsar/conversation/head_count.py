@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from actors.directory import Directory
 from actors.messages import ClientsHere, DescribeCluster
 from actors.policies.limits import LimitRecords
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Address, Net, Ports, Unknown
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.refusals import CommandRefused
 from actors.pulsar.conversation.topic_names import TopicPartition
+from actors.wire import Reply, Request
+from storage.errors import SluiceError
 
+R = TypeVar("R", bound=Reply)
 ASK_MS = 5_000
+
+
+async def answers_of(net: Net, gateways: Iterable[Address], request: Request[R], timeout: int) -> list[R]:
+    """Of those that answer. One that refuses, as one of an earlier version does, keeps nobody from the others'."""
+
+    async def one(gateway: Address) -> R | Unknown:
+        try:
+            return await net.call(gateway, request, timeout)
+        except SluiceError as error:
+            return Unknown(str(error))
+
+    replies = await asyncio.gather(*(one(gateway) for gateway in gateways))
+    return [reply for reply in replies if not isinstance(reply, Unknown)]
 
 
 class HeadCount:
@@ -54,10 +71,8 @@ class HeadCount:
         """Who is connected to a partition, at all gateways that answer."""
         request = ClientsHere(topic=tp.topic, partition=tp.partition)
         gateways = dict.fromkeys([*await self.others(), self._ports.me])
-        replies = await asyncio.gather(*(self._ports.net.call(one, request, ASK_MS) for one in gateways))
         found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}
-        for reply in replies:
-            if not isinstance(reply, Unknown):
-                for kind, rows in json.loads(reply.json).items():
-                    found[kind] += rows
+        for reply in await answers_of(self._ports.net, gateways, request, ASK_MS):
+            for kind, rows in json.loads(reply.json).items():
+                found[kind] += rows
         return found

@@ -6,14 +6,12 @@ known: then the others have its share.
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from actors.messages import RatesHere
 from actors.policies.backlog_quotas import CHECK_MS
-from actors.ports import Ports, Unknown
-from actors.pulsar.conversation.head_count import ASK_MS, HeadCount
+from actors.ports import Ports
+from actors.pulsar.conversation.head_count import ASK_MS, HeadCount, answers_of
 from actors.pulsar.conversation.rates import Limited, RateLimiter, Use
 from storage.errors import SluiceError
 
@@ -39,8 +37,8 @@ class RateShares:
         if not self._rates.any:
             return
         others = [one for one in await self._head_count.others() if one != self._ports.me]
-        replies = await asyncio.gather(*(self._ports.net.call(one, RatesHere(), ASK_MS) for one in others))
-        self._rates.share([_decoded(reply.json) for reply in replies if not isinstance(reply, Unknown)])
+        replies = await answers_of(self._ports.net, others, RatesHere(), ASK_MS)
+        self._rates.share([_decoded(reply.json) for reply in replies])
 
     def here(self) -> str:
         """What passes here, for others."""

@@ -26,7 +26,8 @@ from actors.policies.limits import LimitRecords
 from actors.policies.namespaces import Namespaces
 from actors.policies.permission_cache import PermissionCache
 from actors.policies.policy_records import AGES, of_namespace, of_topic
-from actors.ports import Address, Ports, Unknown
+from actors.ports import Address, Ports
+from actors.pulsar.conversation.head_count import answers_of
 from actors.pulsar.conversation.topic_names import listed, new_settings, split_name, topic_name, topics_in
 from actors.wire import Request
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
@@ -70,8 +71,7 @@ class Broker:
 
     async def ask_gateways(self, request: Request[Any]) -> list[Any]:
         """The answers of all gateways; a cluster that serves no client of Pulsar has none."""
-        asked = [self.ports.net.call(gateway, request, CALL_TIMEOUT) for gateway in await self.gateways()]
-        return [reply for reply in await asyncio.gather(*asked) if not isinstance(reply, Unknown)]
+        return await answers_of(self.ports.net, await self.gateways(), request, CALL_TIMEOUT)
 
     async def gateways(self) -> list[Address]:
         """Every gateway that runs: where Pulsar's clients are connected."""

@@ -9,7 +9,9 @@ from actors.policies.policy_records import of_topic
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.rates import Passed
+from cluster.pulsar.admin.broker import Broker
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.scenarios.key_shared.broker import CONTROLLER
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Gone, Refusal
 
@@ -241,5 +243,30 @@ def test_a_role_has_so_many_connections() -> None:
         wires[0].hang_up()
         await clients.broker.quiet(1_000)
         await clients.enter("c4", GATEWAYS[0], "root")
+
+    with_gateways(scenario)
+
+
+def test_a_gateway_that_refuses_is_one_that_is_away() -> None:
+    """As one of an earlier version does: nobody is kept out by that, and the others share their rates."""
+
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, producers=2, publish_rate=Rate(messages=10))
+        first, second = gateways(clients)
+
+        async def everybody() -> list[str]:
+            return [first.ports.me, CONTROLLER, second.ports.me]
+
+        for gateway in (first, second):
+            gateway.head_count.others = everybody  # type: ignore[method-assign]
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        for _ in range(20):
+            await clients.send(wire, "c0")
+        await second.rate_shares.look()
+        await first.rate_shares.look()
+        broker = Broker(clients.broker.ports, CONTROLLER)
+        broker.gateways = everybody  # type: ignore[method-assign]
+        assert len((await broker.clients("orders", 0))["producers"]) == 1
 
     with_gateways(scenario)

@@ -119,6 +119,14 @@ MEETING_DAMAGE: list[Mutant] = [
         test=f"{POLICIES}/test_policy_records.py::test_what_is_damaged_is_not_read_all_the_time",
     ),
     Mutant(
+        name="a gateway that refuses hides the others",
+        module="actors.pulsar.conversation.head_count",
+        old="        except SluiceError as error:\n",
+        new="        except NotImplementedError as error:\n",
+        world="gateway",
+        test="tests/actors/pulsar/test_limits.py::test_a_gateway_that_refuses_is_one_that_is_away",
+    ),
+    Mutant(
         name="a damaged pool hides the others",
         module="actors.worker_pools",
         old="            except Corrupt as error:\n",
