@@ -147,7 +147,7 @@ class ClosedOwners:
             found = await self._ports.meta.read(identity.key)
             if found is None:
                 return False
-            if not settings_in(found.value).durable:
+            if not settings_in(identity.key, found.value).durable:
                 return True
             self._durable.add(identity.key)
         mark = EARLIEST if record is None else record.subscriptions.get(identity.subscription, EARLIEST)

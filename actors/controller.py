@@ -269,10 +269,11 @@ class Controller(WorkerPools):
         """Start the partitions from `first` on, and on them every subscription, as it is on the others."""
         await self._ensure_all(self._topic_entries(topic, settings)[first:])
         for subscription in await self._catalog.subscriptions(topic):
-            record = await self.ports.meta.read(PartitionSubscription(topic, 0, subscription).key)
+            key = PartitionSubscription(topic, 0, subscription).key
+            record = await self.ports.meta.read(key)
             if record is None:
                 continue  # it is being deleted, or made
-            plain = plain_settings(settings_in(record.value))
+            plain = plain_settings(settings_in(key, record.value))
             entries = self._dispatcher_entries(topic, subscription, plain, range(first, settings.partitions))
             await self._ensure_all(entries)
 

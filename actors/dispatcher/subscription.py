@@ -47,16 +47,18 @@ class Recorded(Protocol):
         """Begin with the state that the last owner left; None: there was no such field. Raises Corrupt, Unavailable."""
 
 
-def settings_in(value: bytes) -> SubscriptionSettings:
+def settings_in(key: str, value: bytes) -> SubscriptionSettings:
     """The settings that the next owner works with, from a version's bytes, for those who only look. Raises Corrupt."""
-    return recorded_settings(record_in("of a subscription", value))[0]
+    return recorded_settings(record_in(key, value), key)[0]
 
 
-def recorded_settings(value: Mapping[str, Any]) -> tuple[SubscriptionSettings, list[str]]:
+def recorded_settings(
+    value: Mapping[str, Any], key: str = "of a subscription"
+) -> tuple[SubscriptionSettings, list[str]]:
     """The same, and what of them had to be changed to be usable, from the contents of a record. Raises Corrupt."""
     stored = value.get("settings")
     if not isinstance(stored, bytes):
-        raise Corrupt(f"the record of a subscription has no settings that can be read, but {str(stored)[:40]}")
+        raise Corrupt(f"the record {key} has no settings that can be read, but {str(stored)[:40]}")
     return stored_settings(stored, SubscriptionSettings)
 
 

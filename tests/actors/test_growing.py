@@ -17,7 +17,7 @@ from actors.messages import (
     SubscriptionSettings,
     TopicSettings,
 )
-from storage.errors import Invalid, NotFound, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.test_controller import Stage, play
 
 FAILOVER = SubscriptionSettings(type="failover", initial_position="earliest")
@@ -109,6 +109,23 @@ def test_what_fails_changes_nothing_and_can_be_asked_again() -> None:
         assert await count(stage) == 2
         assert len(await stage.locate()) == 2
         stage.broken.clear()
+        await stage.ask(AddPartitions(topic="t", partitions=3))
+        assert await count(stage) == 3
+
+    play(scenario)
+
+
+def test_a_damaged_subscription_is_named() -> None:
+    """Whoever grows its topic must know which it is: without it the topic stays as it is."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create(partitions=2)
+        for name, value in (("a", b"?"), ("b", msgpack.packb({"settings": {}, "epoch": 1}))):
+            await stage.client.meta.create(f"subscription/t/0/{name}", 1, value)
+            with pytest.raises(Corrupt, match=f"subscription/t/0/{name}"):
+                await stage.ask(AddPartitions(topic="t", partitions=3))
+            await stage.client.meta.remove(f"subscription/t/0/{name}")
+        assert await count(stage) == 2
         await stage.ask(AddPartitions(topic="t", partitions=3))
         assert await count(stage) == 3
 

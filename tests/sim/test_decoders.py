@@ -179,7 +179,7 @@ RECORDS = {
     "subscription": Decoder(
         lambda data: SubscriptionState.stored(record_in("k", data), lambda *_, **__: None), _subscription, 0
     ),
-    "subscription settings": Decoder(settings_in, _subscription, 0),
+    "subscription settings": Decoder(lambda data: settings_in("k", data), _subscription, 0),
     "topic settings": Decoder(
         lambda data: stored_settings(data, TopicSettings),
         lambda: msgspec.json.encode(TopicSettings(partitions=3)),

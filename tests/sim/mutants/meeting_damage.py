@@ -127,6 +127,14 @@ MEETING_DAMAGE: list[Mutant] = [
         test="tests/actors/pulsar/test_limits.py::test_a_gateway_that_refuses_is_one_that_is_away",
     ),
     Mutant(
+        name="nobody is told which subscription keeps a topic from growing",
+        module="actors.controller",
+        old="settings_in(key, record.value)",
+        new='settings_in("", record.value)',
+        world=BROKER,
+        test="tests/actors/test_growing.py::test_a_damaged_subscription_is_named",
+    ),
+    Mutant(
         name="a damaged pool hides the others",
         module="actors.worker_pools",
         old="            except Corrupt as error:\n",
