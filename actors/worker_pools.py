@@ -145,9 +145,9 @@ class WorkerPools(Actor):
         except Corrupt:  # then nobody can keep it, nor change its record
             if not request.forget:
                 raise
-        stopped = record is not None and bool(record.stopped)
-        if request.forget or stopped:
-            if not stopped and self._silent_ms(request.name) < SILENT_MS:
+        kept = record is not None and not record.stopped
+        if request.forget or not kept:
+            if kept and self._silent_ms(request.name) < SILENT_MS:
                 if request.name in self._reported:
                     raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
                 raise Conflict(f"this controller is new, and may not have heard who keeps {request.name}: ask again")
