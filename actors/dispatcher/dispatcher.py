@@ -197,7 +197,9 @@ class Dispatcher(Actor):
             return None
         context = self._parts.context
         sessions = tuple(session.number for session in context.sessions.all())
-        return context.cursor.mark_delete, sessions, context.state.paused, self._parts.parked.alarm()
+        # The last two change by time alone: a kept place is given up, and a key is blamed no longer.
+        moved, blamed = context.core.history.number, self._parts.hot_key_watch.problem
+        return context.cursor.mark_delete, sessions, context.state.paused, self._parts.parked.alarm(), moved, blamed
 
     async def on_close_idle(self, request: CloseIdle) -> Closed:
         """Everything is in the records and in the log: who attaches next finds it as after a change of owners."""
@@ -318,7 +320,7 @@ class Dispatcher(Actor):
         return document(await self.parts.statistics.collect())
 
     async def on_explain(self, request: Explain) -> Text:
-        return document(self.parts.inspection.explain(request))
+        return document(await self.parts.inspection.explain(request))
 
     async def on_list_pending(self, request: ListPending) -> Text:
         return document(self._owning.inspection.pending(request))

@@ -6,6 +6,7 @@ the core.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -15,11 +16,12 @@ import numpy as np
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.parked_keys import ParkedKeys
-from actors.dispatcher.reader import Reader
+from actors.dispatcher.reader import LOOK_TIMEOUT, Reader
 from actors.messages import Explain, FindBacklog, FindOwner, ListDelayed, ListPending, Text
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, SluiceError, Unavailable
+from storage.frame import index_columns
 from storage.hashing import masked_hash
-from storage.position import show
+from storage.position import run_positions, show
 
 
 class Inspection:
@@ -29,7 +31,7 @@ class Inspection:
         self._ports, self._identity, self._state = context.ports, context.identity, context.state
         self._core, self._cursor, self._sessions = context.core, context.cursor, context.sessions
         self._tracker, self._changes, self._store = context.tracker, context.changed_delays.now, context.store
-        self._reader, self._leases, self._parked = reader, leases, parked
+        self._reader, self._leases, self._parked, self._log = reader, leases, parked, context.log
 
     # -- what lies where ----------------------------------------------------------------------------------------------
 
@@ -78,15 +80,21 @@ class Inspection:
 
     # -- why something is not delivered -------------------------------------------------------------------------------
 
-    def explain(self, request: Explain) -> dict[str, Any]:
+    async def explain(self, request: Explain) -> dict[str, Any]:
         """Run the dispatch predicate with reasons on, and add the outer gates."""
+        due = 0 if request.position is None else await self._due(request.position)
+        # No await from here on.
         key_hash = None if request.key is None else masked_hash(request.key)
         now = self._ports.clock.now()
         answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
         self._add_leases(answer["reasons"])
         reasons = [*self._outer_gates(), *answer["reasons"]]
         if request.position is not None:
-            reasons = self._gates_of(request.position, reasons)
+            reasons = self._gates_of(request.position, reasons, due)
+        elif answer.get("verdict") == "nothing_to_deliver" and (delayed := self._tracker.count()):
+            text = f"{delayed} messages of the subscription are delayed, and some of them may be of this key"
+            command = f"sluice subscriptions cancel-delayed {self._identity.topic} {self._identity.subscription}"
+            reasons.append(_gate("delayed", text, f"time; `{command} --key KEY --dry-run` counts those of a key"))
         if parked := self._parked.gate(request.key, request.position):
             reasons = [parked, *(reason for reason in reasons if reason["gate"] != "nothing_to_deliver")]
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
@@ -136,16 +144,32 @@ class Inspection:
             gates.append(_gate("delayed_index_behind", text, "the store takes some, or some are due"))
         return gates
 
-    def _gates_of(self, position: int, reasons: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The gates that hold back one message that is not in the core."""
+    async def _due(self, position: int) -> int:
+        """When a message in the delayed index is due, in ms; 0: it is not there, or the log does not say it now."""
+        at = np.array([position], np.int64)
+        if not bool(self._tracker.contains(at)[0]):
+            return 0
+        due = np.zeros(1, np.int64)
+        with contextlib.suppress(SluiceError):  # the index tells of each only that it is there
+            for run in (await self._log.read(position, 1, patience=LOOK_TIMEOUT)).runs:
+                times, _ = index_columns(await self._log.columns(run), run.count, run.delayed)
+                here = run_positions(run.ledger, run.first_entry, run.count) == position
+                due = due if times is None or not here.any() else times[here]
+        return int(self._changes.due(at, due)[0])
+
+    def _gates_of(self, position: int, reasons: list[dict[str, Any]], due: int) -> list[dict[str, Any]]:
+        """The gates that hold back one message that is not in the core. due: see `_due`."""
         at = np.array([position], np.int64)
         held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
         if not held and bool(self._cursor.is_acknowledged(at)[0]):
             cancelled = bool(self._changes.cancelled.contains(at)[0])
             return [_gate("nothing_to_deliver", "it was cancelled" if cancelled else "it is acknowledged", "nothing")]
         if bool(self._tracker.contains(at)[0]):
-            due = int(self._changes.due(at, np.zeros(1, np.int64))[0])
-            text = f"it was rescheduled, and is not due before {_date(due)}" if due else "it is not due yet"
+            if 0 < due <= self._ports.clock.now():
+                return [*self._outer_gates(), *self._core.due_reasons()]
+            text = f"it is not due before {_date(due)}" if due else "it is not due yet"
+            if bool(self._changes.is_moved(at)[0]):
+                text = f"it was rescheduled, and is not due before {_date(due)}"
             return [_gate("delayed", text, "time"), *reasons]
         if position >= self._reader.position:
             text = f"the dispatcher has read up to {show(self._reader.position)} only"

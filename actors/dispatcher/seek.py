@@ -120,10 +120,7 @@ class Seeker:
         if number is not None:
             self._check_order(number, self._sought)
             self._skipped = max(self._skipped, number)
-        end = self._reader.end
-        before = self._backlog.count(end)
-        await self._forward(target, everything=everything)
-        return before - self._backlog.count(end), target
+        return await self._forward(target, everything=everything), target
 
     async def _seek(self, number: int, target: int) -> int:
         """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.
@@ -146,18 +143,24 @@ class Seeker:
         self._wakeups.all()
         return target
 
-    async def _forward(self, target: int, *, everything: bool = False) -> None:
-        """Everything before `target` is done; with `everything`, also messages read beyond it meanwhile."""
+    async def _forward(self, target: int, *, everything: bool = False) -> int:
+        """Everything before `target` is done; with `everything`, also messages read beyond it meanwhile. Returns how
+        many that were not done before are done by this, whatever else moves the subscription until it is durable.
+        """
+        end = self._reader.end
         with self._reader.held():
             if everything:
                 target = max(target, self._reader.position)
+            before = self._backlog.count(end)
             self._backlog.skip_to(target)
+            skipped = before - self._backlog.count(end)
             if self._reader.position < target:
                 self._reader.move(target)
             if everything:
                 await self._backlog.forget_delayed()
         await self._store.barrier()
         self._wakeups.all()
+        return skipped
 
 
 def named_position(wanted: str, ends: Ends) -> int:

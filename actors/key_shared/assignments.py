@@ -66,8 +66,8 @@ class DispatchCounters:
         self.held_back += count
 
     def continue_from(self, before: DispatchCounters) -> None:
-        """The numbers of messages go on."""
-        self.dispatched = before.dispatched
+        """The numbers of messages go on, and the total."""
+        self.dispatched, self.held_back = before.dispatched, before.held_back
 
 
 class Assignments:

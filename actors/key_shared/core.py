@@ -106,6 +106,8 @@ class Core:
         new.counters.continue_from(self.counters)
         new.members.continue_from(self.members)
         new.tables.continue_from(self.tables)
+        new.drains.continue_from(self.drains)
+        new.sentinel.continue_from(self.sentinel)
         new.parked.continue_from(self.parked)
         new.kept.continue_from(self.kept)
         return new
@@ -151,6 +153,11 @@ class Core:
         if self.nack_ordered and count[REPLAY]:
             waiting -= int(np.count_nonzero(self.window.unreached(self.window.rows_in(REPLAY))))
         return waiting
+
+    @property
+    def due_waiting(self) -> int:
+        """Delayed messages that were due and wait to be sent: what look-ahead limits of them."""
+        return self.window.count[UNORDERED] + self.held_for_decision
 
     @property
     def held_for_decision(self) -> int:

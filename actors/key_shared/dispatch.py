@@ -44,7 +44,7 @@ from actors.key_shared.history import History, take_events
 from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.selectors import Range
 from actors.key_shared.tables import HashTables
-from actors.key_shared.window import DEAD, FRESH, NO_SLOT, PENDING, UNORDERED, Mask, Reduced
+from actors.key_shared.window import DEAD, FRESH, NO_SLOT, PENDING, Mask, Reduced
 from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from storage.hashing import Hashes
 from storage.position import Positions
@@ -191,10 +191,7 @@ class Dispatch:
         blocked subscription does not stop them (KS-49); only what was due before and still waits does.
         """
         core = self._core
-        return max(
-            min(core.members.allowed, core.look_ahead_limit() - core.window.count[UNORDERED] - core.held_for_decision),
-            0,
-        )
+        return max(min(core.members.allowed, core.look_ahead_limit() - core.due_waiting), 0)
 
     @property
     def nack_ordered(self) -> bool:
@@ -382,6 +379,10 @@ class Dispatch:
     ) -> dict[str, Any]:
         """Why is it not delivered? key_hash: masked hash of a key; hash: as the selector sees it; or a position."""
         return explain.explain(self._core, key_hash=key_hash, hash=hash, position=position, now=now)
+
+    def due_reasons(self) -> list[dict[str, Any]]:
+        """Why a delayed message that is due is not taken out of the delayed index; in the form of `explain`."""
+        return explain.due_reasons(self._core)
 
     def blocked_keys(self, top: int, now: int) -> list[dict[str, Any]]:
         """The hashes that wait the longest, oldest first."""

@@ -75,6 +75,11 @@ class Drains:
         self._since: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._by_consumer: dict[str, _Finished] = {}
 
+    def continue_from(self, before: Drains) -> None:
+        """The totals and lengths go on; nothing drains any more."""
+        self.peak, self.begun, self.cleared, self.blocked = before.peak, before.begun, before.cleared, before.blocked
+        self._by_consumer = before._by_consumer
+
     def owners_changed(self, tables: HashTables, now: int) -> None:
         """The draining hashes may have changed. now: milliseconds."""
         if not len(self._since):

@@ -222,9 +222,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
     slot = int(core.tables.owner[int(window.hash[row])])
     allowance = members.allowance()
     if core.shared:
-        if allowance.any() or not len(members):
-            return []
-        return [_reason("no_permits", "no consumer has permits", "a consumer asking for more or acknowledging")]
+        return [] if allowance.any() or not len(members) else _nobody_may(core)
     if slot == NO_SLOT:
         return []
     if slot in core.kept:
@@ -250,15 +248,28 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
                 permits=0,
             )
         ]
-    return [
-        _reason(
-            "unacked_limit",
-            f"{_owner_name(core, slot)} has {int(members.unacked[slot])} unacknowledged messages, the limit is "
-            f"{members.max_unacked_each}",
-            f"acknowledgements, down to {members.max_unacked_each // 2}",
-            unacked=int(members.unacked[slot]),
-        )
-    ]
+    return [_unacked(core, slot)]
+
+
+def _unacked(core: Core, slot: int) -> Reason:
+    members = core.members
+    return _reason(
+        "unacked_limit",
+        f"{_owner_name(core, slot)} has {int(members.unacked[slot])} unacknowledged messages, the limit is "
+        f"{members.max_unacked_each}",
+        f"acknowledgements, down to {members.max_unacked_each // 2}",
+        unacked=int(members.unacked[slot]),
+    )
+
+
+def _nobody_may(core: Core) -> list[Reason]:
+    """No consumer may get anything: some hold as much as they may, the others are out of permits."""
+    blocked = [member.slot for member in core.members if core.members.blocked[member.slot]]
+    reasons = [_unacked(core, slot) for slot in blocked[:_SHOWN]]
+    if len(blocked) < len(core.members):
+        text = "the other consumers have no permits" if blocked else "no consumer has permits"
+        reasons.append(_reason("no_permits", text, "a consumer receiving what it was sent"))
+    return reasons
 
 
 def _kept(core: Core, slot: int) -> Reason:
@@ -307,17 +318,33 @@ def read_reasons(core: Core) -> list[Reason]:
             )
         )
     if not members.allowance().any():
-        reasons.append(_reason("no_permits", "no consumer has permits", "a consumer receiving or acknowledging"))
-    limit = core.look_ahead_limit()
-    if core.waiting >= limit:
-        reasons.append(
-            _reason(
-                "look_ahead_limit",
-                f"{core.waiting} messages wait to be sent, the limit is {limit}",
-                "delivery of those that wait; blocked_keys names what they wait for",
-            )
-        )
+        reasons += _nobody_may(core)
+    reasons += _look_ahead(core, core.waiting)
     return reasons or [_reason("not_read", "it was not read yet, and nothing prevents reading", "the next read")]
+
+
+def due_reasons(core: Core) -> list[Reason]:
+    """Why a delayed message that is due is not taken out of the delayed index now; `deliverable` if nothing prevents
+    it.
+    """
+    if not len(core.members):
+        return [_reason("no_owner", "no consumer is connected", "a consumer joining")]
+    reasons = [] if core.members.allowance().any() else _nobody_may(core)
+    reasons += _look_ahead(core, core.due_waiting)
+    return reasons or [_reason("deliverable", "it is due, and nothing holds it back", "the next look at what is due")]
+
+
+def _look_ahead(core: Core, waiting: int) -> list[Reason]:
+    limit = core.look_ahead_limit()
+    if waiting < limit:
+        return []
+    return [
+        _reason(
+            "look_ahead_limit",
+            f"{waiting} messages wait to be sent, the limit is {limit}",
+            "delivery of those that wait; blocked_keys names what they wait for",
+        )
+    ]
 
 
 def _first_waiting(core: Core, rows: Rows) -> int | None:
@@ -331,7 +358,9 @@ def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
     """No row of the hash asks to be sent."""
     if len(rows) == 0:
         return [
-            _reason("nothing_to_deliver", "no message of it was read that is not acknowledged", "a publish"),
+            _reason(
+                "nothing_to_deliver", "no message of it was read that is neither acknowledged nor delayed", "a publish"
+            ),
             *read_reasons(core),
         ]
     return [reason for row in rows[:1] for reason in row_reasons(core, int(row), now)]

@@ -48,6 +48,12 @@ class Sentinel:
         self._hashes = HashGroups(np.uint16, np.int32, np.int64)
         """The holder, how many messages are held, and at or behind which position the first delivery has to be."""
 
+    def continue_from(self, before: Sentinel) -> None:
+        """The counts and the stories go on; nothing is out any more, and everything may be sent again."""
+        self.checked_holder, self.checked_order = before.checked_holder, before.checked_order
+        self.violations_holder, self.violations_order = before.violations_holder, before.violations_order
+        self.checked_repeated, self.stories = before.checked_repeated, before.stories
+
     @property
     def held(self) -> int:
         """Messages that are sent and not given back."""

@@ -41,8 +41,14 @@ def test_a_key_that_holds_a_partition_back_is_named() -> None:
             slow.parts[0].taken(part)
         slow.ack()
         await broker.until(lambda: broker.seen() == 2 * FEWEST + 1)
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert actor is not None
+        await broker.until(lambda: actor.figures is not None)
+        assert await problem(broker) == line, "all is done, and nobody has looked since"
+        blamed = actor.figures
         await broker.quiet(LEASE_MS)
         assert await problem(broker) == ""
+        assert actor.figures != blamed, "what was shown of it does not hold any more"
         assert (await broker.stats())["heldBackByKey"] == 0
 
     play(scenario, lease_ms=LEASE_MS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from actors.messages import Explain, shown
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -56,3 +58,45 @@ def test_explain_tells_a_hanging_application_from_a_frozen_one() -> None:
         assert holds["age_ms"] >= 3 * LEASE_MS > LEASE_MS > holds["heard_ms_ago"]
 
     play(scenario, lease_ms=LEASE_MS)
+
+
+@pytest.mark.parametrize("tracker", ["memory", "bucket"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("policy", ["pass", "block_key"])
+def test_a_due_message_waits_for_permits_and_not_for_time(tracker: str, shared: bool, policy: str) -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        await broker.publish("a", "b", delay=[0, 2_000])
+        await broker.until(lambda: len(client.got) == 1)
+        delayed = Explain(position=client.got[0].position + 1)
+        answer = shown(await broker.ask(delayed))
+        assert (answer["verdict"], "T" in answer["reasons"][0]["text"]) == ("delayed", True), "it says until when"
+        await broker.quiet(4_000)
+        answer = shown(await broker.ask(delayed))
+        assert [reason["gate"] for reason in answer["reasons"]] == ["no_permits"]
+        client.taking = client.acking = True
+        client.ack(client.got[0])
+        client.parts[0].taken(client.got[0].part)
+        await broker.until(lambda: client.came() == ["a", "b"])
+
+    play(
+        scenario,
+        delayed_tracker=tracker,
+        delay_key_policy=policy,
+        delayed_delivery_shared_index_enabled=shared,
+    )
+
+
+def test_a_key_with_delayed_messages_alone_is_explained() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a", "b", delay=[0, 5_000])
+        await broker.until(lambda: len(client.got) == 1)
+        await broker.quiet(500)
+        gates = [reason["gate"] for reason in (await explained(broker, "b"))["reasons"]]
+        assert (gates[0], gates[-1]) == ("nothing_to_deliver", "delayed")
+        await broker.until(lambda: len(client.got) == 2)
+        await broker.quiet(500)
+        assert "delayed" not in [reason["gate"] for reason in (await explained(broker, "b"))["reasons"]]
+
+    play(scenario)

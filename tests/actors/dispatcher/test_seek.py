@@ -326,6 +326,45 @@ def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("meanwhile", ["acknowledge", "seek"])
+def test_what_is_done_meanwhile_did_not_expire(meanwhile: str) -> None:
+    """Until an expiry is durable messages are acknowledged, or wanted again: neither changes how many expired."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", acking=False)
+        await broker.publish(*"ab")
+        before = broker.ports.clock.now() + 1
+        await broker.quiet(10)
+        await broker.publish(*"cde")
+        await broker.until(lambda: len(client.got) == 5)
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        store, expired = actor.parts.context.store, Signal()
+        barrier = store.barrier
+
+        async def late() -> None:
+            store.barrier = barrier  # type: ignore[method-assign]
+            if meanwhile == "seek":
+                await broker.admin("seek", message_id="earliest")
+            else:
+                client.ack(*client.got[2:])
+                await broker.quiet(500)
+            await barrier()
+
+        async def expire() -> None:
+            answers.append(await broker.admin("expire", before=before))
+            expired.set()
+
+        answers: list[Any] = []
+        store.barrier = late  # type: ignore[method-assign]
+        broker.ports.spawn(expire(), "expire")
+        await expired.wait(broker.ports)
+        assert answers[0]["skipped"] == 2
+        assert (await broker.stats())["totalMsgExpired"] == 2
+
+    play(scenario)
+
+
 def test_what_a_seek_wants_again_is_durable_with_it() -> None:
     """No version of the record that has the new place still calls what lies behind it cancelled."""
 

@@ -42,6 +42,16 @@ def test_what_is_over_is_still_told() -> None:
     assert stats["heldBackByPolicyTotal"] >= 2
 
 
+def test_a_reset_forgets_nothing_of_what_was() -> None:
+    flow = drained()
+    before = flow.dispatch.stats(0)
+    flow.dispatch.reset()
+    after = flow.dispatch.stats(0)
+    told = {name for name in before if name.startswith("drainingHashes")} | {"heldBackByPolicyTotal", "sentinel"}
+    assert {name: after[name] for name in told} == {name: before[name] for name in told}
+    assert before["sentinel"]["checkedOrder"] == 2
+
+
 def test_a_hash_that_comes_back_to_its_holder_has_no_length() -> None:
     flow = Driver()
     flow.join("c1")

@@ -167,6 +167,19 @@ def test_shared_subscriptions_are_explained_too() -> None:
     assert flow.why(position=int(at("1:0")[0])) == ["deliverable"]
 
 
+@pytest.mark.parametrize("kind", ["shared", "key_shared"])
+def test_who_may_hold_no_more_is_not_out_of_permits(kind: str) -> None:
+    flow = Driver(type=kind, max_unacked_messages_per_consumer=2)
+    flow.join("c1")
+    flow.join("c2", permits=0)
+    flow.send(*[X if kind == "shared" else flow.key_of("c1")] * 3)
+    assert flow.why(position=int(at("9:0")[0])) == ["unacked_limit", "no_permits"]
+    if kind == "shared":
+        assert flow.why(position=int(at("1:2")[0])) == ["unacked_limit", "no_permits"]
+    flow.ack("1:0")
+    assert flow.why(position=int(at("9:0")[0])) == ["not_read"]
+
+
 @pytest.mark.parametrize(
     "about", [{}, {"hash": 1, "position": 2}, {"hash": 65536}, {"hash": -1}, {"position": 1 << 63}, {"key_hash": -1}]
 )

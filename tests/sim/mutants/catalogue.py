@@ -27,6 +27,7 @@ from tests.sim.mutants.sharing_clients import SHARING_CLIENTS
 from tests.sim.mutants.storing import STORING
 from tests.sim.mutants.taking_over import TAKING_OVER
 from tests.sim.mutants.talking import TALKING
+from tests.sim.mutants.telling import TELLING
 
 GROUPS: dict[str, list[Mutant]] = {
     "storing": STORING,
@@ -53,5 +54,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "meeting damage": MEETING_DAMAGE,
     "publishing results": PUBLISHING_RESULTS,
     "remembering": REMEMBERING,
+    "telling": TELLING,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

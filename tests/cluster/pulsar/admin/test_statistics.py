@@ -1,0 +1,42 @@
+"""What is said of a topic with partitions, from what is known of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.messages import TopicSettings
+from cluster.pulsar.admin.addresses import Addresses
+from cluster.pulsar.admin.statistics import Partition, PulsarStats, merged
+
+SETTINGS = TopicSettings(partitions=3)
+
+
+def told(number: int, **of_subscription: Any) -> Partition:
+    """A partition with 10 messages and one subscription, as their owners tell them."""
+    row = {"partition": number, "msgInCounter": 10, "bytesInCounter": 30, "numberOfEntries": 10, "storageSize": 30}
+    quiet = {"type": "key_shared", "msgBacklog": 4, "hottestKeyShare": 0.25, "graceMillis": 60_000, "heldBackBy": ""}
+    never = {"blockedSubscriptionOnUnackedMsgs": False, "parkingAlarm": "", "heldBackByKey": 0}
+    return Partition(f"t-{number}", row, {"s": {**quiet, **never, **of_subscription}})
+
+
+def test_shares_and_settings_do_not_add_up() -> None:
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"))
+    partitions = [told(0), told(1, hottestKeyShare=0.5), told(2)]
+    whole = merged({each.name: shapes.topic(each, SETTINGS, 1) for each in partitions}, shown=False)
+    assert (whole["msgInCounter"], whole["averageMsgSize"], whole["subscriptions"]["s"]["msgBacklog"]) == (30, 3.0, 12)
+    assert (whole["subscriptions"]["s"]["hottestKeyShare"], whole["subscriptions"]["s"]["graceMillis"]) == (0.5, 60_000)
+    unlimited = ("backlogQuotaLimitSize", "backlogQuotaLimitTime", "oldestBacklogMessageAgeSeconds")
+    assert [whole[name] for name in unlimited] == [-1, -1, -1]
+
+
+def test_what_is_wrong_with_one_partition_is_told_of_all() -> None:
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"))
+    wrong = {
+        "blockedSubscriptionOnUnackedMsgs": True,
+        "heldBackBy": "'hot'",
+        "heldBackByKey": 1,
+        "parkingAlarm": "full",
+    }
+    partitions = [told(0), told(1, **wrong), told(2)]
+    whole = merged({each.name: shapes.topic(each, SETTINGS, 1) for each in partitions}, shown=False)
+    assert {name: whole["subscriptions"]["s"][name] for name in wrong} == wrong
