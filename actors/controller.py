@@ -429,7 +429,27 @@ class Controller(WorkerPools):
         with self._deletion_of(topic, subscription):
             located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
             owners = dict(enumerate(located.addresses))
-            await self._forget(topic, subscription, owners, DeleteSubscription(force=force))
+            beyond = await self._catalog.beyond(topic, subscription)
+            with self._reaching(topic, await self._catalog.settings(topic), beyond):
+                left = self._dispatcher_entries(topic, subscription, plain_settings(SubscriptionSettings()), beyond)
+                owners |= zip(beyond, await self._supervisor.ensure_all(left, CALLER_PATIENCE), strict=True)
+                await self._forget(topic, subscription, owners, DeleteSubscription(force=force))
+
+    @contextlib.contextmanager
+    def _reaching(self, topic: str, settings: TopicSettings, beyond: list[int]) -> Iterator[None]:
+        """Within the block the owners of partitions that a topic was to get (ascending) can be found. Raises
+        Unavailable if it is given them just now.
+        """
+        if not beyond:
+            yield
+            return
+        if topic in self._growing:
+            raise Unavailable(f"topic {topic!r} is being given more partitions")
+        self._growing[topic] = msgspec.structs.replace(settings, partitions=beyond[-1] + 1, partitioned=False)
+        try:
+            yield
+        finally:
+            del self._growing[topic]
 
     async def on_remove_unused(self, request: RemoveUnused) -> Done:
         owners = await self._unused.owners(request.topic, request.subscription)

@@ -129,6 +129,15 @@ class TopicCatalog:
         if subscription not in await self._subscriptions(topic):
             raise NotFound(f"topic {topic!r} has no subscription {subscription!r}")
 
+    async def beyond(self, topic: str, subscription: str) -> list[int]:
+        """Partitions that the topic does not have, and on which a subscription has a record: it was to get them, and
+        that ended halfway. Ascending.
+        """
+        _, settings = await self.record(topic)
+        keys = [key.rsplit("/", 2) for key in await self._meta.keys(f"subscription/{topic}/")]
+        partitions = sorted(int(partition) for _, partition, name in keys if name == subscription)
+        return [partition for partition in partitions if partition >= settings.partitions]
+
     @contextlib.contextmanager
     def _changing(self, topic: str) -> Iterator[None]:
         """What was read before the end of this does not count any more."""

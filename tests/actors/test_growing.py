@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgpack
 import msgspec
 import pytest
 
+from actors.actor import Actor
 from actors.messages import (
     AddPartitions,
     CreateTopic,
+    Done,
+    ListSubscriptions,
     ListTopics,
     Located,
     LocateSubscription,
     LocateTopic,
+    RemoveSubscription,
     RemoveTopic,
+    SubscriptionList,
     SubscriptionSettings,
     TopicSettings,
 )
+from actors.ports import Ports
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.test_controller import Stage, play
+from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker
+from tests.sim.world import World
 
 FAILOVER = SubscriptionSettings(type="failover", initial_position="earliest")
 
@@ -130,3 +140,38 @@ def test_a_damaged_subscription_is_named() -> None:
         assert await count(stage) == 3
 
     play(scenario)
+
+
+def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
+    """Nobody has asked for that again: what it made on partitions that the topic does not have goes with the rest."""
+
+    async def scenario(broker: Broker) -> None:
+        make = broker.world.kinds["dispatcher"][0]
+
+        def fails(ports: Ports, settings: dict[str, Any]) -> Actor:
+            if settings["partition"] == 3:
+                raise Invalid("it cannot be")
+            return make(ports, settings)
+
+        broker.world.kinds["dispatcher"] = (fails, *broker.world.kinds["dispatcher"][1:])
+        with pytest.raises(Invalid, match="it cannot be"):
+            await broker.ports.net.call(CONTROLLER, AddPartitions(topic=TOPIC, partitions=4), 60_000)
+        left = f"subscription/{TOPIC}/2/{SUBSCRIPTION}"
+        assert left in await broker.ports.meta.keys("subscription/")
+        gone = RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION)
+        assert isinstance(await broker.ports.net.call(CONTROLLER, gone, 60_000), Done)
+        assert await broker.ports.meta.keys("subscription/") == []
+        listed = await broker.ports.net.call(CONTROLLER, ListSubscriptions(topic=TOPIC), 10_000)
+        assert isinstance(listed, SubscriptionList)
+        assert listed.names == []
+        found = await broker.ports.net.call(CONTROLLER, LocateTopic(topic=TOPIC, partition=0), 10_000)
+        assert isinstance(found, Located)
+        assert len(found.addresses) == 2, "nobody is told of partitions that the topic does not have"
+        assert isinstance(await broker.ports.net.call(CONTROLLER, RemoveTopic(topic=TOPIC), 60_000), Done)
+
+    async def main(world: World) -> None:
+        broker = Broker(world, 2, FAILOVER)
+        await broker.open()
+        await scenario(broker)
+
+    World(1).play(main)

@@ -497,26 +497,3 @@ def test_explain_names_for_whom_it_is_kept() -> None:
         assert 0 < reason["until"] - broker.ports.clock.now() <= GRACE_MS
 
     play(scenario, **KEEPS)
-
-
-def test_the_end_of_a_grace_is_news_for_who_shows_metrics() -> None:
-    """Nothing else happens, and what was shown of an idle subscription is shown again until its figures differ."""
-
-    async def scenario(broker: Broker) -> None:
-        _, b, _ = await three(broker)
-        await broker.publish(*KEYS)
-        await broker.until(lambda: broker.seen() == len(KEYS))
-        await b.close()
-        await broker.quiet(LEASE_MS)
-        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
-        assert actor is not None
-        assert (await broker.stats())["keptHashes"] > 0
-        kept = actor.figures
-        assert kept is not None
-        await broker.quiet(LEASE_MS)
-        assert actor.figures == kept
-        await broker.quiet(GRACE_MS)
-        assert (await broker.stats())["keptHashes"] == 0
-        assert actor.figures not in (kept, None)
-
-    play(scenario, **KEEPS)

@@ -14,7 +14,12 @@ LEASE_MS = 3_000
 
 async def explained(broker: Broker, key: str) -> dict[str, Any]:
     """Why the messages of a key wait."""
-    told = await broker.ask(Explain(key=key.encode()))
+    return await asked(broker, Explain(key=key.encode()))
+
+
+async def asked(broker: Broker, question: Explain) -> dict[str, Any]:
+    """The answer to a question."""
+    told = await broker.ask(question)
     found: dict[str, Any] = shown(told)
     return found
 
@@ -68,11 +73,11 @@ def test_a_due_message_waits_for_permits_and_not_for_time(tracker: str, shared: 
         client = await broker.join("c", queue=1, acking=False, taking=False)
         await broker.publish("a", "b", delay=[0, 2_000])
         await broker.until(lambda: len(client.got) == 1)
-        delayed = Explain(position=client.got[0].position + 1)
-        answer = shown(await broker.ask(delayed))
+        delayed = client.got[0].position + 1
+        answer = await asked(broker, Explain(position=delayed))
         assert (answer["verdict"], "T" in answer["reasons"][0]["text"]) == ("delayed", True), "it says until when"
         await broker.quiet(4_000)
-        answer = shown(await broker.ask(delayed))
+        answer = await asked(broker, Explain(position=delayed))
         assert [reason["gate"] for reason in answer["reasons"]] == ["no_permits"]
         client.taking = client.acking = True
         client.ack(client.got[0])

@@ -46,7 +46,7 @@ TELLING: list[Mutant] = [
         old="self._parts.parked.alarm(), moved, blamed",
         new="self._parts.parked.alarm(), blamed",
         world="grace",
-        test="tests/actors/dispatcher/test_grace.py::test_the_end_of_a_grace_is_news_for_who_shows_metrics",
+        test="tests/actors/dispatcher/test_figures.py::test_the_end_of_a_grace_is_news_for_who_shows_metrics",
     ),
     Mutant(
         name="metrics blame a key for ever",
@@ -95,5 +95,13 @@ TELLING: list[Mutant] = [
         new="made[name] = value",
         world="gateway",
         test=f"{_MERGED}::test_what_is_wrong_with_one_partition_is_told_of_all",
+    ),
+    Mutant(
+        name="a deleted subscription stays on partitions that a topic was to get",
+        module="actors.topic_catalog",
+        old="if partition >= settings.partitions]",
+        new="if partition < 0]",
+        world="placement",
+        test="tests/actors/test_growing.py::test_a_subscription_goes_from_where_a_growth_ended_halfway",
     ),
 ]
