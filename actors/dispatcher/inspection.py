@@ -173,7 +173,11 @@ class Inspection:
             return [_gate("delayed", text, "time"), *reasons]
         if position >= self._reader.position:
             text = f"the dispatcher has read up to {show(self._reader.position)} only"
-            return [*reasons, _gate("not_read", text, "what waits before it is delivered")]
+            reads = "the owner of the topic answers the read that is under way"
+            return [
+                *reasons,
+                _gate("not_read", text, reads if self._reader.reading else "what waits before it is delivered"),
+            ]
         return reasons
 
 

@@ -43,14 +43,16 @@ class Statistics:
         self._reader, self._backlog, self._deliverer, self._parts = reader, backlog, deliverer, parts
 
     async def collect(self) -> dict[str, Any]:
-        """All of it. Without room nothing is read, so the end of the topic is looked up first.
+        """All of it. What waits at the end of the topic hears of it, and of every ledger on the way; without room, and
+        while there is more to read, the end and the ledgers up to it are looked up first.
 
         Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and
         whoever waits for an empty one must not be told of one.
         """
-        if not self._reader.reading or not self._reader.end_known:
-            await self._reader.look()
-        if not self._reader.end_known:
+        reader = self._reader
+        if not reader.reading or not reader.end_known or reader.position <= reader.end:
+            await reader.look()
+        if not reader.end_known:
             raise Unavailable(
                 f"how far partition {self._identity.partition} of {self._identity.topic!r} reaches is not known yet"
             )

@@ -46,7 +46,7 @@ TELLING: list[Mutant] = [
         old="self._parts.parked.alarm(), moved, blamed",
         new="self._parts.parked.alarm(), blamed",
         world="grace",
-        test="tests/actors/dispatcher/test_figures.py::test_the_end_of_a_grace_is_news_for_who_shows_metrics",
+        test="tests/actors/dispatcher/test_statistics.py::test_the_end_of_a_grace_is_news_for_who_shows_metrics",
     ),
     Mutant(
         name="metrics blame a key for ever",
@@ -103,5 +103,21 @@ TELLING: list[Mutant] = [
         new="if partition < 0]",
         world="placement",
         test="tests/actors/test_growing.py::test_a_subscription_goes_from_where_a_growth_ended_halfway",
+    ),
+    Mutant(
+        name="ledgers that no read has come through count for nothing",
+        module="actors.dispatcher.statistics",
+        old=" or reader.position <= reader.end:",
+        new=":",
+        world="broker",
+        test="tests/actors/dispatcher/test_statistics.py::test_ledgers_that_no_read_has_told_of_count_as_well",
+    ),
+    Mutant(
+        name="a message waits for those before it while the topic does not answer",
+        module="actors.dispatcher.inspection",
+        old="reads if self._reader.reading else ",
+        new="",
+        world="broker",
+        test="tests/actors/dispatcher/test_statistics.py::test_ledgers_that_no_read_has_told_of_count_as_well",
     ),
 ]
