@@ -89,6 +89,8 @@ class Inspection:
         answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
         self._add_leases(answer["reasons"])
         reasons = [*self._outer_gates(), *answer["reasons"]]
+        if answer.get("verdict") == "delivered":  # what holds the others back does not concern it any more
+            reasons = [*answer["reasons"], *self._outer_gates()]
         if request.position is not None:
             reasons = self._gates_of(request.position, reasons, due)
         elif answer.get("verdict") == "nothing_to_deliver" and (delayed := self._tracker.count()):

@@ -98,13 +98,9 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
     if state == HELD:
         return [_reason("delayed", "it is delayed and not due, and holds back its key", "time; see the delayed index")]
     if state == DEAD:
-        return [
-            _reason(
-                "dead_letter",
-                f"it was redelivered {int(window.redelivery[row])} times",
-                "writing it to the dead letter topic and acknowledging it",
-            )
-        ]
+        parks = "its key being read, and then an operator's decision" + ("; no more keys fit" * core.parked.full)
+        unblocks = parks if core.parked.on else "writing it to the dead letter topic and acknowledging it"
+        return [_reason("dead_letter", f"it was redelivered {int(window.redelivery[row])} times", unblocks)]
     if core.nack_ordered and core.window.unreached(np.array([row])).any():
         text = "a consumer held it from an earlier owner and gave it back, and what lies before it was not read yet"
         return [_reason("not_read", text, "the next reads"), *read_reasons(core)]

@@ -26,7 +26,7 @@ from storage.position import Positions
 Counts = npt.NDArray[np.int64]
 """Numbers of messages by slot, shape (slots,), int64."""
 
-_COLUMNS = ("numbers", "granted", "credited", "sent", "unacked", "given_back", "last_sent")
+_COLUMNS = ("numbers", "granted", "credited", "sent", "void", "unacked", "given_back", "last_sent")
 _MAX_SLOTS = 0xFFFF
 _MOST_PERMITS = 1 << 40
 _MOST_GRANTED = 1 << 62
@@ -184,6 +184,8 @@ class Members:
         self.granted: Counts = np.zeros(0, np.int64)
         self.credited: Counts = np.zeros(0, np.int64)
         self.sent: Counts = np.zeros(0, np.int64)
+        self.void: Counts = np.zeros(0, np.int64)
+        """Messages that were sent and never arrived: `sent` is without them, and the total with them."""
         self.unacked: Counts = np.zeros(0, np.int64)
         self.given_back: Counts = np.zeros(0, np.int64)
         self.last_sent: Counts = np.zeros(0, np.int64)
@@ -266,7 +268,7 @@ class Members:
         self.touch()
         del self.by_number[member.number]
         slot = member.slot
-        self.sent_to_leavers += int(self.sent[slot])
+        self.sent_to_leavers += self.sent_ever(slot)
         self.given_back_by_leavers += int(self.given_back[slot])
         self.by_slot[slot] = None
         for column in _COLUMNS:
@@ -344,7 +346,11 @@ class Members:
     @property
     def sent_total(self) -> int:
         """Messages that were sent, also to consumers that have left."""
-        return self.sent_to_leavers + int(self.sent.sum())
+        return self.sent_to_leavers + int(self.sent.sum()) + int(self.void.sum())
+
+    def sent_ever(self, slot: int) -> int:
+        """Messages that were sent to the consumer in a slot."""
+        return int(self.sent[slot]) + int(self.void[slot])
 
     @property
     def given_back_total(self) -> int:
@@ -364,6 +370,7 @@ class Members:
         """A number of messages that were sent to it never arrived: their permits are free again."""
         self.touch()
         self.sent[member.slot] -= count
+        self.void[member.slot] += count
 
     def count_claimed(self, slot: int, count: int) -> None:
         """A consumer holds these from before a change of owner; they cost no permits of this session."""

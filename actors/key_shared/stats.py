@@ -76,7 +76,7 @@ def _consumer(core: Core, member: AttachedConsumer) -> dict[str, Any]:
         "availablePermits": members.permits(slot),
         "unackedMessages": int(members.unacked[slot]),
         "blockedConsumerOnUnackedMsgs": bool(members.blocked[slot]),
-        "msgOutCounter": int(members.sent[slot]),
+        "msgOutCounter": members.sent_ever(slot),
         "msgAckCounter": member.messages_acked,
         "msgRedeliverCounter": int(members.given_back[slot]),
         "lastConsumedTimestamp": int(members.last_sent[slot]),

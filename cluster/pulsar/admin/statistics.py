@@ -143,16 +143,14 @@ class PulsarStats:
         introduced = (
             {key: here[0][key] for key in ("address", "clientVersion", "metadata")} if here else {"metadata": {}}
         )
-        sent = int(row.get("msgOutCounter", 0))
+        sent, which = int(row.get("msgOutCounter", 0)), f"{of.name}:{subscription}:{name}:{row.get('session', '')}"
         ranges = row.get("keyHashRangeArrays", [])
         return {
             **row,
             **introduced,
             "consumerName": name,
-            "msgRateOut": self._rates.of(f"out:{of.name}:{subscription}:{name}", sent, now),
-            "msgRateRedeliver": self._rates.of(
-                f"back:{of.name}:{subscription}:{name}", int(row.get("msgRedeliverCounter", 0)), now
-            ),
+            "msgRateOut": self._rates.of(f"out:{which}", sent, now),
+            "msgRateRedeliver": self._rates.of(f"back:{which}", int(row.get("msgRedeliverCounter", 0)), now),
             "connectedSince": moment(row.get("connectedSince", 0)),
             "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],
         }

@@ -92,6 +92,22 @@ def test_a_due_message_waits_for_permits_and_not_for_time(tracker: str, shared: 
     )
 
 
+def test_what_is_at_a_consumer_does_not_wait_for_others() -> None:
+    """That the subscription is paused holds back what comes behind it."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False)
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        await broker.admin("pause")
+        await broker.publish("b")
+        held, waits = [await explained(broker, key) for key in "ab"]
+        assert [reason["gate"] for reason in held["reasons"]] == ["delivered", "paused"]
+        assert (held["verdict"], waits["verdict"]) == ("delivered", "paused")
+
+    play(scenario)
+
+
 def test_a_key_with_delayed_messages_alone_is_explained() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -127,6 +127,20 @@ def test_delivered_delayed_dead_and_unknown() -> None:
     assert flow.why(position=position) == ["nothing_to_deliver"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "by"), [("skip", "the dead letter topic"), ("block", "an operator's decision"), ("park", "an operator")]
+)
+def test_what_failed_too_often_goes_where_it_is_to_go(policy: str, by: str) -> None:
+    flow = Driver(max_redeliver_count=1, dead_letter_policy=policy, nack_order="key")
+    flow.join("c1")
+    flow.send(X)
+    for _ in range(2):
+        flow.nack("c1", "1:0")
+        flow.route()
+    (reason,) = flow.dispatch.explain(position=int(at("1:0")[0]), now=flow.now)["reasons"]
+    assert (reason["gate"], by in reason["unblocks"]) == ("dead_letter", True)
+
+
 def test_not_read_yet_and_what_stops_the_reading() -> None:
     flow = Driver(look_ahead_per_subscription=1, max_unacked_messages_per_subscription=1)
     ahead = int(at("9:0")[0])

@@ -38,3 +38,15 @@ def test_what_leavers_got_and_gave_back_counts_in_the_whole() -> None:
     assert flow.consumer_stats("c2")["msgRedeliverCounter"] == 0
     flow.dispatch.reset()
     assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1
+
+
+def test_what_never_arrived_was_sent_all_the_same() -> None:
+    """Its permits are free again, and the total does not fall, which would look like the beginning of a new count."""
+    flow = Driver()
+    number = flow.join("c1", permits=5)
+    flow.send("a", "b", "c")
+    flow.dispatch.redeliver_all(number, at("1:0"), unseen=2, now=flow.now)
+    row = flow.consumer_stats("c1")
+    assert (row["msgOutCounter"], row["availablePermits"], row["unackedMessages"]) == (3, 4, 0)
+    flow.leave("c1")
+    assert flow.dispatch.stats(flow.now)["msgOutCounter"] == 3

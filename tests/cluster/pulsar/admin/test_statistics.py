@@ -40,3 +40,16 @@ def test_what_is_wrong_with_one_partition_is_told_of_all() -> None:
     partitions = [told(0), told(1, **wrong), told(2)]
     whole = merged({each.name: shapes.topic(each, SETTINGS, 1) for each in partitions}, shown=False)
     assert {name: whole["subscriptions"]["s"][name] for name in wrong} == wrong
+
+
+def test_each_of_equal_names_has_a_rate_of_its_own() -> None:
+    """One of them has had many messages, and gets none any more."""
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"))
+
+    def rates(now: int, busy: int) -> list[float]:
+        counts = {1: 5_000, 2: busy}
+        rows = [{"consumerName": "c", "session": number, "msgOutCounter": sent} for number, sent in counts.items()]
+        row = shapes.topic(told(0, consumers=rows), SETTINGS, now)
+        return [each["msgRateOut"] for each in row["subscriptions"]["s"]["consumers"]]
+
+    assert [rates(10_000, 20), rates(12_000, 60)] == [[0, 0], [0, 20]]
