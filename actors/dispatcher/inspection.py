@@ -49,7 +49,7 @@ class Inspection:
         rows = []
         for session in self._sessions.all():
             if request.consumer in (None, session.name):
-                held = self._core.pending(session.number)
+                held = np.union1d(self._core.pending(session.number), self._core.claims_of(session.number))
                 rows.append(
                     {
                         "consumerName": session.name,
@@ -163,7 +163,9 @@ class Inspection:
         """The gates that hold back one message that is not in the core. due: see `_due`."""
         at = np.array([position], np.int64)
         held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
-        if not held and bool(self._cursor.is_acknowledged(at)[0]):
+        if held:
+            return reasons
+        if bool(self._cursor.is_acknowledged(at)[0]):
             cancelled = bool(self._changes.cancelled.contains(at)[0])
             return [_gate("nothing_to_deliver", "it was cancelled" if cancelled else "it is acknowledged", "nothing")]
         if bool(self._tracker.contains(at)[0]):

@@ -38,6 +38,7 @@ Reason = dict[str, Any]
 _SHOWN = 20
 MOST_POINTS = 100_000
 """Points on the ring that `what_if` may add: a quarter of a second, in which the broker does nothing else."""
+_ENDS = "its acknowledgement, or the consumer giving it back or leaving"
 _WAITING = (FRESH, REPLAY, UNORDERED)
 
 
@@ -90,7 +91,7 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
         text = f"it is with {held[0]['consumer']}, unacknowledged"
         if window.flags[row] & REMOVED:
             text += "; it expired, or was skipped or cleared, meanwhile, and holds its key until then"
-        return [_reason("delivered", text, "its acknowledgement, or the consumer giving it back or leaving", held=held)]
+        return [_reason("delivered", text, _ENDS, held=held)]
     if state == WAITING:
         until = int(window.since[row])
         text = f"it was negatively acknowledged and waits until {until}"
@@ -290,7 +291,12 @@ def _ahead(core: Core, row: int) -> int:
 
 def _elsewhere(core: Core, position: int) -> dict[str, Any]:
     """A position that is not in the window."""
-    if position <= core.window.last_read:
+    holder = next((member for member in core.members.claiming() if position in member.claims), None)
+    if holder is not None:
+        held = [{"message_id": show(position), "consumer": _owner_name(core, holder.slot), "session": holder.number}]
+        text = f"it is with {held[0]['consumer']} since an earlier owner of the subscription, unacknowledged"
+        reasons = [_reason("delivered", text, _ENDS, held=held)]
+    elif position <= core.window.last_read:
         text = "it is acknowledged, removed, or delayed and not yet due"
         reasons = [_reason("nothing_to_deliver", text, "nothing here; ask the cursor and the delayed index")]
     else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from actors.dispatcher import Dispatcher
 from actors.messages import Explain, IndexRead, shown
 from actors.signal import Signal
@@ -69,3 +71,29 @@ def test_the_end_of_a_grace_is_news_for_who_shows_metrics() -> None:
         assert actor.figures not in (kept, None)
 
     play(scenario, grace_ms=GRACE_MS, lease_ms=LEASE_MS)
+
+
+@pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
+def test_what_is_held_from_an_earlier_owner_is_told(kind: str) -> None:
+    """The consumer has no permits, so that nothing is read, and it holds what it had."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=4, acking=False, taking=False)
+        await broker.publish(*"abcdef")
+        await broker.until(lambda: len(client.got) == 4)
+        before = dispatcher(broker)
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        await broker.quiet(2 * LEASE_MS)
+        assert dispatcher(broker) is not before
+        stats = await broker.stats()
+        assert (stats["unackedMessages"], stats["consumers"][0]["unackedMessages"]) == (4, 4)
+        told = await broker.ask(Explain(position=client.got[0].position))
+        assert shown(told)["verdict"] == "delivered"
+        (listed,) = await broker.admin("pending")
+        assert listed["unackedMessages"] == len(listed["messageIds"]) == 4
+        client.ack()
+        await broker.quiet(500)
+        stats = await broker.stats()
+        assert (stats["unackedMessages"], stats["consumers"][0]["unackedMessages"]) == (0, 0)
+
+    play(scenario, type=kind, lease_ms=LEASE_MS)

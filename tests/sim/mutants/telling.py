@@ -152,4 +152,20 @@ TELLING: list[Mutant] = [
         world="gateway",
         test=f"{_MERGED}::test_each_of_equal_names_has_a_rate_of_its_own",
     ),
+    Mutant(
+        name="what is held from an earlier owner is not told",
+        module="actors.key_shared.stats",
+        old="int(members.unacked[slot]) + len(member.claims),",
+        new="int(members.unacked[slot]),",
+        world="restored",
+        test="tests/actors/dispatcher/test_statistics.py::test_what_is_held_from_an_earlier_owner_is_told",
+    ),
+    Mutant(
+        name="what is held from an earlier owner waits for permits",
+        module="actors.key_shared.explain",
+        old="if position in member.claims), None)",
+        new="if position < 0), None)",
+        world="restored",
+        test="tests/actors/dispatcher/test_statistics.py::test_what_is_held_from_an_earlier_owner_is_told",
+    ),
 ]
