@@ -329,7 +329,7 @@ class Dispatcher(Actor):
         return BacklogFound(position=await self._owning.inspection.backlog(request))
 
     async def on_list_blocked_keys(self, request: ListBlockedKeys) -> Text:
-        return document(self._owning.context.core.blocked_keys(request.top, self.ports.clock.now()))
+        return document(self._owning.inspection.blocked_keys(request))
 
     async def on_list_hot_keys(self, request: ListHotKeys) -> Text:
         return document(await self._owning.hot_keys.top(request.top))

@@ -17,7 +17,7 @@ from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import LOOK_TIMEOUT, Reader
-from actors.messages import Explain, FindBacklog, FindOwner, ListDelayed, ListPending, Text
+from actors.messages import Explain, FindBacklog, FindOwner, ListBlockedKeys, ListDelayed, ListPending, Text
 from storage.errors import Invalid, SluiceError, Unavailable
 from storage.frame import index_columns
 from storage.hashing import masked_hash
@@ -88,9 +88,7 @@ class Inspection:
         now = self._ports.clock.now()
         answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
         self._add_leases(answer["reasons"])
-        reasons = [*self._outer_gates(), *answer["reasons"]]
-        if answer.get("verdict") == "delivered":  # what holds the others back does not concern it any more
-            reasons = [*answer["reasons"], *self._outer_gates()]
+        reasons = self._with_outer_gates(answer["reasons"], read=answer.get("state", "not here") != "not here")
         if request.position is not None:
             reasons = self._gates_of(request.position, reasons, due)
         elif answer.get("verdict") == "nothing_to_deliver" and (delayed := self._tracker.count()):
@@ -102,6 +100,19 @@ class Inspection:
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
         findings = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
         return {**answer, **findings}
+
+    def blocked_keys(self, request: ListBlockedKeys) -> list[dict[str, Any]]:
+        """See messages.ListBlockedKeys; each with the outer gates as well."""
+        rows = self._core.blocked_keys(request.top, self._ports.clock.now())
+        return [{**row, "reasons": self._with_outer_gates(row["reasons"], read=True)} for row in rows]
+
+    def _with_outer_gates(self, reasons: list[dict[str, Any]], *, read: bool) -> list[dict[str, Any]]:
+        """The core's reasons behind those outside of it; read: why nothing more is read does not matter any more."""
+        read = read and all(reason["gate"] != "not_read" for reason in reasons)  # it may wait for those before it
+        outer = [*self._gates_of_sending(), *([] if read else self._gates_of_reading())]
+        if reasons[0]["gate"] == "delivered":  # what holds the others back does not concern it any more
+            return [*reasons, *outer]
+        return [*outer, *(reason for reason in reasons if not outer or reason["gate"] != "deliverable")]
 
     def _add_leases(self, reasons: list[dict[str, Any]]) -> None:
         """Of each consumer that holds something: when it was heard, and when its lease ends.
@@ -123,7 +134,7 @@ class Inspection:
                 each = ", ".join(f"that of {consumer} {when}" for consumer, when in ends.items())
                 reason["unblocks"] += f". A consumer leaves at the latest when its lease ends unrenewed: {each}"
 
-    def _outer_gates(self) -> list[dict[str, Any]]:
+    def _gates_of_sending(self) -> list[dict[str, Any]]:
         """The gates that hold the whole subscription back."""
         gates = []
         if self._state.paused:
@@ -131,9 +142,6 @@ class Inspection:
         if self._store.holds_back:
             text = "it is not durable yet that messages before it need not be sent"
             gates.append(_gate("not_durable", text, "the metadata store answers"))
-        if self._reader.problem:
-            text = f"the log cannot be read further: {self._reader.problem}"
-            gates.append(_gate("not_read", text, "a copy of it comes back, or an operator gives the run up"))
         if awaited := self._leases.awaited():
             waits = max(max(member.until for member in awaited) - self._ports.clock.monotonic(), 0)
             text = f"{len(awaited)} consumers of an earlier owner have not come back"
@@ -141,6 +149,14 @@ class Inspection:
         if unknown := self._leases.unidentified:
             text = f"it is not known yet which keys {len(unknown)} consumers hold that came back"
             gates.append(_gate("taking_over", text, f"the topic tells ({next(iter(unknown.values()))})"))
+        return gates
+
+    def _gates_of_reading(self) -> list[dict[str, Any]]:
+        """The gates that hold back what was not read."""
+        gates = []
+        if self._reader.problem:
+            text = f"the log cannot be read further: {self._reader.problem}"
+            gates.append(_gate("not_read", text, "a copy of it comes back, or an operator gives the run up"))
         if self._tracker.room() == 0:
             text = f"nothing more is read: {self._tracker.alarm() or 'delayed messages are on their way to the store'}"
             gates.append(_gate("delayed_index_behind", text, "the store takes some, or some are due"))
@@ -170,7 +186,7 @@ class Inspection:
             return [_gate("nothing_to_deliver", "it was cancelled" if cancelled else "it is acknowledged", "nothing")]
         if bool(self._tracker.contains(at)[0]):
             if 0 < due <= self._ports.clock.now():
-                return [*self._outer_gates(), *self._core.due_reasons()]
+                return self._with_outer_gates(self._core.due_reasons(), read=True)
             text = f"it is not due before {_date(due)}" if due else "it is not due yet"
             if bool(self._changes.is_moved(at)[0]):
                 text = f"it was rescheduled, and is not due before {_date(due)}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from actors.dispatcher import Dispatcher
 from actors.messages import Explain, shown
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -104,6 +105,37 @@ def test_what_is_at_a_consumer_does_not_wait_for_others() -> None:
         held, waits = [await explained(broker, key) for key in "ab"]
         assert [reason["gate"] for reason in held["reasons"]] == ["delivered", "paused"]
         assert (held["verdict"], waits["verdict"]) == ("delivered", "paused")
+
+    play(scenario)
+
+
+def test_blocked_keys_name_what_holds_the_whole_back() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1)
+        await broker.admin("pause")
+        await broker.publish("a")
+        await broker.quiet(500)
+        (row,) = await broker.admin("blocked_keys")
+        assert [reason["gate"] for reason in row["reasons"]] == ["paused"]
+        assert [reason["gate"] for reason in (await explained(broker, "a"))["reasons"]] == ["paused"]
+        await broker.admin("resume")
+        await broker.until(lambda: client.came() == ["a"])
+
+    play(scenario)
+
+
+def test_a_problem_of_reading_holds_nothing_back_that_was_read() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 1)
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        actor.parts.reader.problem = "no bookie has it"
+        last = client.got[0].position + 1
+        answers = [await asked(broker, Explain(position=at)) for at in (last, last + 1)]
+        assert [answer["verdict"] for answer in answers] == ["no_permits", "not_read"]
+        assert "no bookie has it" in answers[1]["reasons"][0]["text"]
 
     play(scenario)
 

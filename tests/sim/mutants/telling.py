@@ -131,7 +131,7 @@ TELLING: list[Mutant] = [
     Mutant(
         name="what is at a consumer waits for the end of a pause",
         module="actors.dispatcher.inspection",
-        old='if answer.get("verdict") == "delivered":',
+        old='if reasons[0]["gate"] == "delivered":',
         new="if False:",
         world="broker",
         test="tests/actors/dispatcher/test_inspection.py::test_what_is_at_a_consumer_does_not_wait_for_others",
@@ -167,5 +167,21 @@ TELLING: list[Mutant] = [
         new="if position < 0), None)",
         world="restored",
         test="tests/actors/dispatcher/test_statistics.py::test_what_is_held_from_an_earlier_owner_is_told",
+    ),
+    Mutant(
+        name="blocked keys do not know of a pause",
+        module="actors.dispatcher.inspection",
+        old='self._with_outer_gates(row["reasons"], read=True)',
+        new='row["reasons"]',
+        world="broker",
+        test="tests/actors/dispatcher/test_inspection.py::test_blocked_keys_name_what_holds_the_whole_back",
+    ),
+    Mutant(
+        name="what was read waits for the log to be read",
+        module="actors.dispatcher.inspection",
+        old='read=answer.get("state", "not here") != "not here")',
+        new="read=False)",
+        world="broker",
+        test="tests/actors/dispatcher/test_inspection.py::test_a_problem_of_reading_holds_nothing_back_that_was_read",
     ),
 ]
