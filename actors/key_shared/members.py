@@ -193,7 +193,7 @@ class Members:
         self.starved: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.all_blocked = False
         self.next_number = first_number
-        self.sent_to_leavers = self.given_back_by_leavers = 0
+        self.sent_to_leavers = self.given_back_by_leavers = self.acked_by_leavers = 0
         self._allowance: Counts | None = None
         """As it was counted last; None once anything that it depends on has changed."""
         self._allowed = 0
@@ -203,6 +203,7 @@ class Members:
     def continue_from(self, before: Members) -> None:
         """The totals go on; the consumers that they were counted of are no longer here."""
         self.sent_to_leavers, self.given_back_by_leavers = before.sent_total, before.given_back_total
+        self.acked_by_leavers = before.acked_total
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -270,6 +271,7 @@ class Members:
         slot = member.slot
         self.sent_to_leavers += self.sent_ever(slot)
         self.given_back_by_leavers += int(self.given_back[slot])
+        self.acked_by_leavers += member.messages_acked
         self.by_slot[slot] = None
         for column in _COLUMNS:
             getattr(self, column)[slot] = 0
@@ -351,6 +353,11 @@ class Members:
     def sent_ever(self, slot: int) -> int:
         """Messages that were sent to the consumer in a slot."""
         return int(self.sent[slot]) + int(self.void[slot])
+
+    @property
+    def acked_total(self) -> int:
+        """Messages that consumers acknowledged, also those that have left."""
+        return self.acked_by_leavers + sum(member.messages_acked for member in self)
 
     @property
     def given_back_total(self) -> int:

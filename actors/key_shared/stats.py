@@ -45,6 +45,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "msgDeadLetter": window.count[DEAD],
         "unackedMessages": window.count[PENDING] + sum(len(member.claims) for member in members.claiming()),
         "msgOutCounter": members.sent_total,
+        "msgAckCounter": members.acked_total,
         "msgRedeliverCounter": members.given_back_total,
         "blockedSubscriptionOnUnackedMsgs": members.all_blocked,
         "lookAheadLimit": core.look_ahead_limit(),

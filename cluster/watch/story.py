@@ -24,6 +24,7 @@ _SUMS = {
     "checked": "orderCheckedTotal",
     "violations": "orderViolationsTotal",
     "delivered": "msgOutCounter",
+    "acknowledged": "msgAckCounter",
 }
 _BUCKETS = {
     "live": "pulsar_delayed_message_index_bucket_total",
@@ -50,7 +51,6 @@ def picture(
         "partitions": partitions,
         "totals": {
             **{name: sum(int(part.get(name, 0)) for part in partitions) for name in _SUMS},
-            "acknowledged": sum(int(part.get("acknowledged", 0)) for part in partitions),
             "published": sum(int(stats.get("msgInCounter", 0)) for stats in published),
             "bytes": sum(int(stats.get("storageSize", 0)) for stats in published),
         },
@@ -69,7 +69,6 @@ def _partition(stats: Stats) -> dict[str, Any]:
         "paused": stats["paused"],
         "awaited": stats["awaitedConsumers"],
         **{name: stats.get(key, 0) for name, key in _SUMS.items()},
-        "acknowledged": sum(int(row.get("msgAckCounter", 0)) for row in consumers),
         "consumers": [
             {
                 "name": row["consumerName"],

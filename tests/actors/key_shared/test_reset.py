@@ -29,15 +29,19 @@ def test_what_leavers_got_and_gave_back_counts_in_the_whole() -> None:
     assert len(flow.dispatch.route(flow.now))
     flow.nack("c1", "1:0")
     assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1
+    flow.ack("1:1", by="c1")
     flow.leave("c1")
     flow.join("c2")
     assert len(flow.dispatch.route(flow.now))
-    assert flow.dispatch.stats(flow.now)["msgOutCounter"] == 4
-    assert flow.consumer_stats("c2")["msgOutCounter"] == 2
+    assert flow.dispatch.stats(flow.now)["msgOutCounter"] == 3
+    assert flow.consumer_stats("c2")["msgOutCounter"] == 1
     assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1
     assert flow.consumer_stats("c2")["msgRedeliverCounter"] == 0
+    flow.ack("1:0", by="c2")
+    counts = [flow.dispatch.stats(flow.now)[name] for name in ("msgAckCounter", "msgRedeliverCounter")]
+    assert (counts, flow.consumer_stats("c2")["msgAckCounter"]) == ([2, 1], 1)
     flow.dispatch.reset()
-    assert flow.dispatch.stats(flow.now)["msgRedeliverCounter"] == 1
+    assert [flow.dispatch.stats(flow.now)[name] for name in ("msgAckCounter", "msgRedeliverCounter")] == counts
 
 
 def test_what_never_arrived_was_sent_all_the_same() -> None:

@@ -184,4 +184,12 @@ TELLING: list[Mutant] = [
         world="broker",
         test="tests/actors/dispatcher/test_inspection.py::test_a_problem_of_reading_holds_nothing_back_that_was_read",
     ),
+    Mutant(
+        name="what leavers acknowledged was not acknowledged",
+        module="actors.key_shared.members",
+        old="        self.acked_by_leavers += member.messages_acked\n",
+        new="",
+        world="broker",
+        test="tests/actors/key_shared/test_reset.py::test_what_leavers_got_and_gave_back_counts_in_the_whole",
+    ),
 ]
