@@ -15,6 +15,7 @@ and is reported when no other holder of some run is left.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -153,17 +154,37 @@ class Replicator:
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
 
     async def fill(self, ledger: LedgerRecord) -> int:
-        """Copy missing runs to each bookie of a closed ledger; returns how many. Raises Unavailable, Fenced."""
+        """Copy missing runs to each bookie of a closed ledger; returns how many. Raises Fenced; and why something could
+        not be copied, once everything else is.
+        """
         copied = 0
+        errors: list[SluiceError] = []
         for bookie in ledger.bookies():
-            index = await self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)
+            try:
+                index = await self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)
+            except SluiceError as error:
+                errors.append(error)
+                continue
             missing = np.setdiff1d(expected_runs(ledger, bookie), index.runs.astype(np.int64)).tolist()
             lacking = [run for run in missing if self._metadata.record.lost_run(ledger.id, run) is None]
             for start in range(0, len(lacking), COPIES_AT_ONCE):
                 chosen = lacking[start : start + COPIES_AT_ONCE]
-                await together(self._ports, "copy", [self._copy(ledger, run, bookie, (bookie,)) for run in chosen])
+                works = [self._try_to_copy(ledger, run, bookie) for run in chosen]
+                errors += itertools.chain(*await together(self._ports, "copy", works))
             copied += len(lacking)
+        if errors:
+            raise errors[0]
         return copied
+
+    async def _try_to_copy(self, ledger: LedgerRecord, run: int, to: str) -> list[SluiceError]:
+        """Why a bookie of a ledger could not be given its copy, empty if it was. Raises Fenced."""
+        try:
+            await self._copy(ledger, run, to, (to,))
+        except Fenced:
+            raise
+        except SluiceError as error:
+            return [error]
+        return []
 
     async def _copy(self, ledger: LedgerRecord, run: int, to: str, skip: Sequence[str]) -> None:
         frame, data = await self._reader.whole(ledger, run, skip=tuple(skip))

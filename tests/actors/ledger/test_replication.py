@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from actors.ledger.partition_metadata import PartitionMetadata
 from actors.ledger.reader import LedgerReader
@@ -15,6 +16,7 @@ from actors.ledger.replication import (
     with_repair,
 )
 from actors.messages import TopicSettings
+from storage.errors import SluiceError, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.sim.loop import simulated
 
@@ -116,3 +118,34 @@ async def test_a_damaged_copy_is_never_copied_on() -> None:
     await replicator.run(lambda: ["c"])
     assert metadata.record.ledgers[0].fragments[0].bookies[2] == "c"
     assert not any((7, 1) in lab.wire.bookies[name].runs for name in "ef")
+
+
+@simulated
+async def test_a_bookie_that_is_away_keeps_no_other_from_its_copies() -> None:
+    lab = Lab("abcdef")
+    metadata, replicator = await stocked(lab)
+    ledger = metadata.record.ledgers[0]
+    lacking = [run for run in range(RUNS) if "a" not in ledger.write_set(run)]
+    for run in lacking:
+        del lab.wire.bookies[ledger.write_set(run)[-1]].runs[7, run]
+    lab.wire.rules.append(lambda bookie, request: "lose" if bookie == "a" else None)
+    with pytest.raises(Unavailable, match="bookie a"):
+        await replicator.fill(ledger)
+    assert all((7, run) in lab.wire.bookies[ledger.write_set(run)[-1]].runs for run in lacking)
+    await lab.settle()
+
+
+@simulated
+async def test_a_run_that_nobody_has_keeps_no_other_from_its_copies() -> None:
+    """They lie behind it, or are copied together with it."""
+    lab = Lab("abcdef")
+    metadata, replicator = await stocked(lab)
+    ledger = metadata.record.ledgers[0]
+    for bookie in ledger.write_set(5):
+        del lab.wire.bookies[bookie].runs[7, 5]
+    for run in range(6, RUNS):
+        del lab.wire.bookies[ledger.write_set(run)[-1]].runs[7, run]
+    with pytest.raises(SluiceError):
+        await replicator.fill(ledger)
+    assert all((7, run) in lab.wire.bookies[name].runs for run in range(6, RUNS) for name in ledger.write_set(run))
+    await lab.settle()

@@ -6,6 +6,7 @@ from tests.sim.mutants import Mutant
 
 BROKER = "broker"
 CLOSED = "tests/actors/test_closed_owners.py::test_a_damaged_subscription_hides_no_other"
+COPIES = "tests/actors/ledger/test_replication.py"
 DAMAGED = "tests/actors/test_damaged_records.py"
 DECODERS = "tests/sim/test_decoders.py"
 PAGE = "tests/cluster/pulsar/admin/test_broker.py"
@@ -133,6 +134,22 @@ MEETING_DAMAGE: list[Mutant] = [
         new='settings_in("", record.value)',
         world=BROKER,
         test="tests/actors/test_growing.py::test_a_damaged_subscription_is_named",
+    ),
+    Mutant(
+        name="a bookie that is away keeps the others from their copies",
+        module="actors.ledger.replication",
+        old="                errors.append(error)\n                continue\n",
+        new="                raise\n",
+        world=BROKER,
+        test=f"{COPIES}::test_a_bookie_that_is_away_keeps_no_other_from_its_copies",
+    ),
+    Mutant(
+        name="a run that nobody has keeps the others from their copies",
+        module="actors.ledger.replication",
+        old="            return [error]\n",
+        new="            raise\n",
+        world=BROKER,
+        test=f"{COPIES}::test_a_run_that_nobody_has_keeps_no_other_from_its_copies",
     ),
     Mutant(
         name="a damaged pool hides the others",
