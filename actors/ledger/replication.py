@@ -112,6 +112,8 @@ class Replicator:
         self._reader = reader
         self._metadata = metadata
         self._running = False
+        self._missed: dict[tuple[int, int], None] = {}
+        """Runs that could not be copied when that was tried last, by ledger and number."""
 
     async def run(self, lost: Callable[[], Sequence[str]], silent: Callable[[], Sequence[str]] | None = None) -> None:
         """Do all repairs that are possible now, one after another. Raises Fenced. One call at a time does the work.
@@ -130,6 +132,8 @@ class Replicator:
                     if (repair.ledger.id, repair.fragment, repair.slot) not in failed
                 ]
                 if not todo:
+                    if not failed:
+                        self._missed.clear()
                     return
                 try:
                     await self._repair(todo[0], lost(), (silent or lost)())
@@ -147,9 +151,13 @@ class Replicator:
         if not spare:
             raise Unavailable("there is no bookie to copy to")
         runs = [run for run in repair.runs() if self._metadata.record.lost_run(repair.ledger.id, run) is None]
-        for start in range(0, len(runs), COPIES_AT_ONCE):
-            works = [self._copy(repair.ledger, run, spare[0], silent) for run in runs[start : start + COPIES_AT_ONCE]]
-            await together(self._ports, "copy", works)
+        again = [run for run in runs if (repair.ledger.id, run) in self._missed]
+        # First what was missed: else all that lies before it would be copied again in each round.
+        for part in (again, [run for run in runs if run not in again]):
+            for start in range(0, len(part), COPIES_AT_ONCE):
+                chosen = part[start : start + COPIES_AT_ONCE]
+                works = [self._copy(repair.ledger, run, spare[0], silent) for run in chosen]
+                await together(self._ports, "copy", works)
         await self._metadata.update(lambda record: with_repair(record, repair, spare[0]))
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
 
@@ -187,7 +195,12 @@ class Replicator:
         return []
 
     async def _copy(self, ledger: LedgerRecord, run: int, to: str, skip: Sequence[str]) -> None:
-        frame, data = await self._reader.whole(ledger, run, skip=tuple(skip))
+        try:
+            frame, data = await self._reader.whole(ledger, run, skip=tuple(skip))
+        except SluiceError:
+            self._missed[ledger.id, run] = None
+            raise
+        self._missed.pop((ledger.id, run), None)
         epoch = self._metadata.record.epoch
         add = AddRun(ledger=ledger.id, epoch=epoch, head=frame.head, payload=Blob(data), recovery=True)
         await self._bookies.ask(to, add, ADD_TIMEOUT)

@@ -15,8 +15,9 @@ from actors.ledger.replication import (
     under_replicated,
     with_repair,
 )
-from actors.messages import TopicSettings
+from actors.messages import AddRun, TopicSettings
 from storage.errors import SluiceError, Unavailable
+from storage.frame import decode_head
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.sim.loop import simulated
 
@@ -148,4 +149,31 @@ async def test_a_run_that_nobody_has_keeps_no_other_from_its_copies() -> None:
     with pytest.raises(SluiceError):
         await replicator.fill(ledger)
     assert all((7, run) in lab.wire.bookies[name].runs for run in range(6, RUNS) for name in ledger.write_set(run))
+    await lab.settle()
+
+
+@simulated
+async def test_what_nobody_has_does_not_have_the_rest_copied_again() -> None:
+    """Whoever tries again asks for that first: else all that lies before it would be copied in each round, for ever."""
+    lab = Lab("abcdef")
+    metadata, replicator = await stocked(lab)
+    copied = list[int]()
+
+    def rule(bookie: str, request: object) -> str | None:
+        if isinstance(request, AddRun):
+            copied.append(decode_head(request.head).run)
+        return "lose" if bookie == "c" else None
+
+    lab.wire.rules.append(rule)
+    for bookie in "ab":
+        lab.wire.bookies[bookie].runs.pop((7, 11), None)
+    await replicator.run(lambda: ["c"])
+    assert copied
+    copied.clear()
+    for _ in range(3):
+        await replicator.run(lambda: ["c"])
+    assert copied == []
+    lab.put("a", 7, 11, 22)
+    await replicator.run(lambda: ["c"])
+    assert under_replicated(metadata.record, ["c"]) == 0
     await lab.settle()

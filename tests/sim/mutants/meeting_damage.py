@@ -152,6 +152,14 @@ MEETING_DAMAGE: list[Mutant] = [
         test=f"{COPIES}::test_a_run_that_nobody_has_keeps_no_other_from_its_copies",
     ),
     Mutant(
+        name="what lies before a run that nobody has is copied for ever",
+        module="actors.ledger.replication",
+        old="            self._missed[ledger.id, run] = None\n",
+        new="",
+        world=BROKER,
+        test=f"{COPIES}::test_what_nobody_has_does_not_have_the_rest_copied_again",
+    ),
+    Mutant(
         name="a damaged pool hides the others",
         module="actors.worker_pools",
         old="            except Corrupt as error:\n",
