@@ -293,7 +293,6 @@ class PartitionConsumer:
         A session that comes too late is given up: for a life whose lease ended meanwhile, or later than its own lease.
         """
         wait, config = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), self._config
-        unheard: Attach | None = None
         while not self.closing:
             try:
                 find = self._directory.dispatcher if first else self._directory.dispatcher_again
@@ -306,7 +305,6 @@ class PartitionConsumer:
                 )  # fmt: skip
                 sent, life = self._ports.clock.monotonic(), self._generation
                 reply = await self._ports.net.call(self._address, request, ATTACH_TIMEOUT)
-                unheard = request if isinstance(reply, Unknown) else None
                 if isinstance(reply, Unknown):
                     self._ports.log("attach_unknown", partition=self.partition, reason=reply.reason)
                     await self._directory.suspect(self._address)
@@ -329,32 +327,6 @@ class PartitionConsumer:
                 self._ports.log("attach_waits", partition=self.partition, error=str(error))
             except Fenced:
                 await self._directory.suspect(self._address)
-            await wait.pause()
-        if unheard is not None and not self.session:
-            await self._leave_unheard(unheard)
-
-    async def _leave_unheard(self, request: Attach) -> None:
-        """This consumer closed, and whether its last attach was carried out is not known. It asks once more, to leave
-        the session: for no longer than a lease, which would end it as well.
-        """
-        clock, config = self._ports.clock, self._config
-        wait, until = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), clock.monotonic() + config.settings.lease_ms
-        address = ""
-        while clock.monotonic() < until:
-            try:
-                address = await self._directory.dispatcher(config.topic, config.partition, config.subscription)
-                reply = await self._ports.net.call(address, request, ATTACH_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    if reply.session:
-                        await self._leaving.give_up(address, reply.session)
-                    return
-                await self._directory.suspect(address)
-            except (Unavailable, Overloaded, Corrupt):
-                pass
-            except Fenced:
-                await self._directory.suspect(address)
-            except SluiceError:  # it was refused, or the subscription is no more
-                return
             await wait.pause()
 
     async def _say_given_back(self, attached: Attached) -> bool:

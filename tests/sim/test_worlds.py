@@ -104,6 +104,7 @@ ONCE_FAILED = [
     ("candidates", 900086),  # who saw that the controller is gone took the office of the one that had followed already
     ("candidates", 900145),  # the same
     ("gateway", 64000227),  # who subscribed again behind its own close was told that it is there, and then closed
+    ("grace", 99405106),  # a session that was left because its answer was lost kept a place beside its consumer's
     ("grace", 65001073),  # a newcomer that took over and left at once was taken for a late copy of the one before
     ("parking", 65001087),  # the judge let an application look at what it had not seen yet after it had closed
     ("leaps", 64000215),  # a message was given back with a delay while the clock was wrong by an hour

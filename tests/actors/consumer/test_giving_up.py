@@ -100,26 +100,3 @@ def test_who_gives_up_opening_has_left() -> None:
         assert (await broker.stats())["consumers"] == []
 
     play(scenario, lease_ms=30_000)
-
-
-def test_who_gives_up_opening_leaves_though_no_answer_came() -> None:
-    """The owner has the session, and its answer is lost: the consumer asks again, to know what it has to leave."""
-
-    async def scenario(broker: Broker) -> None:
-        events: list[str] = []
-        broker.world.ears.append(lambda process, event, fields: events.append(event))
-        broker.world.network.faults.delay_ms = (200, 200)
-        client = Client(broker, "c", "c", 10, acking=True, taking=True)
-        opening = asyncio.ensure_future(client.open(()))
-        await broker.until(lambda: "attached" in events)
-        broker.world.network.cut("broker", "c")
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        client.parts[0].begin_close()
-        await broker.until(lambda: "attach_unknown" in events, 30_000)
-        broker.world.network.join("broker", "c")
-        await broker.quiet(5_000)
-        assert (await broker.stats())["consumers"] == []
-
-    play(scenario, lease_ms=300_000)

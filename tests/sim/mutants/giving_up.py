@@ -69,14 +69,6 @@ GIVING_UP: list[Mutant] = [
         test="tests/actors/pulsar/test_sent_away.py::test_who_unsubscribes_in_vain_is_told_to_come_back",
     ),
     Mutant(
-        name="who gives up opening leaves no session that it did not hear of",
-        module="actors.consumer.partition",
-        old="        if unheard is not None and not self.session:\n",
-        new="        if unheard is not None and self.session:\n",
-        world=BROKER,
-        test="tests/actors/consumer/test_giving_up.py::test_who_gives_up_opening_leaves_though_no_answer_came",
-    ),
-    Mutant(
         name="who waits while the client is closed is not told so",
         module="cluster.loop",
         old="        except CancelledError:\n            raise Fenced(CLOSED) from None\n",

@@ -170,8 +170,8 @@ MEETING_DAMAGE: list[Mutant] = [
     Mutant(
         name="a damaged pool cannot be forgotten",
         module="actors.worker_pools",
-        old="            with contextlib.suppress(Corrupt):",
-        new="            with contextlib.suppress(Fenced):",
+        old="            if not request.forget:\n                raise\n",
+        new="            raise\n",
         world=BROKER,
         test="tests/actors/test_worker_pools.py::test_a_damaged_record_concerns_its_own_pool_only",
     ),

@@ -159,9 +159,9 @@ REMEMBERING: list[Mutant] = [
     ),
     Mutant(
         name="an owner closes with ledgers that are to leave",
-        module="actors.topic.upkeep",
-        old="self.offloading.wanted or self.erasing.wanted\n        compacts",
-        new="self.erasing.wanted\n        compacts",
+        module="actors.topic.offloading",
+        old="            or self.wanted\n            or offloadable(",
+        new="            or offloadable(",
         world=HISTORY,
         test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
     ),
