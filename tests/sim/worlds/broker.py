@@ -45,6 +45,7 @@ HEALED_MS = 300_000
 AT_REST = (
     "msgBacklog", "msgDelayed", "unackedMessages", "msgInReplay", "msgDelayedRedelivery", "drainingHashesCount",
     "drainingHashesUnackedMessages", "awaitedConsumers", "nonContiguousDeletedMessagesRanges", "runsHeld",
+    "msgDelayedHoldingKeys", "msgDeadLetter", "msgRevoked", "msgRescheduled",
 )  # fmt: skip
 """Statistics that are zero when everything is delivered and acknowledged."""
 
