@@ -114,7 +114,9 @@ ONCE_FAILED = [
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
 
-OPEN: list[tuple[str, int]] = []
+OPEN: list[tuple[str, int]] = [
+    ("relay", 99407186),  # a message came 1.8 s after its acknowledgement was confirmed; the cause is not known yet
+]
 """Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 
 
