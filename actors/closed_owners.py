@@ -27,7 +27,7 @@ from actors.policies.retention import Retention, retention_of, thresholds_of
 from actors.ports import Ports
 from actors.record_scan import Found, MetaOfOneLook, scan, value_in
 from actors.supervisor import Supervisor
-from actors.topic.closed import has_expired, has_work, may_wait
+from actors.topic.closed import has_expired, has_work
 from actors.topic_catalog import TopicCatalog
 from storage.errors import Corrupt, NotFound, SluiceError
 from storage.position import EARLIEST
@@ -150,8 +150,8 @@ class ClosedOwners:
             if not settings_in(identity.key, found.value).durable:
                 return True
             self._durable.add(identity.key)
-        mark = EARLIEST if record is None else record.subscriptions.get(identity.subscription, EARLIEST)
-        if record is None or not may_wait(record, mark):
+        if record is None:
             return False
+        mark = record.subscriptions.get(identity.subscription, EARLIEST)
         _, _, limits = await policies.of(record)
         return has_expired(record, mark, limits, self._ports.clock.now())

@@ -16,7 +16,6 @@ If several nodes are on one machine its gateway and its bookies stay until the l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -180,7 +179,7 @@ class NodeDrainer:
             bookies = await self._bookies_of(node.id)
             await self._check_rest(bookies)
         drain = Drain(node.id, node.address, bookies)
-        value = json.dumps({"address": drain.address, "bookies": bookies}).encode()
+        value = msgspec.json.encode(_DrainRecord(drain.address, bookies))
         if not await self._ports.meta.create(DRAINED + node.id, 1, value):
             raise Conflict(f"somebody else drains {node.id[:12]} at this moment; ask again")
         self._ports.log("drain_begins", node=node.id, address=node.address, bookies=bookies)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,10 +15,21 @@ from actors.messages import SubscriptionSettings
 from actors.messages.settings import stored_settings
 from actors.ports import Log
 from storage.cursor import Cursor
-from storage.errors import Corrupt, Invalid
+from storage.errors import Corrupt, SluiceError
 
-DAMAGE = (LookupError, TypeError, ValueError, AttributeError)
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError)
 """What reading raises where a record holds another kind of thing than was written."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Within the block parts of a record are read. Raises Corrupt where they cannot be."""
+    try:
+        yield
+    except SluiceError:
+        raise
+    except _DAMAGE as error:
+        raise Corrupt(f"{what} cannot be read: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,7 @@ class SubscriptionState:
         settings, notes = recorded_settings(value)
         for line in notes:
             log("settings_repaired", change=line)
-        try:
+        with reading("the record of a subscription"):
             return cls(
                 settings,
                 Cursor.decode(value["cursor"]),
@@ -103,10 +115,6 @@ class SubscriptionState:
                 apart=bool(value.get("apart", False)),
                 properties=dict(value.get("properties", {})),
             )
-        except Invalid:
-            raise
-        except DAMAGE as error:
-            raise Corrupt(f"the record of a subscription cannot be read: {error!r}") from error
 
     def to_record(self) -> dict[str, Any]:
         """Its fields of the record (`actors.fenced_record`), a msgpack map."""

@@ -29,10 +29,10 @@ from actors.dispatcher.redelivery_clock import RedeliveryClock
 from actors.dispatcher.sessions import Sessions, first_session
 from actors.dispatcher.store import CursorStore
 from actors.dispatcher.subscription import (
-    DAMAGE,
     PartitionSubscription,
     Recorded,
     SubscriptionState,
+    reading,
     recorded_settings,
 )
 from actors.fenced_record import FencedRecord
@@ -42,7 +42,6 @@ from actors.ports import Ports
 from actors.topic_client import TopicClient
 from actors.topic_log import TopicLog
 from storage.cursor import Cursor
-from storage.errors import Corrupt, SluiceError
 from storage.position import ledger_of
 
 START_PATIENCE_MS = 15_000
@@ -97,7 +96,8 @@ async def take_over(
     ]
     if value is not None:
         for part in recorded:
-            await _load(part, value.get(part.field))
+            with reading(f"{part.field} in the record of a subscription"):
+                await part.load(value.get(part.field))
     snapshot = partial(_snapshot, state, recorded)
     await record.save(snapshot())
     reporter = ProgressReporter(ports, topic, identity, epoch, state)
@@ -161,16 +161,6 @@ async def _looked_up(
     if isinstance(value, BaseException):
         raise value
     return value, indexed
-
-
-async def _load(part: Recorded, stored: Any) -> None:
-    """See Recorded.load."""
-    try:
-        await part.load(stored)
-    except SluiceError:
-        raise
-    except DAMAGE as error:
-        raise Corrupt(f"{part.field} in the record of a subscription cannot be read: {error!r}") from error
 
 
 def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[str, Any]:

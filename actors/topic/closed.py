@@ -35,17 +35,17 @@ def has_work(record: PartitionRecord, now: int, kept: Retention, settings: Topic
     return bool(trimmable(shortest, marks, now, kept, leaves=offloads(settings)))
 
 
-def may_wait(record: PartitionRecord, mark: int) -> bool:
-    """Whether a subscription with this mark-delete position may wait for messages."""
-    return bool(_behind(record, mark))
-
-
 def has_expired(record: PartitionRecord, mark: int, limits: ExpiryLimits, now: int) -> bool:
     """Whether messages may be too old, or too many, that a subscription with this mark-delete position waits for.
 
     A ledger counts as a whole, with the age of its oldest message: its owner looks at the messages.
     """
-    behind = _behind(record, mark)
+    behind = [
+        ledger
+        for ledger in record.ledgers
+        if ledger.state is not LedgerState.CLOSED
+        or (ledger.last_entry >= 0 and position(ledger.id, ledger.last_entry) > mark)
+    ]
     if limits.age and any(now - ledger.opened_at >= limits.age for ledger in behind):
         return True
     if limits.size is None or not behind:
@@ -60,12 +60,3 @@ def _shortest(ledger: LedgerRecord) -> LedgerRecord:
     return msgspec.structs.replace(
         ledger, state=LedgerState.CLOSED, last_entry=0, bytes=_WITHOUT_END, closed_at=ledger.opened_at
     )
-
-
-def _behind(record: PartitionRecord, mark: int) -> list[LedgerRecord]:
-    return [
-        ledger
-        for ledger in record.ledgers
-        if ledger.state is not LedgerState.CLOSED
-        or (ledger.last_entry >= 0 and position(ledger.id, ledger.last_entry) > mark)
-    ]

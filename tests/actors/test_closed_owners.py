@@ -47,6 +47,14 @@ async def seen_by_all(broker: Broker, *keys: str) -> None:
     await closed(broker)
 
 
+async def waited_for_by_nobody(broker: Broker) -> None:
+    """Publish, with a subscription whose consumer has gone; then nobody is there any more."""
+    client = await broker.join("c")
+    await client.close()
+    await broker.publish("a", "b")
+    await closed(broker)
+
+
 async def stays_closed(broker: Broker, milliseconds: int) -> None:
     """Nothing runs meanwhile."""
     end = broker.ports.clock.now() + milliseconds
@@ -117,10 +125,7 @@ def test_a_time_to_live_wakes_nobody_who_waits_for_nothing() -> None:
 @pytest.mark.parametrize("limit", ["ttl", "quota"])
 def test_what_waits_expires_where_nobody_is(limit: str) -> None:
     async def scenario(broker: Broker) -> None:
-        client = await broker.join("c")
-        await client.close()
-        await broker.publish("a", "b")
-        await closed(broker)
+        await waited_for_by_nobody(broker)
         await stays_closed(broker, WITHIN_MS)
         if limit == "ttl":
             await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=60_000)
@@ -186,10 +191,7 @@ def test_a_damaged_subscription_hides_no_other(odd: bytes) -> None:
     """On its partition, whose owner would never let expire what waits. That one comes before the other by its name."""
 
     async def scenario(broker: Broker) -> None:
-        client = await broker.join("c")
-        await client.close()
-        await broker.publish("a", "b")
-        await closed(broker)
+        await waited_for_by_nobody(broker)
         await broker.ports.meta.create(PartitionSubscription(TOPIC, 0, "a").key, 1, odd)
         await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=60_000)
         await broker.until(lambda: "dispatcher" in running(broker), 2 * WITHIN_MS)
@@ -201,10 +203,7 @@ def test_a_lifetime_that_is_no_text_is_damage() -> None:
     """It ends nobody who looks at the records of all topics."""
 
     async def scenario(broker: Broker) -> None:
-        client = await broker.join("c")
-        await client.close()
-        await broker.publish("a", "b")
-        await closed(broker)
+        await waited_for_by_nobody(broker)
         await broker.ports.meta.create(LIFETIMES + of_topic(TOPIC), 1, b'{"\x80": 1}')
         await stays_closed(broker, 2 * WITHIN_MS)
         assert broker.world.is_up("controller")

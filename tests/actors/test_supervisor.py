@@ -237,15 +237,20 @@ def test_a_bookie_that_missed_a_deletion_is_told_again() -> None:
     play(scenario)
 
 
+def watching(world: World) -> tuple[Ports, Silent, Supervisor]:
+    """A controller's ports, and its supervisor over places and connections that do what a test tells them to."""
+    places = Silent()
+    ports = world.client("controller")
+    net: Any = places
+    return ports, places, Supervisor(replace(ports, net=net), places)
+
+
 @pytest.mark.parametrize("kind", ["bookie", "topic"])
 def test_who_may_not_act_learns_nothing(kind: str) -> None:
     """A controller that is cut off hears nobody. What was silent then has to be silent again, when it may act."""
 
     async def run(world: World) -> None:
-        places = Silent()
-        ports = world.client("controller")
-        net: Any = places
-        supervisor = Supervisor(replace(ports, net=net), places)
+        ports, places, supervisor = watching(world)
         entry = supervisor.want(kind, {"bookie": "b"} if kind == "bookie" else {"topic": "t", "partition": 0})
         await supervisor.ensure(entry)
         ports.spawn(supervisor.watch(), "watch")
@@ -266,10 +271,7 @@ def test_what_is_closing_is_started_only_for_who_wants_it(wanted: bool) -> None:
     """A ping may find it gone before its answer says that it has closed."""
 
     async def run(world: World) -> None:
-        places = Silent()
-        ports = world.client("controller")
-        net: Any = places
-        supervisor = Supervisor(replace(ports, net=net), places)
+        ports, places, supervisor = watching(world)
         entry = supervisor.want("topic", {"topic": "t", "partition": 0})
         address = await supervisor.ensure(entry)
         entry.closing = places.gone = True
