@@ -110,13 +110,12 @@ ONCE_FAILED = [
     ("leaps", 64000215),  # a message was given back with a delay while the clock was wrong by an hour
     ("machines", 61),  # a start that a cut had swallowed was asked for again after two minutes only
     ("machines", 132),  # the same
+    ("relay", 99407186),  # to the judge too late: an answer that was lost, of what its consumer had got once before
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
 
 
-OPEN: list[tuple[str, int]] = [
-    ("relay", 99407186),  # a message came 1.8 s after its acknowledgement was confirmed; the cause is not known yet
-]
+OPEN: list[tuple[str, int]] = []
 """Seeds that show a defect which is not mended yet. Whoever mends it hears so from these tests, and moves the seed."""
 
 

@@ -394,7 +394,8 @@ class GatewayCourse(Course):
         An owner sends nothing that it knows to be acknowledged. What it had sent before may meet the confirmation on
         the way, and reach its client a little later. An answer to a poll that was lost is asked for again, as long as
         the session lasts, and is the same: one of Sluice's own consumers gets then what was sent to it before it was
-        sent to the one that acknowledged it.
+        sent to the one that acknowledged it, which is another one, or itself before others were active for a moment.
+        Such an answer is the first thing that its session gets after the confirmation.
         """
         own = {each.name for each in self.consumers if isinstance(each, SimConsumer)}
         lease_us = self.size.traffic.settings.lease_ms * 1000
@@ -402,15 +403,18 @@ class GatewayCourse(Course):
         confirmed = defaultdict[tuple[int, int], list[tuple[int, int, int]]](list)
         for _, session, partition, at, _, moment, negative in self.past.acks:
             if moment and not negative:
-                order = sent.get((session, partition, at), 0)
-                confirmed[partition, at].append((moment, session // EPOCH_SESSIONS, order))
+                confirmed[partition, at].append((moment, session, sent.get((session, partition, at), 0)))
         for who, session, partition, at, key, number, _, _, dispatch, came in self.past.receives:
-            for moment, owner, order in confirmed[partition, at]:
-                again = who in own and dispatch < order
+            for moment, by, order in confirmed[partition, at]:
+                again = who in own and (dispatch < order or (by == session and not self._got(session, moment, came)))
                 on_its_way = came - moment <= (lease_us if again else ON_ITS_WAY_US)
-                on_its_way &= owner == session // EPOCH_SESSIONS
+                on_its_way &= by // EPOCH_SESSIONS == session // EPOCH_SESSIONS
                 told = f"S6: message {number} of {key!r} came {came - moment} us after it was acknowledged, confirmed"
                 assert came < moment or on_its_way, told
+
+    def _got(self, session: int, after: int, before: int) -> bool:
+        """Whether anything came to a session between two moments."""
+        return any(one[1] == session and after < one[9] < before for one in self.past.receives)
 
 
 def check_order(sends: list[list[Any]], receives: list[list[Any]]) -> None:
