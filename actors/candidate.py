@@ -18,12 +18,15 @@ leaves.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
 
 from actors.actor import Actor
 from actors.fenced_record import FencedRecord, record_in
 from actors.messages import Leading, WhoLeads
 from actors.ports import Ports, Unknown
-from storage.errors import Fenced, SluiceError
+from storage.errors import Corrupt, Fenced, SluiceError
 
 ASK_MS, ASK_TIMEOUT = 500, 1_000
 SILENT_MS = 2_000
@@ -100,7 +103,7 @@ class ControllerCandidate(Actor):
         if newest is not None:
             value = record_in(KEY, newest.value)
             if not self._others:
-                self._others = {host: 0 for host in value.get("candidates", ()) if host != self._host}
+                self._others = {host: 0 for host in _candidates_in(value) if host != self._host}
             self._follow(value["owner"].partition("/")[0], value["epoch"])
 
     async def _is_free(self) -> bool:
@@ -273,3 +276,17 @@ class ControllerCandidate(Actor):
             await self._read()
         else:
             self.ports.spawn(self._begin_office(), "office")
+
+
+class _Saved(msgspec.Struct):
+    """What a candidate adds to the record."""
+
+    candidates: list[str] = []
+
+
+def _candidates_in(record: dict[str, Any]) -> list[str]:
+    """The processes that a record names. Raises Corrupt."""
+    try:
+        return msgspec.convert(record, _Saved).candidates
+    except msgspec.ValidationError as error:
+        raise Corrupt(f"the record {KEY} cannot be read: {error}") from error

@@ -32,7 +32,7 @@ class _Head(msgspec.Struct):
     """What this module keeps in a version: see FencedRecord."""
 
     epoch: int
-    owner: str = ""
+    owner: str
     untold: list[str] = []
 
 

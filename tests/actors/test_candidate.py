@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import msgpack
 import pytest
 
 from actors.candidate import KEY, PROVEN_MS, SILENT_MS, SURE_MS
@@ -131,6 +132,31 @@ def test_one_alone_acts_whoever_else_has_ended() -> None:
 
     play(scenario, FIRST, A, B)
     play(lambda world, offices: world.loop.pause(20_000), FIRST)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"epoch": 9}, {"epoch": 9, "owner": "x/controller", "candidates": 7}],
+    ids=["no owner", "candidates"],
+)
+def test_a_record_of_another_form_ends_no_candidate(odd: dict[str, Any]) -> None:
+    """One that starts says what is wrong and can be started again; one that waits takes office when it is mended."""
+
+    async def scenario(world: World, offices: Offices) -> None:
+        whole = world.meta.records[KEY][-1]
+        world.meta.records[KEY][-1] = msgpack.packb(odd)
+        offices.hosts = [A]  # the others do not come back by themselves
+        world.crash(FIRST)
+        world.crash(B)
+        await world.loop.pause(SOON_MS)
+        with pytest.raises(Corrupt, match=KEY):
+            await offices.start(B)
+        assert not offices.in_office()
+        world.meta.records[KEY][-1] = whole
+        await world.loop.pause(SOON_MS)
+        assert offices.in_office() == [A]
+
+    play(scenario, FIRST, A, B)
 
 
 def test_a_damaged_record_leaves_the_one_in_office_there() -> None:

@@ -186,7 +186,9 @@ def test_what_stays_in_the_object_store_wakes_nobody() -> None:
     closing(scenario, topic=kept)
 
 
-@pytest.mark.parametrize("odd", [b"?", msgpack.packb({"epoch": 1, "settings": {}})], ids=["nothing", "a map"])
+@pytest.mark.parametrize(
+    "odd", [b"?", msgpack.packb({"epoch": 1, "owner": "broker/d.1", "settings": {}})], ids=["nothing", "a map"]
+)
 def test_a_damaged_subscription_hides_no_other(odd: bytes) -> None:
     """On its partition, whose owner would never let expire what waits. That one comes before the other by its name."""
 

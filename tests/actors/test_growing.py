@@ -43,7 +43,7 @@ async def subscribed(stage: Stage, partitions: int) -> None:
     """A topic with a subscription, whose record the dispatcher of the first partition has written."""
     await stage.create(partitions=partitions)
     await stage.ask(LocateSubscription(topic="t", subscription="s", settings=FAILOVER))
-    record = msgpack.packb({"settings": msgspec.json.encode(FAILOVER), "epoch": 1})
+    record = msgpack.packb({"settings": msgspec.json.encode(FAILOVER), "epoch": 1, "owner": "broker/d.1"})
     await stage.client.meta.create("subscription/t/0/s", 1, record)
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_subscription_is_named() -> None:
 
     async def scenario(stage: Stage) -> None:
         await stage.create(partitions=2)
-        for name, value in (("a", b"?"), ("b", msgpack.packb({"settings": {}, "epoch": 1}))):
+        for name, value in (("a", b"?"), ("b", msgpack.packb({"settings": {}, "epoch": 1, "owner": "broker/d.1"}))):
             await stage.client.meta.create(f"subscription/t/0/{name}", 1, value)
             with pytest.raises(Corrupt, match=f"subscription/t/0/{name}"):
                 await stage.ask(AddPartitions(topic="t", partitions=3))

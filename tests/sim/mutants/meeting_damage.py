@@ -64,6 +64,22 @@ MEETING_DAMAGE: list[Mutant] = [
         test=ANY,
     ),
     Mutant(
+        name="a controller's record without an owner ends who reads it",
+        module="actors.fenced_record",
+        old="    owner: str\n",
+        new='    owner: str = ""\n',
+        world=BROKER,
+        test="tests/actors/test_candidate.py::test_a_record_of_another_form_ends_no_candidate",
+    ),
+    Mutant(
+        name="candidates that are no list end who reads them",
+        module="actors.candidate",
+        old="    except msgspec.ValidationError as error:\n",
+        new="    except OverflowError as error:\n",
+        world=BROKER,
+        test="tests/actors/test_candidate.py::test_a_record_of_another_form_ends_no_candidate",
+    ),
+    Mutant(
         name="a base that is no number ends who wants a ledger",
         module="actors.ids",
         old='    if not isinstance(base := said.get("base"), int):\n',
