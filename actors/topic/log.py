@@ -34,7 +34,7 @@ from actors.signal import Signal
 from actors.topic.producers import Producers
 from actors.topic.resources import ProcessResources
 from actors.topic.source_names import is_source
-from actors.topic.tail import TAIL_BYTES, CachedRun, RunCache
+from actors.topic.tail import TAIL_BYTES, RunCache, cache_run
 from actors.wire import Blob
 from storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from storage.frame import Run
@@ -51,15 +51,6 @@ SNAPSHOT_BYTES = 256 * 1024 * 1024
 """The record learns what producers have stored at least this often, so that a new owner has little to read."""
 RETRY_FIRST, RETRY_MOST = 100, 3_000
 POSTPONE_ROLL_MS = 5_000
-
-
-def cache_run(append: Append) -> CachedRun:
-    """A run for the tail. A shared payload is kept by its handle alone, so that its bytes are not held twice."""
-    header, blob, size = append.header, append.blob, append.inline.size
-    columns = (append.inline.data or b"")[: header.columns_bytes]
-    if blob.handle is None:
-        return CachedRun(header, Blob(columns), blob, size)
-    return CachedRun(header, Blob(bytes(columns)), Blob(handle=blob.handle, size=size), size)
 
 
 class PartitionLog:
@@ -415,6 +406,20 @@ class PartitionLog:
     async def cover(self, change: Callable[[PartitionRecord], PartitionRecord]) -> None:
         """Bring the record up to date, with another change of it: a next owner has little to read then."""
         await self.metadata.update(lambda record: change(self._covered(record)))
+
+    async def seal(self, change: Callable[[PartitionRecord], PartitionRecord]) -> None:
+        """The same, with the open ledger closed in that version: a next owner has nothing to recover then, and how far
+        the ledger goes and since when it is closed is known. One of which copies are still being made stays open.
+        """
+        async with self._rolling:  # nothing is appended meanwhile
+            old = self._writer
+            whole = old is not None and not old.busy and old.state.next_entry > 0
+            await self.cover(lambda record: change(self._closed(record) if whole else record))
+            self.check()
+            if whole:
+                self._writer, self.open_bytes = None, 0
+        self._room.set()
+        self.wake()
 
     @property
     def roll_due(self) -> bool:

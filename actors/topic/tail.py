@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from actors.ledger.writer import Append
 from actors.wire import Blob
 from storage.frame import Header
 
@@ -141,3 +142,12 @@ class RunCache:
         if run is not None:
             self.bytes += sign * run.weight
             self._room.count(sign * run.weight)
+
+
+def cache_run(append: Append) -> CachedRun:
+    """A run for the tail. A shared payload is kept by its handle alone, so that its bytes are not held twice."""
+    header, blob, size = append.header, append.blob, append.inline.size
+    columns = (append.inline.data or b"")[: header.columns_bytes]
+    if blob.handle is None:
+        return CachedRun(header, Blob(columns), blob, size)
+    return CachedRun(header, Blob(bytes(columns)), Blob(handle=blob.handle, size=size), size)

@@ -213,10 +213,13 @@ class Upkeep:
         return 0 if self.at_work else max(min(REST_MS, self._rests_until - now), 0)
 
     async def settle(self) -> int:
-        """Write down what an owner that ends would forget; returns when retention has something to do, ms since 1970, 0
-        if it has not. Raises Fenced, Unavailable, Corrupt.
+        """Write down what an owner that ends would forget, and let go of what nobody needs. Returns when retention has
+        something to do, ms since 1970, 0 if it has not. Raises Fenced, Unavailable, Corrupt.
         """
-        await self._log.cover(self._with_marks)
+        await self._log.seal(self._with_marks)
+        await self._look()
+        await self.trim()
+        await self._forget(LAST_TIMEOUT)
         record = self._log.record
         kept = await self._kept.now(record.settings)
         if kept.ms < 0 or (kept.bytes > 0 and not kept.ms) or not self._all_passed():

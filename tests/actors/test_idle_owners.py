@@ -137,26 +137,6 @@ def test_a_deleted_subscription_is_not_woken() -> None:
     closing(scenario)
 
 
-def test_what_everybody_has_seen_is_deleted_after_the_close() -> None:
-    """The ledger that was open is consumed: the topic is woken once to let go of it, and not again."""
-
-    async def scenario(broker: Broker) -> None:
-        client = await broker.join("c")
-        await broker.publish("a", "b")
-        await broker.until(lambda: len(client.got) == 2)
-        await client.parts[0].wait_confirmed()
-        await broker.quiet(2_000)
-        await client.close()
-        await closed(broker)
-        await broker.until(lambda: "topic" in running(broker), 60_000)
-        await closed(broker)
-        await broker.quiet(HOUR_MS)
-        assert running(broker) == []
-        assert (await broker.address(), await broker.offer("c"))[1] == []
-
-    closing(scenario)
-
-
 def test_an_owner_used_meanwhile_is_not_closed() -> None:
     """It was idle when it was pinged; a message a second keeps the topic, although it is idle at every ping."""
 

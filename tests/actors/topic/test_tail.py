@@ -10,8 +10,7 @@ import pytest
 
 from actors.ledger.write_state import PendingRun
 from actors.ledger.writer import Append
-from actors.topic.log import cache_run
-from actors.topic.tail import RUN_BYTES, CachedRun, CacheRoom, RunCache
+from actors.topic.tail import RUN_BYTES, CachedRun, CacheRoom, RunCache, cache_run
 from actors.wire import Blob
 from storage.frame import Header
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Done, Ends, Progress, ReadEnds, TopicSettings
+from actors.ledger.record import LedgerState, record_key, unpack_record
+from actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
+from actors.ports import Address, Ports, Unknown
 from actors.topic.tail import RUN_BYTES
 from actors.topic.upkeep import MOST_REST_MS, UNUSED_MS
 from storage.errors import Fenced
@@ -124,3 +126,51 @@ def test_a_reader_waits_for_the_next_publish() -> None:
         assert 400 <= client.clock.monotonic() - before < 2000
 
     World(3).play(scenario)
+
+
+@pytest.mark.parametrize("lacks", [False, True], ids=["all copies", "one is being made"])
+def test_an_owner_that_closes_ends_a_ledger_that_has_its_copies(lacks: bool) -> None:
+    """Its successor has nothing to recover; one that lacks a copy stays open, and the successor makes that."""
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, bookies=2, settings=TopicSettings(ensemble=2, write_quorum=2, ack_quorum=1))
+        old = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, old)
+        await producer.open()
+        if lacks:
+            world.pause("b1")
+        await producer.publish(3)
+        await world.loop.pause(1_000)
+        assert await client.net.call(old, CloseIdle(idle_ms=0), 1000) == Closed(closed=True)
+        assert await last_ledger(client) == ((LedgerState.OPEN, -1) if lacks else (LedgerState.CLOSED, 2))
+        if lacks:
+            world.resume("b1")
+        new = await cluster.start_owner()
+        taken = TestProducer(client, new, incarnation="2")
+        assert (await taken.open()).last_sequence == 2
+        await taken.publish(2)
+        assert [value for _, _, value in await read_all(client, new)] == [f"p-{n}" for n in range(5)]
+        while await remaining(client, new):
+            await world.loop.pause(250)
+        assert await client.net.call(new, CloseIdle(idle_ms=0), 1000) == Closed(closed=True)
+        world.crash("b0")
+        newer = await cluster.start_owner()
+        assert len(await read_all(client, newer)) == 5, "the other bookie has all of it"
+
+    World(6).play(scenario)
+
+
+async def last_ledger(client: Ports) -> tuple[LedgerState, int]:
+    """Its state and its last entry, as the record has them."""
+    newest = await client.meta.read(record_key("t", 0))
+    assert newest is not None
+    ledger = unpack_record(newest.value).ledgers[-1]
+    return ledger.state, ledger.last_entry
+
+
+async def remaining(client: Ports, owner: Address) -> int:
+    """How many ledgers were not found to have all copies yet."""
+    reply = await client.net.call(owner, Replicate(lost=[]), 5000)
+    assert not isinstance(reply, Unknown)
+    return reply.remaining
