@@ -25,8 +25,11 @@ class TopicLog:
         self._ports, self._topic = ports, topic
         self._table = self._since = -1
 
-    async def ends(self, patience: int = FOREVER_MS) -> Ends:
-        """Where it begins and ends now; waits a time (ms) for its owner. Raises Unavailable with the reason."""
+    async def ends(self, patience: int = FOREVER_MS, subscription: str = "") -> Ends:
+        """Where it begins and ends now; waits a time (ms) for its owner. subscription: see ReadEnds.
+
+        Raises Unavailable with the reason.
+        """
         until = self._ports.clock.monotonic() + patience
 
         def waits(error: SluiceError) -> bool:
@@ -34,7 +37,7 @@ class TopicLog:
             return isinstance(error, (Unavailable, Fenced)) and self._ports.clock.monotonic() <= until
 
         try:
-            return await self._topic.insist(ReadEnds(), refused=waits)
+            return await self._topic.insist(ReadEnds(subscription=subscription), refused=waits)
         except Fenced as error:
             raise Unavailable(str(error)) from error
 

@@ -28,6 +28,13 @@ EXPIRE_MS, REST_MS = 5_000, 120_000
 owner; one that has everything and was told of is woken when either may be, and looks as seldom as the second says.
 """
 
+_EPOCH_SHIFT = 32
+
+
+def epoch_of(number: int) -> int:
+    """The epoch of the owner that made the statement of this number."""
+    return number >> _EPOCH_SHIFT
+
 
 class ProgressReporter:
     """Tells the owner of the topic how far its subscription has come."""
@@ -50,7 +57,7 @@ class ProgressReporter:
             subscription=self._identity.subscription,
             mark_delete=min([mark_delete, *self._limits]),
             gone=gone,
-            number=self._epoch << 32 | self._statements,
+            number=self._epoch << _EPOCH_SHIFT | self._statements,
             rejects_keyed_delay=self._state.settings.delay_key_policy == "reject",
             firm=firm,
         )

@@ -23,7 +23,7 @@ from actors.dispatcher.context import Ownership, SubscriptionContext, Wakeups
 from actors.dispatcher.grace import RecordedPlaces
 from actors.dispatcher.open_runs import OpenRuns
 from actors.dispatcher.parked_keys import RecordedParkedKeys
-from actors.dispatcher.progress import ProgressReporter
+from actors.dispatcher.progress import ProgressReporter, epoch_of
 from actors.dispatcher.redelivery import RecordedRedeliveries
 from actors.dispatcher.redelivery_clock import RedeliveryClock
 from actors.dispatcher.sessions import Sessions, first_session
@@ -72,8 +72,9 @@ async def take_over(
     if value is None:
         if isinstance(indexed, BaseException):
             raise indexed
-        record.begin_after(indexed or 0)
-        ends = await log.ends(START_PATIENCE_MS)
+        ends = await log.ends(START_PATIENCE_MS, identity.subscription)
+        # The topic and the index take no word of an earlier subscription of this name for a later one of this.
+        record.begin_after(max(indexed or 0, epoch_of(ends.heard)))
         state = SubscriptionState.begun(settings, _initial_cursor(ends, settings))
     else:
         ends = None

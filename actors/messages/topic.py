@@ -13,7 +13,8 @@ class Ends(Reply, kw_only=True):
     """first: position of the oldest kept entry. last: of the last confirmed one; -1 if there is none.
 
     ledgers: (id, last entry) of every kept ledger in order; the last entry is None while the ledger is open. compacted:
-    `last` is of the compacted log.
+    `last` is of the compacted log. heard: the highest number of a statement (Progress) of the subscription that was
+    named, 0 if this owner has heard none.
     """
 
     first: int
@@ -21,6 +22,7 @@ class Ends(Reply, kw_only=True):
     next: int
     ledgers: list[tuple[int, int | None]] = []
     compacted: bool = False
+    heard: int = 0
 
     def last_entries(self) -> dict[int, int]:
         """The last confirmed entry of each kept ledger, by its id, in order; -1 for one that is empty."""
@@ -39,11 +41,12 @@ class Terminate(Request[Ends]):
 
 class ReadEnds(Request[Ends], kw_only=True):
     """Where the topic begins and ends, for initial positions and seeks. compacted: `last` is that of who reads the
-    compacted log.
+    compacted log. subscription: whose statements the answer tells of (Ends.heard).
     """
 
     reply: ClassVar[type[Reply]] = Ends
     compacted: bool = False
+    subscription: str = ""
 
 
 class BacklogSize(Reply, kw_only=True):

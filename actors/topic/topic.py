@@ -438,6 +438,7 @@ class Topic(Actor):
         """Where the topic begins and ends."""
         await self._ready()
         ends = self._reads.ends()
+        ends.heard = self._upkeep.heard(request.subscription)
         return self._compacted.ends(ends) if request.compacted else ends
 
     async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:

@@ -283,6 +283,12 @@ class Upkeep:
         if request.firm:
             await self._log.metadata.verify()
 
+    def heard(self, subscription: str) -> int:
+        """The highest number of a statement of a subscription, 0 if none has come. What was deleted is remembered, so
+        that late statements bring nothing back; who begins anew under its name counts on from there.
+        """
+        return self._numbers.get(subscription, 0)
+
     def _with_marks(self, record: PartitionRecord) -> PartitionRecord:
         ever = record.ever_subscribed or bool(self.marks)
         return msgspec.structs.replace(record, subscriptions=dict(sorted(self.marks.items())), ever_subscribed=ever)

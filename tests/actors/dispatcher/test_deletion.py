@@ -9,6 +9,7 @@ import pytest
 
 from actors.dispatcher import Dispatcher
 from actors.fenced_record import FencedRecord
+from actors.ledger.record import record_key, unpack_record
 from actors.messages import Attach, Attached, DeleteSubscription, Detach, Progress, RemoveSubscription, RemoveUnused
 from actors.ports import Unknown
 from storage.errors import Fenced, Invalid, SluiceError, Unavailable
@@ -187,5 +188,35 @@ def test_a_durable_one_is_never_unused() -> None:
     async def scenario(broker: Broker) -> None:
         await ask(broker, RemoveUnused(topic=TOPIC, subscription=SUBSCRIPTION))
         assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
+    """The topic ignores what earlier subscriptions of the name still say, and nothing of what this one says."""
+
+    async def marks(broker: Broker) -> dict[str, int]:
+        record = await broker.ports.meta.read(record_key(TOPIC, 0))
+        assert record is not None
+        return unpack_record(record.value).subscriptions
+
+    async def scenario(broker: Broker) -> None:
+        first = await owner(broker)
+        await broker.publish("a")
+        broker.world.stop(first.ports.me)
+        await broker.directory.suspect(first.ports.me)
+        await broker.stats()
+        await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert await marks(broker) == {}
+        late = first.parts.context.reporter.statement()
+        broker.directory.forget(TOPIC)
+        await broker.stats()
+        made_again = await marks(broker)
+        assert list(made_again) == [SUBSCRIPTION], "the topic would trim what it has not delivered"
+        await broker.ports.net.call(await broker.directory.topic(TOPIC, 0), late, 1_000)
+        await broker.ports.net.call(
+            await broker.directory.topic(TOPIC, 0), first.parts.context.reporter.statement(gone=True), 1_000
+        )
+        assert await marks(broker) == made_again
 
     play(scenario)

@@ -21,6 +21,7 @@ from tests.sim.mutants.permitting import PERMITTING
 from tests.sim.mutants.placing import PLACING
 from tests.sim.mutants.publishing_results import PUBLISHING_RESULTS
 from tests.sim.mutants.remembering import REMEMBERING
+from tests.sim.mutants.repeating import REPEATING
 from tests.sim.mutants.serving import SERVING
 from tests.sim.mutants.setting_aside import SETTING_ASIDE
 from tests.sim.mutants.sharing_clients import SHARING_CLIENTS
@@ -55,5 +56,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "publishing results": PUBLISHING_RESULTS,
     "remembering": REMEMBERING,
     "telling": TELLING,
+    "repeating": REPEATING,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]
