@@ -16,6 +16,7 @@ If several nodes are on one machine its gateway and its bookies stay until the l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -78,6 +79,8 @@ class NodeDrainer:
         self._drains: dict[str, Drain] = {}
         self._wake = Signal()
         self._known = self._runs = False
+        self._asking = asyncio.Lock()
+        """What operators ask is carried out one after the other: who withdraws does so behind what was asked before."""
         self._problem = ""
 
     def leaving(self) -> tuple[str, ...]:
@@ -146,16 +149,20 @@ class NodeDrainer:
 
         Raises Unavailable while it is not known what an earlier controller was told.
         """
-        if not self._known:
-            await self._load()
-        nodes = await self._places.nodes()
-        node = self._named(request.node, nodes)
-        if request.withdrawn:
-            await self._withdraw(node.id)
-            return NodeDrain(node=node.id, address=node.address, done=True)
-        if node.id not in self._drains:
-            await self._begin(node, nodes, request.keep_ledgers)
-        return await self._progress(self._drains[node.id])
+        async with self._asking:
+            if not self._known:
+                await self._load()
+            nodes = await self._places.nodes()
+            node = self._named(request.node, nodes)
+            if request.withdrawn:
+                await self._withdraw(node.id)
+                return NodeDrain(node=node.id, address=node.address, done=True, drained=False)
+            if node.id not in self._drains:
+                if request.look:
+                    return NodeDrain(node=node.id, address=node.address, drained=False)
+                await self._begin(node, nodes, request.keep_ledgers)
+            drain = self._drains[node.id]
+        return await self._progress(drain)
 
     def _named(self, name: str, nodes: list[Node]) -> Node:
         """Raises NotFound, and Invalid if several nodes are meant."""

@@ -36,11 +36,11 @@ def drain(
     Ctrl-C lets the node be used again; what has moved stays where it is.
     """
     with target.join() as client:
-        told = client.drain_node(node, keep_ledgers=keep_ledgers)
         try:
+            told = client.drain_node(node, keep_ledgers=keep_ledgers)
             _wait(client, told)
         except KeyboardInterrupt:
-            client.uncordon_node(told["node"])
+            told = client.uncordon_node(node)  # the controller has heard, or will hear, what was asked before
             say(f"{told['address']} is used again; what has moved stays where it is")
             raise
         say(f"{told['address']} is drained: Ray can be stopped there")
@@ -56,8 +56,8 @@ def uncordon(target: Target, node: NodeArgument) -> None:
 
 
 def _wait(client: Client, told: dict[str, Any]) -> None:
-    """Until nothing is left there; says what still is, when that changes."""
-    from storage.errors import Unavailable
+    """Until nothing is left there; says what still is, when that changes. Raises Conflict if it is used again."""
+    from storage.errors import Conflict, Unavailable
 
     node, said = told["node"], ""
     while not told["done"]:
@@ -72,6 +72,8 @@ def _wait(client: Client, told: dict[str, Any]) -> None:
             said = line
         time.sleep(LOOK_S)  # the controller tells nobody by itself
         try:
-            told = client.drain_node(node)
+            told = client.drain_status(node)
         except Unavailable as error:
             told = {**told, "problem": str(error)}
+        if not told["drained"]:
+            raise Conflict(f"{told['address']} is not drained any more: somebody lets it be used again")

@@ -457,11 +457,15 @@ class Client(StoredMessages):
         return dict(shown(self._ask(DescribeCluster())))
 
     def drain_node(self, node: str, *, keep_ledgers: bool = False) -> dict[str, Any]:
-        """Begin to move everything away from a node, or ask how far that is; see messages.DrainNode and NodeDrain.
+        """Begin to move everything away from a node; see messages.DrainNode and NodeDrain.
 
         node: the address of its machine, or its id. Raises NotFound, Invalid.
         """
         return msgspec.structs.asdict(self._ask(DrainNode(node=node, keep_ledgers=keep_ledgers)))
+
+    def drain_status(self, node: str) -> dict[str, Any]:
+        """How far that is; not `drained` any more if somebody lets the node be used again. Raises NotFound, Invalid."""
+        return msgspec.structs.asdict(self._ask(DrainNode(node=node, look=True)))
 
     def uncordon_node(self, node: str) -> dict[str, Any]:
         """Use a node again that was drained. Raises NotFound, Invalid."""

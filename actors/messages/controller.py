@@ -118,6 +118,7 @@ class NodeDrain(Reply, kw_only=True):
 
     owners, gateways: how many are left there. fragments: parts of ledgers that are still to be copied from bookies
     there; one partition that has not answered yet counts as one. problem: what it waits for, empty if for nothing.
+    drained: it was asked for, and not withdrawn since.
     """
 
     node: str
@@ -127,6 +128,7 @@ class NodeDrain(Reply, kw_only=True):
     fragments: int = 0
     done: bool = False
     problem: str = ""
+    drained: bool = True
 
 
 class DrainNode(Request[NodeDrain], kw_only=True):
@@ -134,14 +136,18 @@ class DrainNode(Request[NodeDrain], kw_only=True):
     of which four characters are enough.
 
     keep_ledgers: what its bookies hold is not copied, because the machine comes back with its disk. withdrawn: use the
-    node again; what has moved stays where it is. NotFound. Invalid if it is the last node, if several are meant, or if
-    too few bookies would be left. Unavailable while a bookie is being started that may be there.
+    node again; what has moved stays where it is. look: begin nothing, only tell. Who asks again and again says so: else
+    the next question would undo what somebody else has withdrawn.
+
+    NotFound. Invalid if it is the last node, if several are meant, or if too few bookies would be left. Unavailable
+    while a bookie is being started that may be there.
     """
 
     reply: ClassVar[type[Reply]] = NodeDrain
     node: Name
     keep_ledgers: bool = False
     withdrawn: bool = False
+    look: bool = False
 
 
 class Suspect(Request[Done], kw_only=True):

@@ -44,7 +44,7 @@ class Parts:
         self.auditor = ReplicationAuditor(
             self.ports, self.supervisor.lost, self._topics, lambda: self.drainer.leaving()
         )
-        self.copies = copies
+        self.copies, self.slow_ms = copies, 0
         self.drainer = NodeDrainer(self.ports, site.places, self.supervisor, self.auditor, self._most_copies)
 
     async def start(self) -> Parts:
@@ -61,6 +61,7 @@ class Parts:
         return [(entry.name, entry.address) for entry in self.supervisor.of_kind("topic")]
 
     async def _most_copies(self) -> tuple[int, str]:
+        await self.ports.clock.sleep(self.slow_ms)
         return self.copies, "t"
 
 
@@ -218,5 +219,38 @@ def test_a_damaged_record_concerns_its_own_node_only() -> None:
         assert (await parts.drainer.ask(DrainNode(node=node))).done
         await parts.drainer.ask(DrainNode(node=other, withdrawn=True))
         assert await parts.ports.meta.read(DRAINED + other) is None
+
+    play(scenario, "one", "two")
+
+
+def test_who_waits_does_not_undo_a_withdrawal() -> None:
+    """The command looks again and again how far it is, while somebody else lets the node be used again."""
+
+    async def scenario(site: Site) -> None:
+        parts = await Parts(site).start()
+        node = node_of(site, "broker-0")
+        await parts.drainer.ask(DrainNode(node=node, keep_ledgers=True))
+        assert (await parts.drainer.ask(DrainNode(node=node, look=True))).drained
+        assert not (await parts.drainer.ask(DrainNode(node=node, withdrawn=True))).drained
+        told = await parts.drainer.ask(DrainNode(node=node, look=True))
+        assert (told.node, told.drained, told.done) == (node, False, False)
+        assert parts.drainer.nodes() == []
+
+    play(scenario, "one", "two")
+
+
+def test_a_withdrawal_holds_for_what_was_asked_before() -> None:
+    """Who is interrupted while the controller begins to drain a node lets it be used again at once."""
+
+    async def scenario(site: Site) -> None:
+        parts = await Parts(site, copies=0).start()
+        node, parts.slow_ms = node_of(site, "bookie-0"), 1_000
+        for withdrawn in (False, True):
+            request = DrainNode(node=node, withdrawn=withdrawn)
+            parts.ports.spawn(parts.drainer.ask(request), "an operator")
+            await site.world.loop.pause(100)
+        await site.world.loop.pause(LONG_MS)
+        assert parts.drainer.nodes() == []
+        assert await parts.ports.meta.keys(DRAINED) == []
 
     play(scenario, "one", "two")

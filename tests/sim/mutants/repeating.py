@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-BROKER = "broker"
+BROKER, PLACEMENT = "broker", "placement"
+DRAINING = "tests/actors/test_draining.py"
 DELETING = "tests/actors/dispatcher/test_deletion.py"
 
 REPEATING: list[Mutant] = [
@@ -23,5 +24,21 @@ REPEATING: list[Mutant] = [
         new="        if False:\n",
         world=BROKER,
         test=f"{DELETING}::test_one_that_is_made_again_is_heard_by_its_topic",
+    ),
+    Mutant(
+        name="who looks how far a node is drained drains it",
+        module="actors.draining",
+        old="                if request.look:\n",
+        new="                if False:\n",
+        world=PLACEMENT,
+        test=f"{DRAINING}::test_who_waits_does_not_undo_a_withdrawal",
+    ),
+    Mutant(
+        name="who withdraws a drain overtakes who began it",
+        module="actors.draining",
+        old="        async with self._asking:\n",
+        new="        if True:\n",
+        world=PLACEMENT,
+        test=f"{DRAINING}::test_a_withdrawal_holds_for_what_was_asked_before",
     ),
 ]
