@@ -23,8 +23,6 @@ from actors.messages import (
     ListBookies,
     LocateSubscription,
     LocateTopic,
-    RemoveSubscription,
-    RemoveTopic,
     RemoveUnused,
     SubscriptionSettings,
     Suspect,
@@ -298,7 +296,7 @@ class Directory:
         """The controller's answer. One that is being replaced, and what it cannot do now, is waited for, for `patience`
         milliseconds; 0: it is asked once.
 
-        What is to be deleted and is gone at a later try was deleted by an earlier one. Raises Unavailable, and what is
+        What is to be removed and is gone at a later try was removed by an earlier one. Raises Unavailable, and what is
         refused.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST, patience)
@@ -309,7 +307,7 @@ class Directory:
             except Unavailable as error:
                 await wait.pause_after(error)
             except NotFound:
-                if not (tried and isinstance(request, RemoveSubscription | RemoveTopic)):
+                if not (tried and request.removes):
                     raise
                 return cast(R, Done())
             tried = True

@@ -58,10 +58,15 @@ R = TypeVar("R", bound=Reply)
 
 
 class Request(msgspec.Struct, Generic[R], kw_only=True, omit_defaults=True):
-    """Base of every request. reply is the class of its answer; repeatable: asked twice it does what it does once."""
+    """Base of every request. reply is the class of its answer; repeatable: asked twice it does what it does once.
+
+    removes: what it names is gone when it was carried out, so nothing of the name is there at a second try. Its answer
+    is Done.
+    """
 
     reply: ClassVar[type[Reply]]
     repeatable: ClassVar[bool] = True
+    removes: ClassVar[bool] = False
 
 
 class Packed(msgspec.Struct, frozen=True):

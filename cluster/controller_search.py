@@ -3,6 +3,8 @@
 The candidates say who it is. They are asked when a call of the controller brought no answer or takes long, and now and
 then, because those that were known at first may all be on machines that are away later. Whoever has the highest epoch
 is called, also instead of one that was called before and is silent: every request to the controller may be repeated.
+The one that was silent may have removed what the next one does not find any more, and then nobody has said that it is
+done: the caller is told that there was no answer, and knows what he has asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from actors.candidate import NAME
 from actors.messages import Leading, WhoLeads
 from actors.ports import Unknown
 from actors.wire import Reply
-from storage.errors import SluiceError
+from storage.errors import NotFound, SluiceError
 
 PATIENCE_S = 1.0
 """A call of the controller that takes longer is a reason to ask."""
@@ -52,6 +54,7 @@ class ControllerSearch:
         """Call whoever is the controller; another one, if that is another one meanwhile."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout / 1000
+        before = ""
         self._keep_up()
         while True:
             host = self.host
@@ -61,6 +64,10 @@ class ControllerSearch:
                     self._look()
                 if calling.done() and not isinstance(calling.result(), Unknown):
                     return calling.result()
+            except NotFound as error:
+                if not before:
+                    raise
+                return Unknown(f"{before} was asked first, and {host} says: {error}")
             finally:
                 calling.cancel()
             if self.host == host:
@@ -68,6 +75,7 @@ class ControllerSearch:
                 await asyncio.wait([self._look()], timeout=max(0.0, deadline - loop.time()))
                 if self.host == host:
                     return answer
+            before = host
 
     def close(self) -> None:
         """Ask nobody any more."""

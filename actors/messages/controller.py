@@ -204,6 +204,7 @@ class RemoveTopic(Request[Done], kw_only=True):
     """Delete a topic with all its partitions. force: even if it has subscriptions, which are deleted as well."""
 
     reply: ClassVar[type[Reply]] = Done
+    removes: ClassVar[bool] = True
     topic: Name
     force: bool = False
 
@@ -212,6 +213,7 @@ class RemoveSubscription(Request[Done], kw_only=True):
     """Delete a subscription on all partitions. force: even if consumers are connected."""
 
     reply: ClassVar[type[Reply]] = Done
+    removes: ClassVar[bool] = True
     topic: Name
     subscription: Name
     force: bool = False

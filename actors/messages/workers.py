@@ -84,6 +84,7 @@ class DrainPool(Request[Done], kw_only=True):
     """
 
     reply: ClassVar[type[Reply]] = Done
+    removes: ClassVar[bool] = True
     name: Name
     forget: bool = False
 

@@ -11,7 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.directory import BOOKIES_TIMEOUT, LOCATE_TIMEOUT, Directory, KnownOwners
-from actors.messages import ListTopics, Ping, RemoveSubscription, RemoveTopic, Skip, Stats, SubscriptionSettings
+from actors.messages import (
+    ClaimPool,
+    Done,
+    DrainPool,
+    ListTopics,
+    Ping,
+    PoolWanted,
+    RemoveSubscription,
+    RemoveTopic,
+    ReportPool,
+    Skip,
+    Stats,
+    SubscriptionSettings,
+)
 from storage.errors import Fenced, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 
@@ -150,6 +163,33 @@ def test_a_long_deletion_is_waited_for() -> None:
             await stage.world.within(30_000, directory.ask_controller(request, timeout=1_000), "it is not deleted")
             with pytest.raises(NotFound):
                 await directory.ask_controller(request)
+
+    play(scenario)
+
+
+def test_a_drain_whose_answer_is_lost_is_done() -> None:
+    """Its pool has ended when it is asked for again."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create_only()
+        keeper = stage.world.client("keeper")
+        sizes = {"min_workers": 1, "max_workers": 1}
+        await stage.ask(ClaimPool(name="p", topic="t", subscription="s", kind="program", version="1", **sizes))
+        network = stage.world.network
+
+        async def end() -> None:
+            told = await keeper.net.call(CONTROLLER, ReportPool(name="p", epoch=1, ended=True), 1_000)
+            assert isinstance(told, PoolWanted)
+            assert told.draining
+            network.join("controller", "client")
+
+        network.cut("controller", "client")
+        stage.world.background(_later(stage, 500, end()), "the pool ends")
+        directory = Directory(stage.client, CONTROLLER)
+        drained = directory.ask_controller(DrainPool(name="p"), timeout=1_000)
+        assert await stage.world.within(30_000, drained, "it is not drained") == Done()
+        with pytest.raises(NotFound):
+            await directory.ask_controller(DrainPool(name="p"))
 
     play(scenario)
 

@@ -11,6 +11,7 @@ import cluster.controller_search as module
 from actors.messages import Done, Leading, WhoLeads
 from actors.ports import Unknown
 from cluster.controller_search import ControllerSearch
+from storage.errors import NotFound
 
 SOON_MS = 5_000
 
@@ -134,3 +135,25 @@ async def test_who_became_a_candidate_lately_is_known_soon(monkeypatch: pytest.M
     candidates.known |= {"controller": None, "controller-a": ("controller-a", 2)}
     assert await search.call(candidates.call, SOON_MS) == Done()
     search.close()
+
+
+async def test_who_finds_nothing_after_another_was_asked_is_no_answer() -> None:
+    """The one before may have removed it, and its answer is lost: that is for the caller to say."""
+    candidates = Candidates(controller=None, controller_a=("controller-a", 2))
+
+    async def call(host: str, timeout: int) -> Done | Unknown:
+        if isinstance(answer := await candidates.call(host, timeout), Done):
+            raise NotFound("there is no topic 't'")
+        return answer
+
+    search = ControllerSearch("controller", candidates.ask, lambda: _at_once(["controller-a"]))
+    told = await search.call(call, SOON_MS)
+    assert isinstance(told, Unknown)
+    assert told.reason == "controller was asked first, and controller-a says: there is no topic 't'"
+    with pytest.raises(NotFound):
+        await search.call(call, SOON_MS)
+    search.close()
+
+
+async def _at_once(names: list[str]) -> list[str]:
+    return names

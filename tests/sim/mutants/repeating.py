@@ -41,4 +41,20 @@ REPEATING: list[Mutant] = [
         world=PLACEMENT,
         test=f"{DRAINING}::test_a_withdrawal_holds_for_what_was_asked_before",
     ),
+    Mutant(
+        name="a drain of a pool that was done is not found when it is asked for again",
+        module="actors.messages.workers",
+        old="    removes: ClassVar[bool] = True\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/test_directory.py::test_a_drain_whose_answer_is_lost_is_done",
+    ),
+    Mutant(
+        name="what a silent controller has removed is not found by the next one",
+        module="cluster.controller_search",
+        old="                if not before:\n",
+        new="                if True:\n",
+        world=BROKER,
+        test="tests/cluster/test_controller_search.py",
+    ),
 ]
