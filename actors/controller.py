@@ -236,7 +236,12 @@ class Controller(WorkerPools):
     # -- questions ------------------------------------------------------------------------------------------------
 
     async def on_create_topic(self, request: CreateTopic) -> Done:
+        """See messages.CreateTopic. Raises Unavailable while a topic of the name is deleted: what is there still is not
+        what is asked for, and goes.
+        """
         check_name("topic", request.topic, short=True)
+        if request.topic in self._deleting:
+            raise Unavailable(f"topic {request.topic!r} is being deleted")
         lost = self._supervisor.lost()
         check_settings(request.settings, len([key for key in self._bookie_ids() if key not in lost]))
         await self._catalog.create(request.topic, request.settings)

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
-from actors.messages import LocateSubscription, LocateTopic, RemoveSubscription, RemoveTopic, SubscriptionSettings
+from actors.directory import Directory
+from actors.messages import (
+    CreateTopic,
+    LocateSubscription,
+    LocateTopic,
+    RemoveSubscription,
+    RemoveTopic,
+    SubscriptionSettings,
+    TopicSettings,
+)
 from storage.errors import Corrupt, NotFound, Unavailable
-from tests.actors.test_controller import GIVE_UP, Stage, play
+from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 
 
 def test_a_deleted_topic_does_not_come_back() -> None:
@@ -70,6 +79,22 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
             await stage.locate("t")
         assert [stage.starts[name] for name in ("t/0", "t/1", "t/0/s", "t/1/s")] == [1, 1, 2, 2]
         assert {row["kind"] for row in (await stage.status())["actors"]} == {"bookie"}
+
+    play(scenario)
+
+
+def test_a_topic_that_is_made_while_it_is_deleted_is_there() -> None:
+    """Who gave up waiting for the deletion makes it anew, and is not told of the old one that it is there."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create()
+        stage.slow_ms = 6_000
+        stage.world.background(stage.ask(RemoveTopic(topic="t")), "delete")
+        await stage.world.loop.pause(1_000)
+        again = CreateTopic(topic="t", settings=TopicSettings())
+        await stage.world.within(30_000, Directory(stage.client, CONTROLLER).ask_controller(again), "it is not made")
+        await stage.world.loop.pause(30_000)
+        await stage.locate("t")
 
     play(scenario)
 

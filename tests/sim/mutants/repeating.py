@@ -57,4 +57,12 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test="tests/cluster/test_controller_search.py",
     ),
+    Mutant(
+        name="a topic that is made while it is deleted is the old one",
+        module="actors.controller",
+        old='        if request.topic in self._deleting:\n            raise Unavailable(f"topic {request.topic!r} is',
+        new='        if False:\n            raise Unavailable(f"topic {request.topic!r} is',
+        world=BROKER,
+        test="tests/actors/test_deletion.py::test_a_topic_that_is_made_while_it_is_deleted_is_there",
+    ),
 ]
