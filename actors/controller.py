@@ -366,8 +366,11 @@ class Controller(WorkerPools):
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
             addresses = await self._supervisor.ensure_some_of(entries, request.awaited, waits=request.waits)
-        except (Invalid, NotFound):
+        except (Invalid, NotFound) as error:
             self._forget_unstarted(entries)
+            there = request.awaited is None or min(request.awaited, default=0) < topic.partitions
+            if isinstance(error, NotFound) and request.settings is not None and there:
+                raise Unavailable(f"{error}; ask again") from error  # one of its name was deleted, this one is made
             raise
         if (settings := request.settings) is not None:
             awaited = range(topic.partitions) if request.awaited is None else request.awaited

@@ -1,9 +1,9 @@
 """How the owners of a partition are made from what the controller says: the same in a host process and in a simulation.
 
 `settings` are those of `Places.start`, plain values: `topic`, `partition`, and `topic_settings` for a topic,
-`subscription` and `subscription_settings` for a dispatcher. `controller` is the address that they ask for everything
-else; `shared` are the indexes of delayed messages that the actors of this process have in common, `resources` what else
-the owners of partitions share.
+`subscription` and `subscription_settings` for a dispatcher, and `served` if it takes the place of one. `controller` is
+the address that they ask for everything else; `shared` are the indexes of delayed messages that the actors of this
+process have in common, `resources` what else the owners of partitions share.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ def make_topic(
 
 def make_dispatcher(ports: Ports, settings: dict[str, Any], controller: Address, shared: SharedIndexes) -> Dispatcher:
     """The owner of a partition's subscription, not yet started."""
+    made_with = shared_settings(msgspec.convert(settings["subscription_settings"], SubscriptionSettings))
     return Dispatcher(
         ports,
         topic=settings["topic"],
         partition=settings["partition"],
         subscription=settings["subscription"],
-        settings=shared_settings(msgspec.convert(settings["subscription_settings"], SubscriptionSettings)),
+        settings=None if settings.get("served") else made_with,
         directory=Directory(ports, controller, only=True),
         shared=shared.of(settings["topic"], settings["partition"]),
     )

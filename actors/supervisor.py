@@ -36,6 +36,8 @@ BESIDE_MS = 1_000
 START_TRIES = 50
 RETRY_MS = 100
 OWNERS = ("dispatcher", "topic")
+SERVED = "served"
+"""In the settings of a dispatcher: another one has served before, so what it serves is there, or was deleted."""
 ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
 CALLER_PATIENCE = 20_000
@@ -290,7 +292,9 @@ class Supervisor:
         for attempt in range(START_TRIES):
             try:
                 incarnation = f"{entry.kind}-{attempt}-{self.ports.rng.randrange(1 << 40):010x}"
-                address = await self._places.start(entry.kind, incarnation, entry.settings)
+                follows = entry.restarts and entry.kind == "dispatcher"
+                settings = {**entry.settings, SERVED: True} if follows else entry.settings
+                address = await self._places.start(entry.kind, incarnation, settings)
                 self.ports.log("started", key=entry.name, address=address)
                 return address
             except (Unavailable, Fenced) as error:
@@ -425,6 +429,8 @@ class Supervisor:
             await self.ensure(entry, CALLER_PATIENCE, wanted=wanted)
         except SluiceError as error:
             self.ports.log("start_failed", key=entry.name, error=str(error))
+            if isinstance(error, NotFound) and entry.kind == "dispatcher":
+                self.forget(entry)  # what it served was deleted meanwhile, as another controller was asked
 
 
 def state_of(entry: Running, lost: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from actors.dispatcher.consumers import Consumers
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.leases import Leases
 from actors.messages import DeleteSubscription, PrepareDeletion
+from actors.shared_future import SharedFuture
 from storage.errors import Invalid, SluiceError, Unavailable
 
 HOLD_MS = 60_000
@@ -66,6 +67,8 @@ class Deletion:
     def __init__(self, context: SubscriptionContext, consumers: Consumers, leases: Leases, use: UnusedWatch) -> None:
         self._context, self._consumers, self._leases, self._use = context, consumers, leases, use
         self._held_until = 0
+        self._outcome: SharedFuture[None] | None = None
+        """Of the deletion that was begun; there is no second one, because this dispatcher ends with it."""
 
     def prepare(self, request: PrepareDeletion) -> None:
         """See messages.PrepareDeletion."""
@@ -83,10 +86,22 @@ class Deletion:
     async def delete(self, request: DeleteSubscription) -> None:
         """See messages.DeleteSubscription. This dispatcher ends with it, also when it fails halfway.
 
-        Raises Fenced if there is a newer owner, and what the stores refuse with.
+        Who asks while it is under way hears of the same: another controller does, to which the first one is silent, and
+        would start anew what refuses. Raises Fenced if there is a newer owner, and what the stores refuse with.
         """
+        if self._outcome is None:
+            self._check(request)
+            self._outcome = SharedFuture()
+            try:
+                await self._delete()
+            except BaseException as error:
+                self._outcome.set_exception(error)
+                raise
+            self._outcome.set_result(None)
+        await self._outcome
+
+    async def _delete(self) -> None:
         context = self._context
-        self._check(request)
         self._hold()
         for session in context.sessions.all():
             self._leases.end(session, "deleted")

@@ -115,10 +115,11 @@ class Dispatcher(Actor):
         topic: str,
         partition: int,
         subscription: str,
-        settings: SubscriptionSettings,
+        settings: SubscriptionSettings | None,
         directory: Directory,
         shared: SharedIndex | None = None,
     ) -> None:
+        """settings: see `take_over`."""
         super().__init__(ports)
         self.identity = PartitionSubscription(topic, partition, subscription)
         self.directory = directory

@@ -42,6 +42,7 @@ from actors.ports import Ports
 from actors.topic_client import TopicClient
 from actors.topic_log import TopicLog
 from storage.cursor import Cursor
+from storage.errors import NotFound
 from storage.position import ledger_of
 
 START_PATIENCE_MS = 15_000
@@ -54,18 +55,21 @@ async def take_over(
     identity: PartitionSubscription,
     ownership: Ownership,
     record: FencedRecord,
-    settings: SubscriptionSettings,
+    settings: SubscriptionSettings | None,
     shared: SharedIndex | None,
 ) -> SubscriptionContext:
     """Become the owner under a new epoch. settings: used if the subscription is new; otherwise those of the record
-    count. A subscription that was deleted only in part is new.
+    count. None: it is not to be made. A subscription that was deleted only in part is new.
 
-    Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer.
+    Raises Fenced if there is a newer owner, Unavailable if the topic of a new subscription does not answer, NotFound if
+    there is no subscription and none is to be made.
     """
     topic = TopicClient(ports, directory, identity.topic, identity.partition)
     log = TopicLog(ports, topic)
     value, indexed = await _looked_up(ports, identity, record)
     fresh = value is None  # nobody has owned it, or all that it left was removed with it
+    if settings is None and value is None:
+        raise NotFound(f"subscription {identity.subscription!r} of {identity.topic!r} was deleted")
     if value is not None and value.get("deleted"):
         settings, _ = recorded_settings(value)
         value = None
@@ -75,6 +79,7 @@ async def take_over(
         ends = await log.ends(START_PATIENCE_MS, identity.subscription)
         # The topic and the index take no word of an earlier subscription of this name for a later one of this.
         record.begin_after(max(indexed or 0, epoch_of(ends.heard)))
+        assert settings is not None
         state = SubscriptionState.begun(settings, _initial_cursor(ends, settings))
     else:
         ends = None

@@ -49,14 +49,17 @@ GIVE_UP = (PING_MS + PING_TIMEOUT) * (MISSES + 1)
 class Stub(Actor):
     """An actor of any kind. broken: why one of a name cannot start, and one at an address does not answer."""
 
-    def __init__(self, ports: Ports, stage: Stage, name: str) -> None:
+    def __init__(self, ports: Ports, stage: Stage, name: str, *, served: bool = False) -> None:
+        """served: it is a dispatcher that is to take the place of another one."""
         super().__init__(ports)
         self.stage = stage
-        self.name = name
+        self.name, self.served = name, served
 
     async def start(self) -> None:
         """Count the start, take the time that it takes, or refuse it."""
         self.stage.starts[self.name] = self.stage.starts.get(self.name, 0) + 1
+        if self.served and await self.ports.meta.read(f"subscription/{self.name}") is None:
+            raise NotFound(f"{self.name} was deleted")
         if self.name in self.stage.start_ms:
             await self.ports.clock.sleep(self.stage.start_ms[self.name])
         if self.name in self.stage.broken:
@@ -97,7 +100,10 @@ class Stub(Actor):
     async def on_delete_subscription(self, request: DeleteSubscription) -> Deleted:
         """Fine, in its time."""
         await self.ports.clock.sleep(self.stage.slow_ms)
-        if self.stage.vanishing:
+        if self.stage.vanishing == "stopped":
+            await self.ports.meta.remove(f"subscription/{self.name}")
+            self.stopped = "the subscription was deleted"
+        elif self.stage.vanishing:
             if self.stage.vanishing == "done":
                 await self.ports.meta.remove(f"subscription/{self.name}")
             self.stage.world.stop(self.ports.me)
@@ -120,7 +126,7 @@ class Stage:
         self.asked: list[Address] = []
         self.slow_ms = 0
         self.vanishing = ""
-        """Whether who is told to delete ends before it answers: done, or undone."""
+        """Whether who is told to delete ends before it answers: done, or undone; or stopped with it, in its process."""
         world.kinds["bookie"] = (self.stub, lambda settings: str(settings["bookie"]), lambda s: str(s["bookie"]))
         for kind in ("topic", "dispatcher"):
             world.kinds[kind] = (self.stub, lambda settings: f"broker-{settings['partition'] % 2}", lambda _: None)
@@ -129,7 +135,8 @@ class Stage:
     def stub(self, ports: Ports, settings: dict[str, Any]) -> Actor:
         """An actor that has nothing to do."""
         names = [settings.get(part) for part in ("bookie", "topic", "partition", "subscription")]
-        return Stub(ports, self, "/".join(str(name) for name in names if name is not None))
+        served = bool(settings.get("served")) and self.vanishing == "stopped"
+        return Stub(ports, self, "/".join(str(name) for name in names if name is not None), served=served)
 
     async def begin(self) -> None:
         """Start the controller."""

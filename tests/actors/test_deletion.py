@@ -9,6 +9,7 @@ import pytest
 from actors.directory import Directory
 from actors.messages import (
     CreateTopic,
+    DeleteSubscription,
     LocateSubscription,
     LocateTopic,
     RemoveSubscription,
@@ -119,5 +120,24 @@ def test_who_ends_before_it_answers_is_not_started_again(vanishing: str) -> None
         if vanishing == "undone":
             await stage.ask(unsubscribe)
             assert stage.starts["t/0/s"] == 2
+
+    play(scenario)
+
+
+def test_what_another_controller_deletes_is_not_started_again() -> None:
+    """It was asked before this one, and the owner ends under the eyes of this one."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create()
+        subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
+        (address,) = (await stage.ask(subscribe)).addresses
+        await stage.client.meta.create("subscription/t/0/s", 1, b"of the dispatcher")
+        stage.vanishing = "stopped"
+        await stage.client.net.call(address, DeleteSubscription(), 1_000)
+        await stage.world.loop.pause(GIVE_UP)
+        assert stage.starts["t/0/s"] == 2, "one that took its place would make it anew, and is not tried again"
+        assert not any(row["kind"] == "dispatcher" for row in (await stage.status())["actors"])
+        await stage.ask(subscribe)
+        assert stage.starts["t/0/s"] == 3
 
     play(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 from actors.dispatcher import Dispatcher
 from actors.fenced_record import FencedRecord
 from actors.ledger.record import record_key, unpack_record
-from actors.messages import Attach, Attached, DeleteSubscription, Detach, Progress, RemoveSubscription, RemoveUnused
+from actors.messages import (
+    Attach,
+    Attached,
+    Deleted,
+    DeleteSubscription,
+    Detach,
+    Progress,
+    RemoveSubscription,
+    RemoveUnused,
+)
 from actors.ports import Unknown
 from storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
@@ -218,5 +228,49 @@ def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
             await broker.directory.topic(TOPIC, 0), first.parts.context.reporter.statement(gone=True), 1_000
         )
         assert await marks(broker) == made_again
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_deletes_it_at_the_same_time_hears_the_same(seed: int) -> None:
+    """Two controllers may be asked, when the first one is silent. The second would start it anew if it was refused."""
+
+    async def scenario(broker: Broker) -> None:
+        actor, address = await owner(broker), await broker.address()
+        told = await asyncio.gather(*(broker.ports.net.call(address, FORCED, 10_000) for _ in range(2)))
+        assert told == [Deleted(deleted=True)] * 2
+        assert actor.ended()
+        assert await recorded(broker) == [False]
+
+    play(scenario, seed=seed)
+
+
+def test_who_takes_the_place_of_a_deleted_one_makes_none() -> None:
+    """Another controller was asked to delete it, and this one finds its owner gone."""
+
+    async def scenario(broker: Broker) -> None:
+        address = await broker.address()
+        await broker.ports.net.call(address, FORCED, 10_000)
+        await broker.quiet(5_000)
+        assert await recorded(broker) == [False]
+        broker.directory.forget(TOPIC)
+        await broker.stats()
+        assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_who_comes_when_one_of_its_name_was_deleted_gets_its_own() -> None:
+    """At that moment its owner is being started in place of the other one's."""
+
+    async def scenario(broker: Broker) -> None:
+        address = await broker.address()
+        await broker.ports.net.call(address, FORCED, 10_000)
+        broker.directory.forget(TOPIC)
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.until(lambda: client.came() == ["a"])
+        assert await recorded(broker) == [True]
 
     play(scenario)

@@ -65,4 +65,28 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/test_deletion.py::test_a_topic_that_is_made_while_it_is_deleted_is_there",
     ),
+    Mutant(
+        name="a second deletion of a subscription goes beside the first",
+        module="actors.dispatcher.deletion",
+        old="        if self._outcome is None:\n",
+        new="        if True:\n",
+        world=BROKER,
+        test=f"{DELETING}::test_who_deletes_it_at_the_same_time_hears_the_same",
+    ),
+    Mutant(
+        name="a subscription that another controller has deleted is made anew",
+        module="actors.dispatcher.takeover",
+        old="    if settings is None and value is None:\n",
+        new="    if False:\n",
+        world=BROKER,
+        test=f"{DELETING}::test_who_takes_the_place_of_a_deleted_one_makes_none",
+    ),
+    Mutant(
+        name="what was deleted is started again and again",
+        module="actors.supervisor",
+        old='            if isinstance(error, NotFound) and entry.kind == "dispatcher":\n',
+        new="            if False:\n",
+        world=BROKER,
+        test="tests/actors/test_deletion.py::test_what_another_controller_deletes_is_not_started_again",
+    ),
 ]
