@@ -7,8 +7,9 @@ who asked, and leaves a subscription that has moved, not one that is torn betwee
 nothing is sent (`CursorStore.hold_back`).
 
 Each may wait long for the topic, longer than whoever asked for it. A seek is void when anything that was asked for
-later has been carried out meanwhile, and the others are when a later seek has: what those were answered holds. Policies
-only take away what is too old or too much, at any time.
+later has been carried out meanwhile, and the others are when a later seek has: what those were answered holds. When a
+later clear has, nothing is left for them to do: what has come since is not what they were asked about. Policies only
+take away what is too old or too much, at any time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Seeker:
         self._expiry = TopicExpiry(context.ports, context.topic.topic)
         self._asked = self._sought = self._skipped = 0
         """How often operators asked, and the numbers of the last seek, and of the last of the others, carried out."""
+        self._cleared = (0, 0)
+        """The number of the last clear that was carried out, and where the subscription went on."""
         self._expired = 0
 
     # -- what is asked --------------------------------------------------------------------------------------------
@@ -119,7 +122,12 @@ class Seeker:
         await self._reader.look()
         if number is not None:
             self._check_order(number, self._sought)
+            if number < self._cleared[0]:
+                await self._store.barrier()
+                return 0, self._cleared[1]
             self._skipped = max(self._skipped, number)
+            if everything:
+                self._cleared = number, target
         return await self._forward(target, everything=everything), target
 
     async def _seek(self, number: int, target: int) -> int:

@@ -326,6 +326,41 @@ def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(("verb", "arguments"), [("clear_backlog", {}), ("skip", {"messages": 3})])
+def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -> None:
+    """An earlier request waited for the topic, and who asked gave up and cleared the backlog."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.publish(*"abcd")
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        log, begun, answered, told = actor.parts.context.log, Signal(), Signal(), list[Any]()
+        ends = log.ends
+
+        async def late(patience: int = FOREVER_MS) -> Ends:
+            begun.set()
+            await answered.wait(broker.ports)
+            return await ends(patience)
+
+        async def first() -> None:
+            told.append(await broker.admin(verb, **arguments))
+
+        log.ends = late  # type: ignore[method-assign]
+        broker.ports.spawn(first(), "first")
+        await begun.wait(broker.ports)
+        log.ends = ends  # type: ignore[method-assign]
+        cleared = await broker.admin("clear_backlog")
+        assert cleared["skipped"] == 4
+        await broker.publish("e")
+        answered.set()
+        await broker.until(lambda: bool(told))
+        assert told == [{**cleared, "skipped": 0}]
+        client = await broker.join("c")
+        await broker.until(lambda: client.came() == ["e"])
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("meanwhile", ["acknowledge", "seek"])
 def test_what_is_done_meanwhile_did_not_expire(meanwhile: str) -> None:
     """Until an expiry is durable messages are acknowledged, or wanted again: neither changes how many expired."""

@@ -23,8 +23,8 @@ REMEMBERING: list[Mutant] = [
     Mutant(
         name="a controller that knows no drains yet answers",
         module="actors.draining",
-        old="        if not self._known:\n            await self._load()\n        nodes",
-        new="        nodes",
+        old="            if not self._known:\n                await self._load()\n            nodes = await",
+        new="            nodes = await",
         world=PLACEMENT,
         test="tests/actors/test_draining.py::test_a_controller_looks_which_drains_there_are",
     ),

@@ -89,4 +89,12 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/test_deletion.py::test_what_another_controller_deletes_is_not_started_again",
     ),
+    Mutant(
+        name="a clear or a skip that waited takes what came behind a later clear",
+        module="actors.dispatcher.seek",
+        old="            if number < self._cleared[0]:\n",
+        new="            if False:\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_seek.py::test_what_comes_behind_a_clear_stays",
+    ),
 ]
