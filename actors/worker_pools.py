@@ -4,6 +4,9 @@ The record names the epoch of the keeper and what is wanted of the pool; it is i
 replaced is refused whichever controller it asks. A keeper that Ray has started again after its death claims the pool
 once more: what operators have wanted holds for it too, until somebody starts the pool anew and says so anew.
 
+An epoch is told once. A pool whose name was forgotten may still have workers, which have heard of its keeper, and a
+keeper that comes back: so the first epoch of a name is the time, and no later pool of the name has one of an earlier.
+
 What was reported is only in memory: keepers tell it again every second. So a new controller does not know at once who
 keeps a pool, and takes nobody's silence for his end before it could have heard him. A pool owns nothing that a promise
 of the broker depends on. So two keepers at once could do no more than start too many workers, and one that does not
@@ -27,6 +30,7 @@ from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound
 
 PREFIX = "workers/"
 MOST_POOLS = 1_000
+MOST_REPLACED = 8
 TRIES = 10
 """Writers of one record that come between are people and keepers that start; there are never many."""
 SILENT_MS = 10_000
@@ -39,7 +43,9 @@ TAILS_MS = 5_000
 
 
 class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
-    """In the metadata. claimed_at: ms since 1970. start: see messages.ClaimPool. stopped: see messages.ReportPool."""
+    """In the metadata. claimed_at: ms since 1970. start, keeper: see messages.ClaimPool. replaced: the last keepers
+    before this one. stopped: see messages.ReportPool.
+    """
 
     epoch: int
     topic: str
@@ -52,6 +58,8 @@ class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
     claimed_at: int = 0
     start: str = ""
     stopped: str = ""
+    keeper: str = ""
+    replaced: tuple[str, ...] = ()
 
 
 def pool_in(name: str, value: bytes) -> PoolRecord:
@@ -80,7 +88,7 @@ class WorkerPools(Actor):
         self._tails_wanted: dict[str, Signal] = {}
 
     async def on_claim_pool(self, request: ClaimPool) -> PoolWanted:
-        """See messages.ClaimPool. Raises Invalid."""
+        """See messages.ClaimPool. Raises Invalid, Fenced."""
         for kind, name in (("consumer", request.name), ("topic", request.topic)):
             check_name(kind, name)
         check_name("subscription", request.subscription)
@@ -90,8 +98,12 @@ class WorkerPools(Actor):
             raise Invalid(f"there are {MOST_POOLS} pools of workers already")
         for _ in range(TRIES):
             number, known = await self._read(request.name)
+            if known is not None and request.keeper and known.keeper == request.keeper:
+                return self._wanted(request.name, known)
+            if known is not None and request.keeper in known.replaced:
+                raise Fenced(f"the pool {request.name} has a later keeper")
             record = PoolRecord(
-                epoch=known.epoch + 1 if known is not None else 1,
+                epoch=known.epoch + 1 if known is not None else self.ports.clock.now(),
                 topic=request.topic,
                 subscription=request.subscription,
                 kind=request.kind,
@@ -103,6 +115,8 @@ class WorkerPools(Actor):
             )
             if known is not None and known.start and known.start == request.start:
                 record = msgspec.structs.replace(known, epoch=record.epoch, claimed_at=record.claimed_at)
+            before = () if known is None else tuple(filter(None, (*known.replaced, known.keeper)))
+            record = msgspec.structs.replace(record, keeper=request.keeper, replaced=before[-MOST_REPLACED:])
             if await self._write(request.name, number, record):
                 return self._wanted(request.name, record)
         raise Conflict(f"too many keepers claim the pool {request.name} at once")

@@ -35,11 +35,12 @@ class PoolWanted(Reply, kw_only=True):
 
 
 class ClaimPool(Request[PoolWanted], kw_only=True):
-    """Keep this pool from now on. Repeated, it takes a further epoch, and the keeper uses the newest that it was told.
+    """Keep this pool from now on. Fenced for a keeper that another one has replaced.
 
     kind: program, if it ends with the program that keeps it, or detached. version: of the handler. start: one word for
     each time that somebody starts the pool. A keeper that follows another one of the same start keeps what operators
-    have wanted since; empty: it follows nobody.
+    have wanted since; empty: it follows nobody. keeper: one word for each keeper, by which a repetition is known.
+    Empty, as earlier versions ask: each takes a further epoch, and the keeper uses the newest that it was told.
     """
 
     reply: ClassVar[type[Reply]] = PoolWanted
@@ -51,6 +52,7 @@ class ClaimPool(Request[PoolWanted], kw_only=True):
     min_workers: Workers
     max_workers: Workers
     start: Annotated[str, Meta(max_length=64)] = ""
+    keeper: Annotated[str, Meta(max_length=64)] = ""
 
 
 class ReportPool(Request[PoolWanted], kw_only=True):

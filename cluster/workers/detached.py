@@ -29,7 +29,7 @@ from cluster.workers.handler_worker import Handler
 from cluster.workers.keeper import PoolKeeper
 from cluster.workers.options import WorkersOptions
 from cluster.workers.reporting import reporter
-from storage.errors import Invalid, SluiceError, Unavailable
+from storage.errors import Fenced, Invalid, SluiceError, Unavailable
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -86,6 +86,9 @@ class KeeperActor:
             try:
                 places.epoch = reports.claim()
                 break
+            except Fenced:  # a later keeper was there before this one heard that it had the pool
+                _end_this_actor()
+                return
             except SluiceError:  # the controller is being replaced
                 time.sleep(CLAIM_AGAIN_S)
         reports.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ def reporter(
         min_workers=options.min_workers,
         max_workers=options.max_workers,
         start=start,
+        keeper=secrets.token_hex(8),
     )
     callbacks = KeeperCallbacks(
         status=lambda: plain(keeper.status()), tails=keeper.tails, on_wanted=wanted, on_fenced=on_fenced

@@ -174,11 +174,12 @@ def test_a_drain_whose_answer_is_lost_is_done() -> None:
         await stage.create_only()
         keeper = stage.world.client("keeper")
         sizes = {"min_workers": 1, "max_workers": 1}
-        await stage.ask(ClaimPool(name="p", topic="t", subscription="s", kind="program", version="1", **sizes))
+        claim = ClaimPool(name="p", topic="t", subscription="s", kind="program", version="1", **sizes)
+        epoch = (await stage.ask(claim)).epoch
         network = stage.world.network
 
         async def end() -> None:
-            told = await keeper.net.call(CONTROLLER, ReportPool(name="p", epoch=1, ended=True), 1_000)
+            told = await keeper.net.call(CONTROLLER, ReportPool(name="p", epoch=epoch, ended=True), 1_000)
             assert isinstance(told, PoolWanted)
             assert told.draining
             network.join("controller", "client")

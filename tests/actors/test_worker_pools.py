@@ -115,17 +115,17 @@ async def test_a_pool_that_somebody_keeps_is_not_forgotten(stage: Stage) -> None
 @played
 async def test_a_keeper_that_is_started_again_keeps_what_is_wanted(stage: Stage) -> None:
     """Ray makes it of what it was made of at first: only a program that starts the pool says anew what it is to be."""
-    await stage.claim(start="first")
+    first = (await stage.claim(start="first")).epoch
     await stage.pools.on_scale_pool(ScalePool(name="billing", min_workers=5, max_workers=9))
     again = await stage.claim(stage.others, start="first")
-    assert (again.epoch, again.min_workers, again.max_workers, again.draining) == (2, 5, 9, False)
+    assert (again.epoch, again.min_workers, again.max_workers, again.draining) == (first + 1, 5, 9, False)
     await stage.pools.on_drain_pool(DrainPool(name="billing"))
     again = await stage.claim(stage.others, start="first")
-    assert (again.epoch, again.max_workers, again.draining) == (3, 9, True)
+    assert (again.epoch, again.max_workers, again.draining) == (first + 2, 9, True)
     anew = await stage.claim(start="second")
-    assert (anew.epoch, anew.min_workers, anew.max_workers, anew.draining) == (4, 2, 4, False)
+    assert (anew.epoch, anew.min_workers, anew.max_workers, anew.draining) == (first + 3, 2, 4, False)
     [row] = await stage.rows()
-    assert (row["epoch"], row["start"]) == (4, "second")
+    assert (row["epoch"], row["start"]) == (first + 3, "second")
 
 
 @played
@@ -242,3 +242,31 @@ async def test_a_damaged_record_concerns_its_own_pool_only(stage: Stage) -> None
     await stage.pools.on_drain_pool(DrainPool(name="odd", forget=True))
     await stage.claim(name="odd")
     assert [row["name"] for row in await stage.rows()] == ["billing", "odd"]
+
+
+@played
+async def test_a_claim_that_comes_twice_is_one(stage: Stage) -> None:
+    """A silent controller may hear of it after the next one has answered, and would replace the keeper by itself."""
+    first = await stage.claim(keeper="a")
+    late = await stage.claim(stage.others, keeper="a")
+    assert late == first
+    await stage.report(first.epoch)
+    second = await stage.claim(keeper="b")
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(Fenced):
+        await stage.claim(stage.others, keeper="a")
+    await stage.report(second.epoch)
+
+
+@played
+async def test_no_epoch_of_a_forgotten_pool_comes_again(stage: Stage) -> None:
+    """Its workers may live, and have heard of a later keeper; and so may the keeper itself."""
+    await stage.claim(keeper="a")
+    last = (await stage.claim(keeper="b")).epoch
+    await stage.pools.ports.clock.sleep(SILENT_MS + 1)
+    await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+    anew = (await stage.claim(keeper="c")).epoch
+    assert anew > last
+    with pytest.raises(Fenced):
+        await stage.report(last, ended=True)
+    await stage.report(anew)

@@ -97,4 +97,28 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/dispatcher/test_seek.py::test_what_comes_behind_a_clear_stays",
     ),
+    Mutant(
+        name="a claim of a pool that comes twice replaces its keeper",
+        module="actors.worker_pools",
+        old="            if known is not None and request.keeper and known.keeper == request.keeper:\n",
+        new="            if False:\n",
+        world=BROKER,
+        test="tests/actors/test_worker_pools.py",
+    ),
+    Mutant(
+        name="a keeper that was replaced claims its pool again",
+        module="actors.worker_pools",
+        old="            if known is not None and request.keeper in known.replaced:\n",
+        new="            if False:\n",
+        world=BROKER,
+        test="tests/actors/test_worker_pools.py",
+    ),
+    Mutant(
+        name="a pool that was forgotten counts its keepers from the beginning",
+        module="actors.worker_pools",
+        old="known is not None else self.ports.clock.now(),",
+        new="known is not None else 1,",
+        world=BROKER,
+        test="tests/actors/test_worker_pools.py",
+    ),
 ]
