@@ -6,6 +6,10 @@ lock, no lease and no clock in this: the version number is the proof of the epoc
 
 A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
 
+A record that was removed and made again counts its versions from 1 again. An owner that slept through that may find its
+own number there, under somebody else's name. So whoever has not known for DOUBT_MS that the record is his looks whose
+the newest version is before he writes the next one.
+
 An owner that has nothing to write would never learn that it was replaced. `proven` says since when it may not know it:
 each write moves it, and so does a look, at the record (`verify`) or at what proves all owners of the process
 (`ownership_proof`). So that the latter holds, a new owner gives notice to the process of the one before it, and has
@@ -26,6 +30,8 @@ from actors.ports import Ports
 from storage.errors import Corrupt, Fenced, Unavailable
 
 RETRY_FIRST, RETRY_MOST = 10, 1_000
+DOUBT_MS = 10_000
+"""Who removes a record and makes it again has waited until the owner before was given up."""
 
 
 class _Head(msgspec.Struct):
@@ -62,7 +68,7 @@ class FencedRecord:
         self._key = key
         self._notices = notices
         self._number = 0
-        self._writing = False
+        self._writing = self._owns = False
         self._untold: list[str] = []
         self._proof = ports.process.of(OwnershipProof)
         self._notice = self._proven = 0
@@ -154,12 +160,20 @@ class FencedRecord:
         """Look whether the record is still ours. Raises Fenced, for ever, if not; Unavailable: nobody knows now."""
         if self._writing:
             raise AssertionError("a record is not looked at while it is written")
+        await self._look()
+
+    async def _look(self) -> None:
         asked, notice = self._ports.clock.monotonic(), self._proof.notice
         newest = None if self.lost else await self._ports.meta.read(self._key)
-        if newest is None or newest.number != self._number:
+        if newest is None or newest.number != self._number or not self._is_mine(newest.value):
             self.lost = True
             raise Fenced(f"{self._key} has a newer owner")
         self._proven, self._notice = asked, notice
+
+    def _is_mine(self, value: bytes) -> bool:
+        """Whether this owner has written a version; one that has not written any yet goes on from another one's."""
+        head = record_in(self._key, value)
+        return not self._owns or (head["epoch"], head.get("owner")) == (self.epoch, self._ports.me)
 
     async def prove(self) -> None:
         """The same, with one look for all owners of this process unless somebody gave it notice."""
@@ -171,17 +185,20 @@ class FencedRecord:
 
     async def _write(self, value: dict[str, Any]) -> None:
         packed = msgspec.msgpack.encode(value)  # the same bytes as msgpack's, in a quarter of the time
-        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        wait, tried = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), False
         while not self.lost:
             try:
                 asked, notice = self._ports.clock.monotonic(), self._proof.notice
+                if self._owns and not tried and asked - self.proven > DOUBT_MS:
+                    await self._look()
+                tried = True
                 if await self._ports.meta.create(self._key, self._number + 1, packed):
-                    self._number, self._proven, self._notice = self._number + 1, asked, notice
+                    self._number, self._proven, self._notice, self._owns = self._number + 1, asked, notice, True
                     return
                 newest = await self._ports.meta.read(self._key)
                 if newest is not None and newest.number == self._number + 1 and newest.value == packed:
                     # An earlier try of this very write, whose reply was lost.
-                    self._number, self._proven, self._notice = self._number + 1, asked, notice
+                    self._number, self._proven, self._notice, self._owns = self._number + 1, asked, notice, True
                     return
                 self.lost = True
             except Unavailable as error:

@@ -121,4 +121,20 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/test_worker_pools.py",
     ),
+    Mutant(
+        name="who slept writes on in a record that was removed and made again",
+        module="actors.fenced_record",
+        old="                if self._owns and not tried and asked - self.proven > DOUBT_MS:\n",
+        new="                if False:\n",
+        world=BROKER,
+        test="tests/actors/test_fenced_record.py",
+    ),
+    Mutant(
+        name="who slept takes another one's version of his number for his own",
+        module="actors.fenced_record",
+        old=" or not self._is_mine(newest.value):",
+        new=":",
+        world=BROKER,
+        test="tests/actors/test_fenced_record.py",
+    ),
 ]
