@@ -58,12 +58,15 @@ def read_pairs(source: Bytes, several: list[Slices], count: int) -> tuple[Pairs 
 
 
 def encode_pairs(column: pa.Array, tag: int) -> pa.Array:
-    """The properties of each message as its fields of this tag: a binary column of n rows, empty without them."""
+    """The properties of each message as its fields of this tag: a binary column of n rows, empty without them.
+
+    A value that is null, as only columns of Sluice's own have it, is an empty one: clients refuse a pair without value.
+    """
     bounds = column.offsets.to_numpy().astype(np.int64)
     first, end = int(bounds[0]), int(bounds[-1])
     if first == end:
         return pa.repeat(pa.scalar(b"", pa.binary()), len(column))
-    names, values = (part[first:end].cast(pa.binary()) for part in (column.keys, column.items))
+    names, values = (part[first:end].cast(pa.binary()) for part in (column.keys, column.items.fill_null("")))
     parts, size = encode_fields(end - first, [(_NAME, names), (_VALUE, values)])
     head = side_by_side(end - first, field(tag, size))
     pairs = join(head.column(), *parts)

@@ -194,6 +194,19 @@ def test_native_messages_go_alone_with_text_or_base64_keys() -> None:
     assert (base64.b64decode(second.partition_key), second.key_is_base64) == (b"\xff", True)
 
 
+def test_a_property_without_value_has_an_empty_one() -> None:
+    """As whole columns bring it, from a data frame with gaps; a pair without value is none in Pulsar's protocol."""
+    import pyarrow as pa
+
+    pairs = pa.array([[("a", None), ("b", "1")]], pa.map_(pa.string(), pa.string()))
+    data = pa.record_batch({"payload": pa.array([b"a"]), "properties": pairs})
+    ((_, metadata, _),) = frames(part(make_batch(data, now=NOW, producer="p")))
+    assert [(one.HasField("value"), one.key, one.value) for one in metadata.properties] == [
+        (True, b"a", b""),
+        (True, b"b", b"1"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
