@@ -63,6 +63,8 @@ VECTORIZED_FROM = 32
 """From so many messages on vectorized reading is faster than the loop."""
 GROUP_BYTES = 8 * 1024 * 1024
 """Payload of one run, about."""
+MOST_REST = 1024
+"""Bytes that a batch's metadata may have for which there is no column: each of its messages gets them."""
 OF_FORM = ("compression", "uncompressed_size", "num_messages")
 """How the payload was packed, which is of no meaning once it is unpacked."""
 
@@ -72,8 +74,9 @@ class Send:
     """One SEND frame. command: its fields. rows: how many it became.
 
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
-    metadata: what was read of it already. span: (first, last) of the sequences that it covers at a topic with
-    deduplication; see actors.pulsar.conversation.sequence_spans.
+    metadata: what was read of it already. messages: how many are in it, also where they stay one row. span: (first,
+    last) of the sequences that it covers at a topic with deduplication; see
+    actors.pulsar.conversation.sequence_spans.
     """
 
     command: Any
@@ -83,7 +86,13 @@ class Send:
     position: int = -1
     settled: bool = False
     metadata: Any = None
+    messages: int = 1
     span: tuple[int, int] = (0, 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of metadata and payload, as they came."""
+        return len(self.body.metadata) + len(self.body.payload)
 
 
 @dataclass(slots=True)
@@ -280,6 +289,7 @@ def _unpack(send: Send) -> _Packed:
     if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
         raise MalformedCommand("a time lies behind the year 9999; times are milliseconds since 1970")
     payload = send.body.payload
+    send.messages = min(max(metadata.num_messages, 1), MAX_RUN_MESSAGES)
     if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(metadata):
         return _Packed(send, metadata, bytes(payload), 0, opaque=True)
     if metadata.compression != NONE:
@@ -287,7 +297,23 @@ def _unpack(send: Send) -> _Packed:
     count = metadata.num_messages if metadata.HasField("num_messages") else 0
     if metadata.HasField("num_messages") and not 0 < count <= MAX_RUN_MESSAGES:
         raise MalformedCommand(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
-    return _Packed(send, metadata, bytes(payload), count)
+    packed = _Packed(send, metadata, bytes(payload), count)
+    if count > 1 and len(send.body.metadata) > MOST_REST and len(_rest(packed)) > MOST_REST:
+        raise MalformedCommand(f"of a batch's metadata at most {MOST_REST} bytes are kept with each message")
+    return packed
+
+
+def unpacked_bytes(send: Send) -> int:
+    """About how many bytes a frame takes once it is unpacked, by what it says of itself: a few thousand may become
+    millions.
+    """
+    try:
+        metadata = read_metadata(send)
+    except MalformedCommand:
+        return send.size
+    inflated = 0 if metadata.compression == NONE or _too_large(metadata) else metadata.uncompressed_size
+    rows = min(max(metadata.num_messages, 1), MAX_RUN_MESSAGES)
+    return max(send.size, min(inflated, MAX_INFLATED)) + rows * min(len(send.body.metadata), MOST_REST)
 
 
 def _too_large(metadata: Any) -> bool:

@@ -46,6 +46,8 @@ _OF_METADATA = (
     _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST, *_FLAGS,
 )  # fmt: skip
 """The fields that columns hold, or that say nothing. Who has another one is decoded alone."""
+_PLAIN_REST = 256
+"""So many bytes for which there is no column, a batch's messages may all get without being looked at."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
 
@@ -220,6 +222,7 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
         odd |= value[name] < 0
     odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)
     odd |= (value[_MESSAGES] == 0) | (value[_MESSAGES] > MAX_RUN_MESSAGES)
+    odd |= (value[_MESSAGES] > 1) & (value[_NAME] + value[_SCHEMA] > _PLAIN_REST)
     odd |= checksums(data, stop + 6, ends) != source.u32(stop + 2)
     offsets = np.append(np.stack([starts, stop], axis=1).ravel(), ends[-1]).astype(np.int32)
     rests = pa.Array.from_buffers(

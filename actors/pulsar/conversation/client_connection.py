@@ -26,7 +26,7 @@ from actors.pulsar.codec.protocol import (
     command,
     parse,
 )
-from actors.pulsar.codec.send_decoder import Send
+from actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
 from actors.pulsar.codec.vectorized_decoder import read_sends
 from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
 from actors.pulsar.conversation.commands import CommandHandlers
@@ -74,6 +74,8 @@ class ClientConnection(ClientSession):
         self._held_back: dict[Passed, int] = {}
         """Until when (monotonic ms) nothing is read, because of what rates."""
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
+        self._taken_up = 0
+        """Bytes that these become, about."""
         self._immediate: dict[str, Callable[[Any], None]] = {
             "ping": lambda _: self.write(_PONG),
             "pong": lambda _: None,
@@ -140,7 +142,7 @@ class ClientConnection(ClientSession):
         if self._goes_on:
             return
         self._goes_on = True
-        self._going_on = self.gateway.ports.spawn(self._go_on(), "read")
+        self._going_on = self.gateway.ports.spawn(self._guarded(self._go_on, "read"), "read")
 
     async def _go_on(self) -> None:
         """Handle the frames that were read, turn by turn, as far as there is room; then read again."""
@@ -276,14 +278,17 @@ class ClientConnection(ClientSession):
         producer = self._producer(asked.producer_id)
         if producer is None:
             return 1
-        size = len(frame.rest)
         send = Send(asked, body_of(frame.rest))
+        size = unpacked_bytes(send)
         if self._sends and self._sends[-1][0] is producer:
             _, sends, before = self._sends[-1]
             sends.append(send)
             self._sends[-1] = (producer, sends, before + size)
         else:
             self._sends.append((producer, [send], size))
+        self._taken_up += size
+        if self._taken_up > GROUP_BYTES:
+            self._flush()  # what they become counts before more are taken up
         return 0
 
     def _producer(self, number: int) -> WireProducer | None:
@@ -292,12 +297,12 @@ class ClientConnection(ClientSession):
         return producer if producer is not None and producer.ready and not producer.closed else None
 
     def _flush(self) -> None:
-        """The sends that were read together go out together."""
-        sends, self._sends = self._sends, []
+        """The sends that were read together go out together. Of rates they take what they are, whatever they say."""
+        sends, self._sends, self._taken_up = self._sends, [], 0
         for producer, frames, size in sends:
             self.intake.pending(size)
             producer.send(frames, size)
-            self._pace(producer, sum(frame.command.num_messages for frame in frames), size)
+            self._pace(producer, sum(frame.messages for frame in frames), sum(frame.size for frame in frames))
 
     def _pace(self, producer: WireProducer, messages: int, size: int) -> None:
         """This many messages were taken. If that exceeds a rate, nothing more is read for a while."""

@@ -6,14 +6,15 @@ import pytest
 
 from actors.policies.limits import LimitRecords, Rate
 from actors.policies.policy_records import of_topic
-from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.codec.frames import Cutter, body_of, encode_message
+from actors.pulsar.codec.protocol import Command, ServerError, parse
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.rates import Passed
 from cluster.pulsar.admin.broker import Broker
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER
 from tests.sim.worlds.gateway import SimGateway
-from tests.sim.worlds.wire import Gone, Refusal
+from tests.sim.worlds.wire import Gone, Refusal, batch_frame
 
 TOPIC, MANY = of_topic("orders"), 1
 
@@ -46,6 +47,35 @@ def test_a_publish_rate_holds_and_nothing_is_lost() -> None:
         assert 4_500 <= clock.monotonic() - begun <= 8_000
 
     with_gateways(scenario)
+
+
+@pytest.mark.parametrize("said", [-1_000_000, 0, 1_000_000])
+def test_a_rate_counts_what_is_sent_and_not_what_is_said(said: int) -> None:
+    """Neither does who says less of a SEND than is in it pass, nor do others wait for who says more."""
+
+    async def scenario(clients: Clients) -> None:
+        await limited(clients, publish_rate=Rate(messages=10))
+        wire, other = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        await clients.producer(wire, "till", SHARED)
+        await clients.producer(other, "other", SHARED)
+        clock = clients.broker.ports.clock
+        begun = clock.monotonic()
+        for number in range(60):
+            frame = batch_frame(0, number, [(b"k", number)], now=1, due=0, by_key=False)
+            wire.write(saying(frame, said))
+            await clients.broker.until(lambda number=number: len(clients.answered["c0"]) > number)  # type: ignore[misc]
+        await clients.send(other, "c1")
+        assert 4_500 <= clock.monotonic() - begun <= 8_000
+
+    with_gateways(scenario)
+
+
+def saying(frame: bytes, messages: int) -> bytes:
+    """A SEND that says to have so many messages."""
+    (one,) = Cutter().feed(frame)
+    told, body = parse(Command, one.command), body_of(one.rest)
+    told.send.num_messages = messages
+    return encode_message(told.SerializeToString(), bytes(body.metadata), body.payload)
 
 
 def test_two_gateways_keep_one_publish_rate() -> None:

@@ -224,6 +224,9 @@ def test_a_property_without_value_has_an_empty_one() -> None:
         (batch({"payload_size": -1}), "reaches behind"),
         (sent(Metadata(producer_name=b"p", sequence_id=1), b""), "publish_time"),
         (sent(Metadata(), b""), "producer_name"),
+        (batch({}, {}, producer_name=b"p" * 1025), "kept with each message"),
+        (batch({}, {}, schema_version=b"v" * 1025), "kept with each message"),
+        (batch({"null_value": True}, {}, producer_name=b"p" * 1025), "kept with each message"),
     ],
 )
 def test_what_is_malformed_is_refused_alone(wrong: Send, says: str) -> None:

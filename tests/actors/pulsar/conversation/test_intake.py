@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
+from actors.pulsar.codec.compression import MAX_INFLATED, ZSTD
 from actors.pulsar.codec.frames import U32, encode, encode_message
 from actors.pulsar.codec.protocol import Metadata, Schema, command
-from actors.pulsar.codec.send_decoder import Send
+from actors.pulsar.codec.send_decoder import GROUP_BYTES, Send
 from actors.pulsar.codec.vectorized_decoder import Sends
 from actors.pulsar.conversation import client_connection, client_session, intake
 from actors.pulsar.conversation.client_connection import FRAME_MS, KEEP_ALIVE_MS, ClientConnection
@@ -18,6 +20,7 @@ from actors.pulsar.conversation.intake import (
     MOST_AT_ONCE,
     MOST_REQUESTS,
     MOST_REST_OF_MANY_MS,
+    PENDING_BYTES,
     RESTS,
     SPEAKS_MS,
     TURN,
@@ -165,6 +168,8 @@ class Topic:
     def __init__(self, takes: bool) -> None:
         self._takes = takes
         self.most = self.all = 0
+        self.sizes: list[int] = []
+        """Bytes of what it was handed one by one, as they are counted."""
 
     def takes(self, sends: Sends) -> bool:
         """See WireProducer."""
@@ -176,6 +181,7 @@ class Topic:
 
     def send(self, sends: list[Send], size: int) -> None:
         """See WireProducer."""
+        self.sizes.append(size)
         self._count(len(sends))
 
     def _count(self, sends: int) -> None:
@@ -233,6 +239,36 @@ def test_sends_of_many_producers_are_taken_up_in_turns(
             assert topic.all <= before + most
             assert world.loop.now - at >= min(RESTS * late, MOST_REST_OF_MANY_MS)
         assert world.loop.now > began
+
+    played(scenario)
+
+
+def inflating(producer: int, size: int) -> bytes:
+    """A SEND of one message, few bytes of which so many are made."""
+    small = pa.Codec("zstd").compress(bytes(size), asbytes=True)
+    metadata = Metadata(
+        producer_name=b"p", sequence_id=1, publish_time=1, compression=ZSTD, uncompressed_size=size
+    ).SerializeToString()
+    asked = command("send", producer_id=producer, sequence_id=1, num_messages=1)
+    return encode_message(asked.SerializeToString(), metadata, small)
+
+
+def test_what_is_sent_counts_as_what_it_becomes() -> None:
+    """Of one producer or of several: no more is taken up at once than may be under way."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        topic, count = Topic(False), 100
+        connection.producers = dict.fromkeys(range(count), cast(WireProducer, topic))
+        connection.data(b"".join(inflating(number, MAX_INFLATED) for number in range(count)))
+        most = PENDING_BYTES + GROUP_BYTES + MAX_INFLATED
+        assert PENDING_BYTES < topic.all * MAX_INFLATED <= most
+        assert topic.most * MAX_INFLATED <= GROUP_BYTES + MAX_INFLATED
+        assert wire.stopped()
+        while topic.sizes:
+            connection.settled(topic.sizes.pop(0))
+            await passes(world, 1_000)
+            assert sum(topic.sizes) <= most + GROUP_BYTES
+        assert topic.all == count
 
     played(scenario)
 
