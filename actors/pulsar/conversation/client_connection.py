@@ -45,6 +45,7 @@ from actors.pulsar.conversation.rates import Passed, held_back
 from actors.pulsar.conversation.reading_ahead import Reading
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import said_name
+from actors.pulsar.conversation.wanted_consumer import ONE_HAS_ALL
 from actors.pulsar.conversation.wire_consumer import WireConsumer
 from actors.pulsar.conversation.wire_producer import WireProducer
 from storage.errors import SluiceError
@@ -332,6 +333,9 @@ class ClientConnection(ClientSession):
             self._acknowledged(asked, ServerError.NOT_ALLOWED, "transactions are not offered")
         elif consumer is None:
             self._acknowledged(asked, ServerError.CONSUMER_NOT_FOUND, "there is no such consumer")
+        elif asked.ack_type == CUMULATIVE and consumer.asked.settings.type not in ONE_HAS_ALL:
+            text = "a subscription that several consumers share has no cumulative acknowledgement"
+            self._acknowledged(asked, ServerError.NOT_ALLOWED, text)
         else:
             unknown = consumer.acknowledge_sent(asked.message_id, cumulative=asked.ack_type == CUMULATIVE)
             if unknown or asked.HasField("request_id"):

@@ -373,8 +373,10 @@ class CommandHandlers:
         if asked.HasField("publish_time"):
             found = await self._ask_owner(tp, None, FindTime(time=min(asked.publish_time, LATEST >> 16)))
             target = found.position
-        else:
+        elif asked.HasField("message_id"):
             target = await self._at(asked.message_id, tp)
+        else:
+            raise CommandRefused(ServerError.METADATA, "a seek names a message id or a time, and this one neither")
         if consumer.is_reader:
             self._session.seeks.remember(consumer.number, (tp.topic, tp.partition, name), target)
             self._session.send_away(consumer)

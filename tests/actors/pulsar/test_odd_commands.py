@@ -1,0 +1,82 @@
+"""Commands that no ordinary client says: who says them is refused, and nobody else has anything of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.pulsar.codec.frames import encode_message
+from actors.pulsar.codec.protocol import Metadata, ServerError, Single, command
+from storage.position import entry_of, ledger_of
+from tests.actors.pulsar.made import U32
+from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.wire import Refusal
+
+KEY_SHARED = 3
+CUMULATIVE = 1
+
+
+def growing(number: int) -> bytes:
+    """A SEND of a megabyte or two, of which each of very many messages would have nearly all."""
+    count = 40_000
+    metadata = Metadata(producer_name=b"p" * 1_500_000, sequence_id=number, publish_time=5, num_messages=count)
+    one = Single(payload_size=0).SerializeToString()
+    told = command("send", producer_id=0, sequence_id=number, num_messages=count).SerializeToString()
+    return encode_message(told, metadata.SerializeToString(), (U32.pack(len(one)) + one) * count)
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["alone", "together"])
+def test_a_batch_that_would_grow_a_thousandfold_is_refused(count: int) -> None:
+    async def scenario(clients: Clients) -> None:
+        wire, other = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        await clients.producer(wire, "till", SHARED)
+        await clients.producer(other, "other", SHARED)
+        wire.write(b"".join(map(growing, range(count))))
+        await clients.broker.until(lambda: len(clients.answered["c0"]) == count)
+        assert clients.answered["c0"] == [(number, ServerError.CHECKSUM) for number in range(count)]
+        for one, name in ((wire, "c0"), (other, "c1")):
+            await clients.send(one, name)
+
+    with_gateways(scenario)
+
+
+def test_a_seek_to_nowhere_leaves_everything_as_it_is() -> None:
+    """It names neither a message nor a time; where it says nothing it would mean the beginning."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        await clients.consumer(wire, KEY_SHARED, "c0")
+        for number in range(3):
+            await clients.send(wire, "c0")
+            await clients.broker.until(lambda number=number: len(clients.numbers("c0")) > number)  # type: ignore[misc]
+        with pytest.raises(Refusal, match="a seek names") as refused:
+            await wire.ask("seek", consumer_id=0)
+        assert refused.value.code == ServerError.METADATA
+        await clients.broker.quiet(1_000)
+        assert (clients.sent_away, len(clients.numbers("c0"))) == ([], 3)
+
+    with_gateways(scenario)
+
+
+def test_who_shares_a_subscription_cannot_acknowledge_up_to() -> None:
+    """What another consumer has before that message is not done: it comes when that one leaves."""
+
+    async def scenario(clients: Clients) -> None:
+        broker = clients.broker
+        first, second = [await clients.join(f"c{number}", GATEWAYS[0]) for number in range(2)]
+        for wire, name in ((first, "c0"), (second, "c1")):
+            await clients.consumer(wire, KEY_SHARED, name)
+        keys = [f"k{number}" for number in range(20)]
+        await broker.publish(*keys)
+        await broker.until(lambda: len(clients.numbers("c0")) + len(clients.numbers("c1")) == len(keys))
+        assert clients.numbers("c1")
+        last = max(clients.ids["c0"] + clients.ids["c1"])
+        ids = [{"ledger": ledger_of(last), "entry": entry_of(last)}]
+        with pytest.raises(Refusal, match="no cumulative") as refused:
+            await first.ask("ack", consumer_id=0, ack_type=CUMULATIVE, message_id=ids)
+        assert refused.value.code == ServerError.NOT_ALLOWED
+        await second.ask("close_consumer", consumer_id=0)
+        held = sorted(clients.ids["c1"])
+        await broker.until(lambda: sorted(set(clients.ids["c0"]) & set(held)) == held)
+
+    with_gateways(scenario)
