@@ -29,6 +29,7 @@ from actors.pulsar.codec.protocol import (
 from actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
 from actors.pulsar.codec.vectorized_decoder import read_sends
 from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
+from actors.pulsar.conversation.clients import check_introduction
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
 from actors.pulsar.conversation.intake import (
@@ -255,6 +256,8 @@ class ClientConnection(ClientSession):
         consumer = self.consumers.get(body.consumer_id) if name in _AUDITED else None
         try:
             check_text(body)
+            if name in INTRODUCED:
+                check_introduction(body)
             await handler(body)
             if consumer is not None:
                 self.audit(name, consumer.tp.topic, consumer.asked.subscription)
@@ -414,6 +417,8 @@ def _parsed(data: memoryview) -> Any:
     return parse(Command, data)
 
 
+INTRODUCED = ("producer", "subscribe")
+"""Commands of which is kept what a client says of itself."""
 _AUDITED = ("seek", "unsubscribe")
 _REFUSALS = (ServerError.AUTHENTICATION, ServerError.AUTHORIZATION)
 _ACK = b"\x08\x0a"

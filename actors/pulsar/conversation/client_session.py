@@ -15,7 +15,7 @@ from actors.producer.append_turns import AppendTurns
 from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.protocol import ServerError, command
 from actors.pulsar.codec.vectorized_decoder import Sends, receipts
-from actors.pulsar.conversation.clients import ClientIntroduction, metadata_of
+from actors.pulsar.conversation.clients import MOST_VERSION, ClientIntroduction, metadata_of
 from actors.pulsar.conversation.gateway import PROTOCOL, VERSION, ClientIdentity, Gateway, Link
 from actors.pulsar.conversation.intake import MOST_TEXT, Intake, Turn
 from actors.pulsar.conversation.openings import Openings
@@ -166,7 +166,7 @@ class ClientSession:
         if self.closed:
             return
         self.gateway.access.enter(() if identity is None else identity.roles)
-        self.greeted, self.identity, self.version = True, identity, asked.client_version
+        self.greeted, self.identity, self.version = True, identity, asked.client_version[:MOST_VERSION]
         if asked.client_version.startswith(CPP):
             self.fails_by = ServerError.CHECKSUM
         version = min(asked.protocol_version, PROTOCOL)

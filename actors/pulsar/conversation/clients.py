@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.names import unquoted
+from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.conversation.refusals import CommandRefused
+
+MOST_SAID = 4_096
+"""Bytes that a client may say of one producer or consumer, its name among them: it is kept as long as that is there."""
+MOST_VERSION = 200
+"""Letters of a client's version that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,15 @@ class Connected(Protocol):
     producers: dict[tuple[str, int], list[Any]]
     consumers: dict[tuple[str, str], list[Any]]
     introductions: dict[object, ClientIntroduction]
+
+
+def check_introduction(asked: Any) -> None:
+    """Raises CommandRefused if a PRODUCER or SUBSCRIBE says too much of its client."""
+    named = getattr(asked, "producer_name", "") + getattr(asked, "consumer_name", "")
+    said = len(named.encode()) + sum(len(pair.key) + len(pair.value) for pair in asked.metadata)
+    if said > MOST_SAID:
+        text = f"name and metadata of a producer or consumer have at most {MOST_SAID} bytes, not {said}"
+        raise CommandRefused(ServerError.METADATA, text)
 
 
 def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from actors.pulsar.codec.frames import encode_message
 from actors.pulsar.codec.protocol import Metadata, ServerError, Single, command
+from actors.pulsar.conversation.clients import MOST_SAID
 from storage.position import entry_of, ledger_of
 from tests.actors.pulsar.made import U32
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
+from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal
 
-KEY_SHARED = 3
+ONE, KEY_SHARED = 0, 3
 CUMULATIVE = 1
 
 
@@ -78,5 +82,36 @@ def test_who_shares_a_subscription_cannot_acknowledge_up_to() -> None:
         await second.ask("close_consumer", consumer_id=0)
         held = sorted(clients.ids["c1"])
         await broker.until(lambda: sorted(set(clients.ids["c0"]) & set(held)) == held)
+
+    with_gateways(scenario)
+
+
+SAYING_MUCH: list[dict[str, Any]] = [
+    {"metadata": [{"key": b"about", "value": b"x" * MOST_SAID}]},
+    {"metadata": [{"key": b"%d" % number, "value": b"x"} for number in range(MOST_SAID)]},
+]
+
+
+@pytest.mark.parametrize("much", SAYING_MUCH, ids=["long", "many"])
+def test_what_a_client_says_of_itself_is_bounded(much: dict[str, Any]) -> None:
+    """It is kept for each of its producers and consumers, and shown to whoever asks for statistics."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        asked = {"topic": "orders", "subscription": "pulsar", "consumer_id": 0, **much}
+        for refused in (
+            clients.producer(wire, "till", SHARED, **much),
+            clients.producer(wire, "t" * (MOST_SAID + 1), SHARED),
+            wire.ask("subscribe", **asked),
+        ):
+            with pytest.raises(Refusal, match="name and metadata") as error:
+                await refused
+            assert error.value.code == ServerError.METADATA
+        gateway = clients.broker.world.process(GATEWAYS[0]).actor
+        assert isinstance(gateway, SimGateway)
+        assert not gateway.gateway.introductions
+        fits = {"metadata": [{"key": b"about", "value": b"x" * (MOST_SAID - 20)}]}
+        await clients.producer(wire, "till", SHARED, **fits)
+        await clients.consumer(wire, ONE, "c0", **fits)
 
     with_gateways(scenario)
