@@ -170,9 +170,12 @@ async def body_of(request: web.Request) -> str:
 
 
 def json_in(text: str) -> Any:
-    """A text as JSON. Raises ValueError, also for one that is nested deeper than anybody means."""
+    """A text as JSON. Raises ValueError, also for one that is nested deeper than anybody means, and for half of a
+    letter in it, which nothing can be written with.
+    """
     try:
         found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     level, depth = [found], 0

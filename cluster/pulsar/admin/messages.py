@@ -183,7 +183,7 @@ def _response(found: StoredMessage) -> web.Response:
     headers: dict[str, str] = {}
     headers[f"{PREFIX}Message-ID"] = f"{found.ledger}:{found.first}"
     headers[f"{PREFIX}publish-time"] = str(moment(said.publish_time))
-    headers[f"{PREFIX}producer-name"] = said.producer_name.decode("utf-8", "replace")
+    headers[f"{PREFIX}producer-name"] = _line(said.producer_name)
     headers[f"{PREFIX}sequence-id"] = str(said.sequence_id)
     if said.event_time:
         headers[f"{PREFIX}event-time"] = str(moment(said.event_time))

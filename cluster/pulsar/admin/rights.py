@@ -7,6 +7,7 @@ for those subscriptions that have roles of their own as well. And schemas can be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import get_args
 
@@ -17,7 +18,6 @@ from actors.policies.audited import DONE, FAILED, REFUSED, Audit, Audited
 from actors.policies.authorization import EVERY, Needed, Wish, of_space, of_topic
 from actors.policies.permission_cache import PermissionCache
 from actors.pulsar.conversation.topic_names import said_name
-from cluster.http.server import json_in
 from cluster.pulsar.admin.broker import named, space_of, subscription_of
 
 _T, _N = "/admin/v2/persistent/{tenant}/{namespace}/{topic}", "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -153,7 +153,7 @@ def write_down(audit: Audit, roles: Sequence[str], request: web.Request, answer:
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     reason = ""
     if answer.status >= 400 and isinstance(answer, web.Response) and answer.content_type == "application/json":
-        reason = str(json_in(answer.text or "{}").get("reason", ""))
+        reason = str(json.loads(answer.text or "{}").get("reason", ""))
     audit(
         Audited(
             role=",".join(roles),

@@ -14,6 +14,7 @@ from typing import Any
 from actors.messages import TopicSettings
 from actors.names import unquoted
 from cluster.pulsar.admin.addresses import Addresses
+from storage.batch import LAST_TIME
 from storage.position import ledger_of
 
 Row = dict[str, Any]
@@ -318,8 +319,10 @@ def _sum(rows: Iterable[Row], name: str) -> int:
 
 
 def moment(at: int) -> str | None:
-    """Milliseconds since 1970 as Pulsar writes them."""
+    """Milliseconds since 1970 as Pulsar writes them; as a number what no calendar reaches, which clients may say."""
     if not at:
         return None
+    if at > LAST_TIME:
+        return str(at)
     text = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

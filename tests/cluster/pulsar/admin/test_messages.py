@@ -8,8 +8,12 @@ from collections.abc import Iterator
 import pulsar
 import pytest
 
+from actors.pulsar.codec.frames import encode_message
+from actors.pulsar.codec.protocol import Metadata, command
+from storage.batch import LAST_TIME
 from tests.cluster.pulsar.admin.asking import BASE, Tool
 from tests.cluster.pulsar.clients import PATIENCE
+from tests.cluster.pulsar.raw import Raw
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -85,3 +89,28 @@ def test_an_empty_topic_has_no_messages(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/bare")
     assert tool.ask("GET", f"{BASE}/bare/examinemessage").status == 404
     assert tool.get(f"{BASE}/bare/lastMessageId") == {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+
+
+STRANGE = [
+    ({"producer_name": b"a\r\nX-Other: 1"}, "X-Pulsar-producer-name", "a??X-Other: 1"),
+    ({"event_time": LAST_TIME - 999}, "X-Pulsar-event-time", "9999-12-31T23:59:59.000Z"),
+    ({"event_time": LAST_TIME + 1}, "X-Pulsar-event-time", str(LAST_TIME + 1)),
+    ({"event_time": 2**64 - 1}, "X-Pulsar-event-time", str(2**64 - 1)),
+]
+
+
+@pytest.mark.parametrize(("said", "header", "shown"), STRANGE, ids=range(len(STRANGE)))
+def test_what_clients_say_of_a_message_is_shown(tool: Tool, said: dict[str, object], header: str, shown: str) -> None:
+    """Whatever it is: no line more in the head of the answer, and no date that there is not."""
+    topic = f"strange-{STRANGE.index((said, header, shown))}"
+    with Raw(tool.service_url) as raw:
+        raw.greet()
+        raw.say("producer", topic=topic, producer_id=1, request_id=1)
+        raw.next("producer_success")
+        metadata = Metadata(**{"producer_name": b"p", "sequence_id": 1, "publish_time": 5, **said})
+        told = command("send", producer_id=1, sequence_id=1)
+        raw.send(encode_message(told.SerializeToString(), metadata.SerializeToString(), b"x"))
+        raw.next("send_receipt")
+    answer = tool.ask("GET", f"{BASE}/{topic}/examinemessage?initialPosition=latest&messagePosition=1")
+    assert (answer.status, answer.body, answer.headers[header]) == (200, b"x", shown)
+    assert answer.headers["X-Other"] is None

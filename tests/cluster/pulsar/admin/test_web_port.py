@@ -170,6 +170,25 @@ def test_json_of_any_depth_is_refused(tool: Tool, method: str, path: str, depth:
         assert 400 <= tool.ask_raw(method, path, body).status < 500
 
 
+HALF = '"\\ud800"'
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *DEEP,
+        ("PUT", "/admin/v2/persistent/public/default/deep/subscription/s/properties"),
+        ("PUT", "/admin/v2/tenants/t"),
+    ],
+)
+def test_half_of_a_letter_in_json_is_refused(tool: Tool, method: str, path: str) -> None:
+    """Nothing that is kept can be written with it; where it came as far as that, the answer was 500."""
+    tool.ask("PUT", "/admin/v2/persistent/public/default/deep")
+    for value in (HALF, f'{{"properties": {{{HALF}: "a"}}}}', f'{{"adminRoles": [{HALF}], "schema": {HALF}}}'):
+        answer = tool.ask_raw(method, path, value)
+        assert 400 <= answer.status < 500, answer
+
+
 async def test_many_connections_hold_nothing_for_ever(tool: Tool) -> None:
     """Who comes when all places are taken is sent away, and so the port answers when they are free again."""
     opened = [await asyncio.open_connection("127.0.0.1", tool.port) for _ in range(230)]
