@@ -10,7 +10,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+from avro.compatibility import (
+    ReaderWriterCompatibilityChecker,
+    SchemaCompatibilityResult,
+    SchemaCompatibilityType,
+)
 from avro.errors import AvroException
 from avro.name import Names
 from avro.schema import RecordSchema, Schema, make_avsc_object
@@ -26,6 +30,10 @@ DEFAULT = "FULL"
 STRATEGIES = (
     ALWAYS, NEVER, "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE",
 )  # fmt: skip
+MOST_STEPS = 200_000
+"""Steps of some ten microseconds that the comparison of a schema with those before it may take."""
+FIELDS_OF_A_STEP = 500
+"""So many fields are looked at in a step while another one is looked for."""
 
 _MALFORMED = (AvroException, ValueError, TypeError, KeyError, RecursionError)
 """What Avro's library raises where a definition is none."""
@@ -51,8 +59,32 @@ def check_definition(kind: int, definition: bytes) -> None:
         raise ValueError(f"its definition is not an Avro schema: {error}") from error
 
 
+class TooComplex(Exception):
+    """Two schemas cannot be compared in reasonable time."""
+
+
+class _Checker(ReaderWriterCompatibilityChecker):
+    """Avro's own, which takes no more steps than are left."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def calculate_compatibility(self, reader: Schema, writer: Schema, location: list[str]) -> SchemaCompatibilityResult:
+        """See the base. Raises TooComplex."""
+        self.left -= 1
+        if isinstance(reader, RecordSchema) and isinstance(writer, RecordSchema):
+            self.left -= len(reader.fields) * len(writer.fields) // FIELDS_OF_A_STEP
+        if self.left < 0:
+            raise TooComplex("it is too complex to be compared with the one before it")
+        return super().calculate_compatibility(reader, writer, location)
+
+
 def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, bytes]]) -> bool:
-    """Whether a schema may follow those that a topic has, the newest last; kind: its number on the wire."""
+    """Whether a schema may follow those that a topic has, the newest last; kind: its number on the wire.
+
+    Raises TooComplex.
+    """
     if strategy == ALWAYS or not earlier:
         return True
     if strategy == NEVER or earlier[-1][0] != kind:
@@ -62,7 +94,8 @@ def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, by
     if kind not in (JSON, AVRO):
         return True
     before = earlier if strategy.endswith("_TRANSITIVE") else earlier[-1:]
-    return all(_goes_with(strategy, new, definition) for known, definition in before if known == kind)
+    checker = _Checker(MOST_STEPS)
+    return all(_goes_with(checker, strategy, new, definition) for known, definition in before if known == kind)
 
 
 def _message_of(definition: bytes) -> object:
@@ -73,11 +106,11 @@ def _message_of(definition: bytes) -> object:
         return definition
 
 
-def _goes_with(strategy: str, new: bytes, old: bytes) -> bool:
+def _goes_with(checker: _Checker, strategy: str, new: bytes, old: bytes) -> bool:
     try:
         after, before = _avro(json.loads(new)), _avro(json.loads(old))
-        backward = strategy.startswith("FORWARD") or _reads(after, before)
-        return backward and (strategy.startswith("BACKWARD") or _reads(before, after))
+        backward = strategy.startswith("FORWARD") or _reads(checker, after, before)
+        return backward and (strategy.startswith("BACKWARD") or _reads(checker, before, after))
     except (*_MALFORMED, AttributeError):
         return new == old  # it is none of Avro's definitions
 
@@ -87,9 +120,10 @@ def _avro(schema: Any) -> Schema:
     return make_avsc_object(schema, Names(validate_names=False), validate_enum_symbols=False, validate_names=False)
 
 
-def _reads(reader: Schema, writer: Schema) -> bool:
+def _reads(checker: _Checker, reader: Schema, writer: Schema) -> bool:
     """Whether what was written with one can be read with the other. A record may have another name, as with Pulsar."""
     if isinstance(reader, RecordSchema) and isinstance(writer, RecordSchema):
         reader.set_prop("aliases", [*(reader.get_prop("aliases") or ()), writer.fullname])
-    found = ReaderWriterCompatibilityChecker().get_compatibility(reader, writer)
+    checker.memoize_map.clear()
+    found = checker.get_compatibility(reader, writer)
     return bool(found.compatibility is SchemaCompatibilityType.compatible)

@@ -417,9 +417,8 @@ class _Cells:
         if event:
             one.event_time = event & UNSIGNED
         for name, value in self.cell("properties", row) or ():
-            one.properties.add(
-                key=name.encode(), value=(value or "").encode()
-            )  # columns of Sluice's own may have nulls
+            text = value or ""  # columns of Sluice's own may have nulls
+            one.properties.add(key=name.encode(), value=text.encode())
 
 
 def _key(key: bytes, one: Any, *, flagged: bool) -> bytes:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgpack
 
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import definition_key, schema_key, value_of
-from actors.policies.schema_compatibility import ALWAYS, NEVER, check_definition, compatible
+from actors.policies.schema_compatibility import ALWAYS, NEVER, TooComplex, check_definition, compatible
 from actors.ports import Ports
 from actors.pulsar.codec.protocol import Schema, ServerError, parse
 from actors.pulsar.codec.schema_versions import VERSION
@@ -78,7 +79,7 @@ class Schemas:
         versions = await self._read(topic)
         try:
             strategy = await self.strategy(topic)
-            _check(topic, strategy, schema, await self._earlier(topic, versions, strategy))
+            await self._check(topic, strategy, schema, versions)
         except CommandRefused:
             return False
         return True
@@ -94,7 +95,7 @@ class Schemas:
         elif _number_of(_listed(_encoded(schema)), versions) is None:
             strategy = await self.strategy(topic)
             weaker = strategy if strategy in (ALWAYS, NEVER) or strategy.endswith(ALL) else BACKWARD
-            _check(topic, weaker, schema, await self._earlier(topic, versions, weaker))
+            await self._check(topic, weaker, schema, versions)
 
     async def check_writer(self, topic: str) -> None:
         """A producer comes without a schema. Raises CommandRefused where its namespace wants one, Unavailable."""
@@ -118,7 +119,7 @@ class Schemas:
             known = _number_of(new, versions)
             if known is not None:
                 return VERSION.pack(known)
-            _check(topic, strategy, parse(Schema, encoded), await self._earlier(topic, versions, strategy))
+            await self._check(topic, strategy, parse(Schema, encoded), versions)
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
             versions.append(new)
@@ -153,6 +154,12 @@ class Schemas:
         checked = _checked(versions)
         wanted = checked if strategy.endswith(ALL) else checked[-1:]
         return [_meaning(await self._encoded_of(topic, version)) for version in wanted]
+
+    async def _check(self, topic: str, strategy: str, schema: Any, versions: list[ListedSchema]) -> None:
+        """Compare a schema with those before it, beside other work: that may take a while. Raises CommandRefused if it
+        does not go with them, Corrupt, Unavailable.
+        """
+        await self._ports.work(partial(_check, topic, strategy, schema, await self._earlier(topic, versions, strategy)))
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
         """The version of a registered schema. Raises NotFound, Invalid, Unavailable."""
@@ -232,7 +239,13 @@ def _check_definition(schema: Any) -> None:
 
 def _check(topic: str, strategy: str, schema: Any, earlier: list[tuple[int, bytes]]) -> None:
     """Raises CommandRefused if a schema does not go with the earlier ones."""
-    if schema.type not in UNCHECKED and not compatible(strategy, schema.type, schema.data, earlier):
+    if schema.type in UNCHECKED:
+        return
+    try:
+        goes = compatible(strategy, schema.type, schema.data, earlier)
+    except TooComplex as error:
+        raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, f"the schema is refused: {error}") from error
+    if not goes:
         text = f"the schema does not go with that of topic {topic}: the strategy of its namespace is {strategy}"
         raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, text)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from actors.policies import schema_compatibility
 from actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF
-from actors.ports import Ports
+from actors.ports import Ports, at_once
 from actors.pulsar.codec.protocol import Schema, ServerError
 from actors.pulsar.conversation import schemas
 from actors.pulsar.conversation.refusals import CommandRefused
@@ -53,7 +55,7 @@ INVALID: list[bytes] = [
 def made() -> tuple[Schemas, Any]:
     """The schemas of topics, and the metadata that they are kept in."""
     meta = MemoryMeta()
-    return Schemas(cast(Ports, SimpleNamespace(meta=meta))), meta
+    return Schemas(cast(Ports, SimpleNamespace(meta=meta, work=at_once))), meta
 
 
 def schema(kind: int, data: bytes) -> Any:
@@ -112,3 +114,48 @@ async def test_a_topic_has_so_many_schemas_and_no_more(monkeypatch: pytest.Monke
     with pytest.raises(Invalid, match="3 schemas already"):
         await topics.put("t", schema(1, b"one more"))
     assert len(await topics.all_of("t")) == 3
+
+
+def union_of(count: int, name: str) -> bytes:
+    """A definition with a field of so many types, each a record of its own."""
+    kinds = [{"type": "record", "name": f"{name}{n}", "fields": [{"name": "n", "type": "int"}]} for n in range(count)]
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": "f", "type": kinds}]}).encode()
+
+
+def record_of(count: int) -> bytes:
+    """A definition of so many fields."""
+    fields = [{"name": f"f{number}", "type": "int"} for number in range(count)]
+    return json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
+
+
+@pytest.mark.parametrize("made_of", [lambda n: union_of(n, "a"), record_of], ids=["branches", "fields"])
+@pytest.mark.parametrize("asked", ["put", "check_reader"])
+async def test_what_takes_too_long_to_compare_is_refused(
+    asked: str, made_of: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few hundred thousand bytes could take an hour, and nothing else would go on meanwhile."""
+    monkeypatch.setattr(schema_compatibility, "MOST_STEPS", 1_000)
+    monkeypatch.setattr(schema_compatibility, "FIELDS_OF_A_STEP", 4)
+    topics, _ = made()
+    await topics.put("t", schema(AVRO, made_of(100)))
+    with pytest.raises(CommandRefused, match="too complex") as refused:
+        await getattr(topics, asked)("t", schema(AVRO, made_of(101)))
+    assert refused.value.code == ServerError.INCOMPATIBLE_SCHEMA
+    assert not await topics.goes_with("t", schema(AVRO, made_of(101)))
+    await topics.put("u", schema(AVRO, made_of(5)))
+    await topics.put("u", schema(AVRO, made_of(5) + b" "))
+
+
+@pytest.mark.parametrize("asked", ["put", "check_reader", "goes_with"])
+async def test_schemas_are_compared_beside_other_work(asked: str) -> None:
+    topics, meta = made()
+    await topics.put("t", schema(AVRO, record_of(1)))
+    beside: list[Callable[[], Any]] = []
+
+    async def work(call: Callable[[], Any]) -> Any:
+        beside.append(call)
+        return call()
+
+    others = Schemas(cast(Ports, SimpleNamespace(meta=meta, work=work)))
+    await getattr(others, asked)("t", schema(AVRO, record_of(1) + b" "))
+    assert len(beside) == 1

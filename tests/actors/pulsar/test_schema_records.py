@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from actors.policies.policy_records import forget_topic
-from actors.ports import Ports
+from actors.ports import Ports, at_once
 from actors.pulsar.codec.protocol import Schema
 from actors.pulsar.conversation.schemas import Schemas
 from storage.errors import NotFound
@@ -32,7 +32,7 @@ class _Counting(MemoryMeta):
 
 
 def over(meta: MemoryMeta) -> Schemas:
-    return Schemas(cast(Ports, SimpleNamespace(meta=meta)))
+    return Schemas(cast(Ports, SimpleNamespace(meta=meta, work=at_once)))
 
 
 def schema(text: str) -> Any:
