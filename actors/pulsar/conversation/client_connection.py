@@ -7,9 +7,10 @@ not offered is refused at once with Pulsar's code, because silence costs a clien
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,10 @@ KEEP_ALIVE_MS = 30_000
 FRAME_MS = 60_000
 """A frame is whole so long after it has begun, or its connection ends."""
 CUMULATIVE = 1
+MOST_IDS = 4_000
+"""Of an acknowledgement, which names as many as its client likes, so many ids are taken up at once,"""
+IDS_OF_A_COMMAND = 100
+"""and so many take as much of a turn as a command."""
 
 Handler = Callable[[Any], Awaitable[None]]
 
@@ -76,6 +81,8 @@ class ClientConnection(ClientSession):
         self._held_back: dict[Passed, int] = {}
         """Until when (monotonic ms) nothing is read, because of what rates."""
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
+        self._many = asyncio.Semaphore(1)
+        """For what takes long: one at a time."""
         self._taken_up = 0
         """Bytes that these become, about."""
         self._immediate: dict[str, Callable[[Any], None]] = {
@@ -175,7 +182,7 @@ class ClientConnection(ClientSession):
         shared = self._has_many or gateway.speakers.others(self, gateway.ports.clock.monotonic())
         most = TURN_OF_MANY if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
         try:
-            while self._read and left and not (self.intake.full or self.closed):
+            while self._read and left > 0 and not (self.intake.full or self.closed):
                 reading = self._read[0]
                 end = reading.sends_from_here(gateway.vectorized_from, most) if self.greeted else reading.at
                 if end > reading.at:
@@ -227,7 +234,7 @@ class ClientConnection(ClientSession):
             self._immediate[name](body)
         else:
             self._begin(name, body, len(frame.command))
-        return 1
+        return 1 + (len(body.message_id) // IDS_OF_A_COMMAND if name == "ack" else 0)
 
     def _connect(self, body: Any) -> None:
         """One at a time, and one in all: what comes behind it waits for its outcome."""
@@ -339,15 +346,32 @@ class ClientConnection(ClientSession):
         elif asked.ack_type == CUMULATIVE and consumer.asked.settings.type not in ONE_HAS_ALL:
             text = "a subscription that several consumers share has no cumulative acknowledgement"
             self._acknowledged(asked, ServerError.NOT_ALLOWED, text)
+        elif len(asked.message_id) > MOST_IDS:
+            self.begin(self._confirm_many(consumer, asked), "ack", asked.ByteSize())
         else:
             unknown = consumer.acknowledge_sent(asked.message_id, cumulative=asked.ack_type == CUMULATIVE)
             if unknown or asked.HasField("request_id"):
-                self.begin(self._confirm(consumer, asked, unknown), "ack", asked.ByteSize())
+                self.begin(self._confirm(consumer, asked, [unknown]), "ack", asked.ByteSize())
 
-    async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: list[Any]) -> None:
-        """Confirm that an acknowledgement is durable."""
+    async def _confirm_many(self, consumer: WireConsumer, asked: Any) -> None:
+        """More ids than clients gather: some at a time, and others have their turn between."""
+        ids, cumulative = asked.message_id, asked.ack_type == CUMULATIVE
+        unknown = (
+            consumer.acknowledge_sent(ids[first : first + MOST_IDS], cumulative=cumulative)
+            for first in range(0, len(ids), MOST_IDS)
+            if not self.closed
+        )
+        async with self._many:
+            await self._confirm(consumer, asked, unknown)
+
+    async def _confirm(self, consumer: WireConsumer, asked: Any, unknown: Iterable[list[Any]]) -> None:
+        """Confirm that an acknowledgement is durable. unknown: some at a time, what was not sent here."""
+        unsure: list[int] = []
         try:
-            unsure = await consumer.acknowledge(unknown, cumulative=asked.ack_type == CUMULATIVE)
+            for part in unknown:
+                unsure += await consumer.acknowledge(part, cumulative=asked.ack_type == CUMULATIVE)
+                if len(asked.message_id) > MOST_IDS:
+                    await rest(self.gateway.ports.clock)
             if asked.HasField("request_id"):
                 if not await consumer.stand_alone(unsure):
                     text = "of a batch of an earlier connection only a part is known"
