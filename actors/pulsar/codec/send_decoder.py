@@ -5,8 +5,8 @@ name, the schema's version, and of each message whether its value or key is null
 is the same for nearly all messages of a batch. Fields that are not known here stay in it as they came.
 
 Messages that must pass through unread are one row, whatever is in them: encrypted ones, the chunks of a large one,
-which are compressed only together, and what would be larger than a message may be if it were inflated. Their `pulsar`
-keeps compression, sizes and the number of messages.
+which are compressed only together, and what would be larger than clients are told that a message may be if it were
+inflated: no client would take it. Their `pulsar` keeps compression, sizes and the number of messages.
 
 **The id.** A row's position is L:(E+b), where E is the entry of the first row of its batch and b its index there. So an
 id that a client was given is found again from the columns alone, whatever was restarted meanwhile.
@@ -29,7 +29,7 @@ import pyarrow as pa
 from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
 from actors.pulsar.codec.compression import CODECS, MAX_INFLATED, NONE, inflate
 from actors.pulsar.codec.fields import UNSIGNED, Bytes
-from actors.pulsar.codec.frames import U32, Body
+from actors.pulsar.codec.frames import HEADROOM, U32, Body
 from actors.pulsar.codec.properties import read_pairs
 from actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
 from actors.pulsar.codec.varints import Ints
@@ -149,12 +149,15 @@ class Group:
     batch: StoredBatch
 
 
-def decode_sends(sends: list[Send], *, now: int, producer: str, first_sequence: int) -> list[Group]:
+def decode_sends(
+    sends: list[Send], *, now: int, producer: str, first_sequence: int, largest: int = MAX_INFLATED
+) -> list[Group]:
     """The rows of frames of one producer, in order, in as few runs as they fit. Sets `rows` and `error` of each frame.
 
-    A frame that cannot be read is refused whole, and the others are not.
+    A frame that cannot be read is refused whole, and the others are not. largest: bytes of one message, by what clients
+    are told.
     """
-    packed = [one for one in (_unpacked(send) for send in sends) if one is not None]
+    packed = [one for one in (_unpacked(send, largest) for send in sends) if one is not None]
     table, ranges = _vectorized(packed)
     for one in packed:
         if one.number not in ranges:
@@ -255,10 +258,10 @@ def _table_of(rows: _Rows) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _unpacked(send: Send) -> _Packed | None:
+def _unpacked(send: Send, largest: int) -> _Packed | None:
     """A frame's metadata and inflated payload; None, and the frame's error, if that cannot be had."""
     try:
-        return _unpack(send)
+        return _unpack(send, largest)
     except MalformedCommand as error:
         refuse(send, error)
         return None
@@ -279,7 +282,7 @@ def read_metadata(send: Send) -> Any:
     return send.metadata
 
 
-def _unpack(send: Send) -> _Packed:
+def _unpack(send: Send, largest: int) -> _Packed:
     metadata = read_metadata(send)
     if send.command.txn_least or send.command.txn_most:
         raise MalformedCommand("transactions are not offered")
@@ -290,7 +293,7 @@ def _unpack(send: Send) -> _Packed:
         raise MalformedCommand("a time lies behind the year 9999; times are milliseconds since 1970")
     payload = send.body.payload
     send.messages = min(max(metadata.num_messages, 1), MAX_RUN_MESSAGES)
-    if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(metadata):
+    if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(send, largest):
         return _Packed(send, metadata, bytes(payload), 0, opaque=True)
     if metadata.compression != NONE:
         payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
@@ -311,14 +314,19 @@ def unpacked_bytes(send: Send) -> int:
         metadata = read_metadata(send)
     except MalformedCommand:
         return send.size
-    inflated = 0 if metadata.compression == NONE or _too_large(metadata) else metadata.uncompressed_size
+    packed = metadata.compression != NONE and not _too_large(send, MAX_INFLATED)
+    inflated = metadata.uncompressed_size if packed else 0
     rows = min(max(metadata.num_messages, 1), MAX_RUN_MESSAGES)
     return max(send.size, min(inflated, MAX_INFLATED)) + rows * min(len(send.body.metadata), MOST_REST)
 
 
-def _too_large(metadata: Any) -> bool:
-    """Whether a payload is small enough only as it is compressed, which is how Pulsar counts."""
-    return metadata.compression in CODECS and metadata.uncompressed_size > MAX_INFLATED
+def _too_large(send: Send, largest: int) -> bool:
+    """Whether a payload is small enough only as it is compressed, which is how Pulsar counts. Half of what clients
+    allow for what stands around a message is left for the command, and for what is written in another way.
+    """
+    metadata, size = send.metadata, send.metadata.uncompressed_size
+    around = len(send.body.metadata) - HEADROOM // 2
+    return metadata.compression in CODECS and size + max(around, 0) > largest
 
 
 def _rest(packed: _Packed) -> bytes:

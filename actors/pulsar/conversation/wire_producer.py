@@ -172,8 +172,8 @@ class WireProducer:
         )
 
     def _decoded(self, sends: list[Send]) -> list[Group]:
-        now = self._gateway.ports.clock.now()
-        return decode_sends(sends, now=now, producer=self.name, first_sequence=self._next)
+        now, largest = self._gateway.ports.clock.now(), self._gateway.max_message_bytes
+        return decode_sends(sends, now=now, producer=self.name, first_sequence=self._next, largest=largest)
 
     def _without_duplicates(self, sends: list[Send]) -> tuple[list[Send], list[Group]]:
         """(The frames that are taken, the runs of those that are new.) A frame that is refused is the last one."""

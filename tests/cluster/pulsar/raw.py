@@ -23,6 +23,10 @@ class Raw:
         self._cutter = Cutter()
         self._frames: list[Any] = []
 
+    def limit(self, size: int) -> None:
+        """From now on a frame of more bytes is a failure."""
+        self._cutter.limit = size
+
     def send(self, data: bytes) -> None:
         """Bytes, or as many as are taken of them."""
         with contextlib.suppress(OSError):  # it was closed meanwhile, which is what `closed` looks at

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
+import pyarrow as pa
 import pytest
 
 import cluster
-from actors.pulsar.codec.frames import HEADROOM, U32
+from actors.pulsar.codec.compression import ZSTD
+from actors.pulsar.codec.frames import HEADROOM, U32, encode_message
+from actors.pulsar.codec.protocol import Metadata, command
 from cluster.config import LEAST_MESSAGE_BYTES, load
 from cluster.embedded import running
 from cluster.options import ClusterOptions
@@ -52,6 +55,33 @@ def test_who_does_not_keep_to_it_is_closed(url: str) -> None:
         if not fits:
             assert raw.closed()
         raw.close()
+
+
+@pytest.mark.parametrize("size", [LARGEST, LARGEST + 1, 3 * LARGEST])
+@pytest.mark.parametrize("about", [100, 2 * HEADROOM])
+def test_what_is_small_as_it_is_compressed_stays_small(url: str, size: int, about: int) -> None:
+    """Whoever is sent a frame that is larger than was told hangs up, and is sent it again when he comes back."""
+    topic, text = f"compressed-{size}-{about}", b"z" * size
+    small = pa.Codec("zstd").compress(text, asbytes=True)
+    with Raw(url) as raw:
+        raw.limit(LARGEST + HEADROOM)
+        raw.greet()
+        raw.say("subscribe", topic=topic, subscription="s", type=1, consumer_id=1, request_id=1)
+        raw.next("success")
+        raw.say("flow", consumer_id=1, permits=10)
+        raw.say("producer", topic=topic, producer_id=1, request_id=2)
+        raw.next("producer_success")
+        metadata = Metadata(producer_name=b"p", sequence_id=1, publish_time=5, compression=ZSTD, uncompressed_size=size)
+        metadata.properties.add(key=b"about", value=b"x" * about)
+        told = command("send", producer_id=1, sequence_id=1)
+        raw.send(encode_message(told.SerializeToString(), metadata.SerializeToString(), small))
+        raw.next("send_receipt")
+        assert raw.next("message").consumer_id == 1
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), operation_timeout_seconds=60)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    message = reader.read_next(PATIENCE)
+    assert (message.data(), message.properties()) == (text, {"about": "x" * about})
+    client.close()
 
 
 def test_there_is_a_least_and_a_most(tmp_path: Path) -> None:
