@@ -10,6 +10,7 @@ from tests.sim.mutants.delaying import DELAYING
 from tests.sim.mutants.dispatching import DISPATCHING
 from tests.sim.mutants.giving_back import GIVING_BACK
 from tests.sim.mutants.giving_up import GIVING_UP
+from tests.sim.mutants.hearing_strangers import HEARING_STRANGERS
 from tests.sim.mutants.holding import HOLDING
 from tests.sim.mutants.idling import IDLING
 from tests.sim.mutants.keeping_history import KEEPING_HISTORY
@@ -51,6 +52,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "limiting": LIMITING,
     "permitting": PERMITTING,
     "checking input": CHECKING_INPUT,
+    "hearing strangers": HEARING_STRANGERS,
     "idling": IDLING,
     "meeting damage": MEETING_DAMAGE,
     "publishing results": PUBLISHING_RESULTS,
