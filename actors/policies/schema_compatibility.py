@@ -63,7 +63,7 @@ class TooComplex(Exception):
     """Two schemas cannot be compared in reasonable time."""
 
 
-class _Checker(ReaderWriterCompatibilityChecker):
+class _Checker(ReaderWriterCompatibilityChecker):  # type: ignore[misc]
     """Avro's own, which takes no more steps than are left."""
 
     def __init__(self, left: int) -> None:

@@ -315,8 +315,8 @@ def unpacked_bytes(send: Send) -> int:
     except MalformedCommand:
         return send.size
     packed = metadata.compression != NONE and not _too_large(send, MAX_INFLATED)
-    inflated = metadata.uncompressed_size if packed else 0
-    rows = min(max(metadata.num_messages, 1), MAX_RUN_MESSAGES)
+    inflated = int(metadata.uncompressed_size) if packed else 0
+    rows = min(max(int(metadata.num_messages), 1), MAX_RUN_MESSAGES)
     return max(send.size, min(inflated, MAX_INFLATED)) + rows * min(len(send.body.metadata), MOST_REST)
 
 

@@ -7,7 +7,7 @@ from tests.sim.mutants import Mutant
 GATEWAY = "gateway"
 
 ODD = "tests/actors/pulsar/test_odd_commands.py"
-INTAKE = "tests/actors/pulsar/conversation/test_intake.py"
+AMOUNTS = "tests/actors/pulsar/conversation/test_large_amounts.py"
 MESSAGES = "tests/actors/pulsar/test_messages.py"
 LIMITS = "tests/actors/pulsar/test_limits.py"
 SCHEMAS = "tests/actors/pulsar/test_invalid_schemas.py"
@@ -39,7 +39,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        return send.size\n    packed",
         new="        return send.size\n    return send.size\n    packed",
         world=GATEWAY,
-        test=f"{INTAKE}::test_what_is_sent_counts_as_what_it_becomes",
+        test=f"{AMOUNTS}::test_what_is_sent_counts_as_what_it_becomes",
     ),
     Mutant(
         name="all that was read is taken up, whatever it becomes",
@@ -47,7 +47,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        if self._taken_up > GROUP_BYTES:",
         new="        if False:",
         world=GATEWAY,
-        test=f"{INTAKE}::test_what_is_sent_counts_as_what_it_becomes",
+        test=f"{AMOUNTS}::test_what_is_sent_counts_as_what_it_becomes",
     ),
     Mutant(
         name="a rate counts the messages that a client claims",
@@ -87,7 +87,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        elif len(asked.message_id) > MOST_IDS:",
         new="        elif False:",
         world=GATEWAY,
-        test=f"{INTAKE}::test_acknowledgements_of_many_ids_are_taken_up_in_turns",
+        test=f"{AMOUNTS}::test_acknowledgements_of_many_ids_are_taken_up_in_turns",
     ),
     Mutant(
         name="an acknowledgement of many ids is one command of a turn",
@@ -95,7 +95,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        return 1 + (len(body.message_id) // IDS_OF_A_COMMAND",
         new="        return 1 + (0",
         world=GATEWAY,
-        test=f"{INTAKE}::test_acknowledgements_of_many_ids_are_taken_up_in_turns",
+        test=f"{AMOUNTS}::test_acknowledgements_of_many_ids_are_taken_up_in_turns",
     ),
     Mutant(
         name="long acknowledgements of a connection are taken up together",
@@ -103,7 +103,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        async with self._many:",
         new="        if True:",
         world=GATEWAY,
-        test=f"{INTAKE}::test_acknowledgements_of_many_ids_are_taken_up_in_turns",
+        test=f"{AMOUNTS}::test_acknowledgements_of_many_ids_are_taken_up_in_turns",
     ),
     Mutant(
         name="schemas are compared for as long as it takes",
