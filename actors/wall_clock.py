@@ -1,15 +1,26 @@
-"""How long to wait for a time of the wall clock, which may be set meanwhile: a while, and then look again.
+"""The wall clock may be set meanwhile, and another process may have another one.
 
-Timers run by the monotonic clock. Who reckons from a clock that is behind by an hour would wait an hour too long, also
-if the clock is right again a moment later.
+Who waits for a time waits a while, and then looks again: timers run by the monotonic clock, and who reckons from a
+clock that is behind by an hour would wait an hour too long, also if the clock is right again a moment later. What a
+record says of when somebody was heard was written by the clock of whoever wrote it.
 """
 
 from __future__ import annotations
 
 LOOK_MS = 10_000
 """So much later than it should a wait ends at most, once the clock is right again."""
+RETURN_MS = 10 * 60 * 1000
+"""So long everybody has for coming back to a new owner, however long they were silent by its clock."""
 
 
 def pause_until(at: int, now: int) -> int:
     """Milliseconds to wait before looking again whether it is `at`; both are ms since 1970."""
     return min(max(at - now, 1), LOOK_MS)
+
+
+def heard_at(recorded: int, now: int, forget_ms: int) -> int:
+    """When somebody was heard last, by the clock of a new owner, who forgets whoever was silent for `forget_ms`.
+
+    recorded: by the clock of an earlier one. All are ms.
+    """
+    return min(max(recorded, now - forget_ms + RETURN_MS), now)

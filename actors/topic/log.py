@@ -129,8 +129,9 @@ class PartitionLog:
 
     async def recover(self) -> None:
         """Settle every ledger that is not closed; retries while too few bookies answer."""
-        self._producers.restore(self.record.producers)
-        self._producers.results.restore(self.record.results)
+        now = self._ports.clock.now()
+        self._producers.restore(self.record.producers, now)
+        self._producers.results.restore(self.record.results, now)
         closed = []
         for ledger in self.record.ledgers:
             settled = ledger

@@ -26,6 +26,7 @@ from actors.messages import Published
 from actors.shared_future import SharedFuture
 from actors.topic.results import Results
 from actors.topic.source_names import is_source
+from actors.wall_clock import heard_at
 from storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 
 REMEMBERED_RUNS = 16
@@ -160,9 +161,11 @@ class Producers:
         return producer is not None and incarnation in producer.replaced
 
     @staticmethod
-    def believe(producer: KnownProducer, follows: int) -> None:
-        """A producer says that it was answered up to a sequence: where runs were given up, nobody else may know it."""
-        if not producer.pending and follows > producer.stored:
+    def believe(producer: KnownProducer, follows: int, *, given_up: bool) -> None:
+        """A producer says that it was answered up to a sequence. Nobody else may know it where runs were given up, or
+        where the producer was silent for so long that it was forgotten.
+        """
+        if (given_up or producer.pushed < 0) and not producer.pending and follows > producer.stored:
             producer.stored = producer.pushed = follows
 
     def find(self, name: str, session: int) -> KnownProducer:
@@ -222,10 +225,11 @@ class Producers:
         self.confirm(name, first, count, ledger, first_entry)
         self._known[name].seen = now
 
-    def restore(self, saved: dict[str, ProducerRecord]) -> None:
+    def restore(self, saved: dict[str, ProducerRecord], now: int) -> None:
         """Take over what the record says."""
         for name, record in saved.items():
-            producer = KnownProducer(pushed=record.highest, stored=record.highest, seen=record.seen)
+            seen = heard_at(record.seen, now, FORGET_MS)
+            producer = KnownProducer(pushed=record.highest, stored=record.highest, seen=seen)
             producer.recent.extend(record.recent[-REMEMBERED_RUNS:])
             self._known[name] = producer
 

@@ -28,6 +28,7 @@ from actors.ledger.record import ResultsRecord
 from actors.messages import Published, PublishResults
 from actors.shared_future import SharedFuture
 from actors.topic.source_names import source_of
+from actors.wall_clock import heard_at
 from storage.cursor import Cursor
 from storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError
 from storage.position import EARLIEST, Positions, show
@@ -169,11 +170,12 @@ class Results:
         except Invalid as error:
             raise Corrupt(f"the positions of a run of results cannot be read: {error}") from error
 
-    def restore(self, saved: dict[str, ResultsRecord]) -> None:
+    def restore(self, saved: dict[str, ResultsRecord], now: int) -> None:
         """Take over what the record says. Raises Corrupt."""
         for name, record in saved.items():
             cursor = Cursor.decode(record.cursor)
-            source = self._sources[name] = ResultSource(cursor, record.finished, record.seen)
+            seen = heard_at(record.seen, now, FORGET_MS)
+            source = self._sources[name] = ResultSource(cursor, record.finished, seen)
             self._measure(source, record.cursor)
 
     def snapshot(self, now: int) -> dict[str, ResultsRecord]:

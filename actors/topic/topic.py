@@ -270,9 +270,10 @@ class Topic(Actor):
             # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.
             return stored.published
         run, _ = await self._check(request)
-        record = self._log.record
-        if (record.given_up or record.ever_given_up) and request.follows is not None:
-            self._producers.believe(producer, request.follows)
+        if request.follows is not None:
+            record = self._log.record
+            given_up = bool(record.given_up) or record.ever_given_up
+            self._producers.believe(producer, request.follows, given_up=given_up)
         blob: Blob | None = None
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)

@@ -17,6 +17,7 @@ from actors.topic.producers import (
     StoreNow,
     Tail,
 )
+from actors.wall_clock import RETURN_MS
 from storage.errors import Fenced, Invalid
 
 
@@ -88,7 +89,7 @@ async def test_a_snapshot_and_a_replay_bring_everything_back() -> None:
     opened(producers)
     producers.confirm("p", 0, 3, 1, 0)
     restored = Producers()
-    restored.restore(producers.snapshot(now=5))
+    restored.restore(producers.snapshot(now=5), now=6)
     restored.replay("p", 3, 2, 1, 3, now=6)
     restored.replay("q", 0, 1, 1, 5, now=6)
     producer = opened(restored)
@@ -105,6 +106,29 @@ async def test_silent_producers_without_pending_are_forgotten() -> None:
     producers.confirm("gone", 0, 1, 1, 0)
     producers.snapshot(now=FORGET_MS + 1)
     assert len(producers) == 1
+
+
+@pytest.mark.parametrize("ahead", [FORGET_MS * 1000, -FORGET_MS * 1000])
+async def test_an_owner_with_another_clock_forgets_as_late(ahead: int) -> None:
+    """Who was heard just now comes back with what was not answered, whatever the clock of the next owner says."""
+    producers, later, now = Producers(), Producers(), FORGET_MS * 2000
+    for name in ("p", "q"):
+        producers.replay(name, 0, 1, 1, 0, now)
+    later.restore(producers.snapshot(now), now + ahead)
+    later.snapshot(now + ahead + RETURN_MS)
+    producer = later.open("p", "one", 2, now + ahead)
+    assert isinstance(later.judge(producer, 0, 1), Stored)
+    assert later.snapshot(now + ahead + FORGET_MS + 1) == {}
+
+
+async def test_a_forgotten_producer_is_believed_what_it_was_answered() -> None:
+    producers = Producers()
+    producer = opened(producers)
+    producers.believe(producer, 6, given_up=False)
+    assert isinstance(producers.judge(producer, 5, 2), Stored)
+    assert isinstance(producers.judge(producer, 7, 1), StoreNow)
+    producers.believe(producer, 9, given_up=False)  # known by now: a gap is one
+    assert producer.stored == 6
 
 
 async def test_a_stopping_owner_leaves_nobody_waiting() -> None:

@@ -16,6 +16,7 @@ from tests.sim.mutants.idling import IDLING
 from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
+from tests.sim.mutants.keeping_time import KEEPING_TIME
 from tests.sim.mutants.limiting import LIMITING
 from tests.sim.mutants.meeting_damage import MEETING_DAMAGE
 from tests.sim.mutants.permitting import PERMITTING
@@ -39,6 +40,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "keeping history": KEEPING_HISTORY,
     "keeping order": KEEPING_ORDER,
     "keeping places": KEEPING_PLACES,
+    "keeping time": KEEPING_TIME,
     "talking": TALKING,
     "giving back": GIVING_BACK,
     "giving up": GIVING_UP,

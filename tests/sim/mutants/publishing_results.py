@@ -58,7 +58,7 @@ PUBLISHING_RESULTS: list[Mutant] = [
     Mutant(
         name="the record forgets which results are stored",
         module="actors.topic.log",
-        old="        self._producers.results.restore(self.record.results)\n",
+        old="        self._producers.results.restore(self.record.results, now)\n",
         new="",
         world=WORKERS,
         seed=15,
