@@ -94,7 +94,12 @@ def due_time(deliver_at: int | None, deliver_after: timedelta | None, now: int) 
     """The new due time, ms. Raises Invalid unless exactly one of the two is given."""
     if (deliver_at is None) == (deliver_after is None):
         raise Invalid("give one of deliver_at and deliver_after")
-    return deliver_at if deliver_at is not None else now + int((deliver_after or timedelta()).total_seconds() * 1000)
+    return deliver_at if deliver_at is not None else due_after(now, deliver_after or timedelta())
+
+
+def due_after(now: int, wait: timedelta) -> int:
+    """The first whole millisecond at which the wait is over."""
+    return now - (-wait // timedelta(milliseconds=1))
 
 
 def _before(limit: MessageId, asked: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from actors.messages import DELAY_ID
 from actors.ports import Ports
 from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, split
+from cluster.delayed import due_after
 from cluster.loop import LoopThread
 from cluster.message import MessageId
 from cluster.receipts import Receipt, SendCallback, SentMessage
@@ -212,7 +213,7 @@ class Producer:
         """
         payload = content if type(content) is bytes else _payload(content)
         now = self._ports.clock.now()
-        deliver_at = deliver_at if deliver_after is None else now + int(deliver_after.total_seconds() * 1000)
+        deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
         with self._room:
             self._check_open()

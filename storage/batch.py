@@ -64,6 +64,8 @@ GIVEN_BY_CLIENTS = tuple(_GIVEN)
 """The columns that `make_batch` accepts of a gateway."""
 _WITHOUT_NULLS = [index for index, field in enumerate(_REQUIRED) if not field.nullable]
 """All others, among them the optional ones, may hold nulls."""
+_FINER = {"us": 1_000, "ns": 1_000_000}
+"""Units of timestamps that are shorter than a millisecond: how many are one."""
 _CODECS = (None, "lz4", "zstd")
 _SMALL = 2048
 """Rows with so many bytes, or with others in so many, are not counted exactly."""
@@ -131,9 +133,10 @@ def make_batch(
 ) -> StoredBatch:
     """Check and convert what a user sends.
 
-    Keys and payloads may be binary or string columns; `publish_time` defaults to `now` (ms). A message without key
-    gets the sticky key `producer-sequence` (KS-4), so key-less messages spread over the consumers; its stored key
-    stays null. Raises Invalid naming the column and what it should be.
+    Keys and payloads may be binary or string columns, times timestamps of any unit; what is no whole millisecond of a
+    `deliver_at` is rounded up, of other times down. `publish_time` defaults to `now` (ms). A message without key gets
+    the sticky key `producer-sequence` (KS-4), so key-less messages spread over the consumers; its stored key stays
+    null. Raises Invalid naming the column and what it should be.
     """
     unknown = sorted(set(data.schema.names) - set(accepted))
     if unknown:
@@ -151,6 +154,8 @@ def make_batch(
         if field.name in data.schema.names:
             column = _flat(data, field.name)
             if column.null_count < count:
+                if field.name == "event_time" and pa.types.is_timestamp(column.type):
+                    column = _from_timestamps(column, field.name)
                 columns[field.name] = column if column.type == field.type else _cast(column, field)
     sticky = columns["key"]
     if "ordering_key" in columns:
@@ -333,11 +338,21 @@ def _milliseconds(data: pa.RecordBatch | pa.Table, name: str, count: int, defaul
         return pa.array(np.full(count, default, np.int64))
     column = _flat(data, name)
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms"))
+        column = _from_timestamps(column, name)
     column = _cast(column, pa.field(name, pa.int64()))
     column = pc.fill_null(column, default) if column.null_count else column
     _check_times(column, name)
     return column
+
+
+def _from_timestamps(column: pa.Array, name: str) -> pa.Array:
+    """Timestamps as whole milliseconds, int64. Nothing comes early for that."""
+    numbers, finer = column.cast(pa.int64()), _FINER.get(column.type.unit)
+    if finer is None:
+        return _cast(_cast(column, pa.field(name, pa.timestamp("ms"))), pa.field(name, pa.int64()))
+    given = pc.fill_null(numbers, 0).to_numpy()
+    times = -(-given // finer) if name == "deliver_at" else given // finer
+    return pa.array(times, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def _check_times(column: pa.Array, name: str) -> None:

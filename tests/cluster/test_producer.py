@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from actors.producer.producer import Outgoing, PartitionProducer
+from cluster.delayed import due_time
 from cluster.message import MessageId
 from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer, ProducerOptions
 from cluster.receipts import SentMessage
@@ -263,6 +265,18 @@ def test_what_cannot_be_stored_is_refused_by_the_call(wrong: dict[str, Any]) -> 
     stage.producer.send_async("c")
     stage.loop.turn()
     assert stage.parts[0].payloads() == [[b"a", b"c"]]
+
+
+@pytest.mark.parametrize("wait", [timedelta(milliseconds=1001), timedelta(milliseconds=1000, microseconds=1)])
+def test_a_wait_ends_no_earlier_than_was_said(wait: timedelta) -> None:
+    """In milliseconds of which a fraction of a second, as a float, has too few, and in what is shorter than one."""
+    stage = Stage()
+    stage.producer.send_async("later", deliver_after=wait)
+    stage.loop.turn()
+    (sent,) = stage.parts[0].got
+    assert sent.batch.deliver_at is not None
+    assert sent.batch.deliver_at.tolist() == [NOW + 1001]
+    assert due_time(None, wait, NOW) == NOW + 1001
 
 
 def test_settings_with_which_nothing_could_go_out_are_refused() -> None:

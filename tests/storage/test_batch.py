@@ -35,6 +35,33 @@ def test_loose_columns_become_the_stored_shape() -> None:
     assert batch.hashes.tolist() == [masked_hash(b"a")] * 2
 
 
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_timestamps_of_shorter_units_become_milliseconds(unit: str) -> None:
+    """No message comes early for that, and an event before 1970 stays before it."""
+    late, early = datetime(2024, 1, 1, 0, 0, 0, 123456, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)
+    zoned = pa.timestamp(unit, "UTC")
+    rows = pa.record_batch(
+        {
+            "payload": ["x", "y", "z"],
+            "publish_time": pa.array([late, late, None], zoned),
+            "event_time": pa.array([late, early, None], zoned),
+            "deliver_at": pa.array([late, None, None], zoned),
+        }
+    )
+    batch = make_batch(rows, now=5, producer="p")
+    assert batch.rows["publish_time"].to_pylist() == [1704067200123, 1704067200123, 5]
+    assert batch.rows["event_time"].to_pylist() == [1704067200123, -1, None]
+    assert batch.deliver_at is not None
+    assert batch.deliver_at.tolist() == [1704067200124, 0, 0]
+
+
+@pytest.mark.parametrize("column", ["publish_time", "event_time", "deliver_at"])
+def test_a_timestamp_beyond_all_milliseconds_is_refused(column: str) -> None:
+    rows = pa.record_batch({"payload": ["x"], column: pa.array([1 << 62], pa.timestamp("s"))})
+    with pytest.raises(Invalid, match=column):
+        make_batch(rows, now=5, producer="p")
+
+
 def test_the_ordering_key_wins_and_a_missing_key_is_made_up() -> None:
     """KS-4: ordering key, else key, else producer, dash and sequence; the stored key stays null."""
     rows = pa.record_batch(

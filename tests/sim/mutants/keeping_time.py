@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 BROKER = "broker"
+BATCHES = "tests/storage/test_batch.py"
 PRODUCERS = "tests/actors/topic/test_producers.py"
 
 KEEPING_TIME: list[Mutant] = [
@@ -39,5 +40,29 @@ KEEPING_TIME: list[Mutant] = [
         new="max(recorded, now - forget_ms + RETURN_MS)",
         world=BROKER,
         test=f"{PRODUCERS}::test_an_owner_with_another_clock_forgets_as_late",
+    ),
+    Mutant(
+        name="a due time is rounded down",
+        module="storage.batch",
+        old='-(-given // finer) if name == "deliver_at" else given // finer',
+        new="given // finer",
+        world=BROKER,
+        test=f"{BATCHES}::test_timestamps_of_shorter_units_become_milliseconds",
+    ),
+    Mutant(
+        name="the time of an event is in whatever unit it came",
+        module="storage.batch",
+        old='if field.name == "event_time" and pa.types.is_timestamp(column.type):',
+        new="if False:",
+        world=BROKER,
+        test=f"{BATCHES}::test_timestamps_of_shorter_units_become_milliseconds",
+    ),
+    Mutant(
+        name="a wait is rounded down",
+        module="cluster.delayed",
+        old="now - (-wait // timedelta(milliseconds=1))",
+        new="now + int(wait.total_seconds() * 1000)",
+        world=BROKER,
+        test="tests/cluster/test_producer.py::test_a_wait_ends_no_earlier_than_was_said",
     ),
 ]
