@@ -91,14 +91,18 @@ def parse_size(text: str) -> int:
 
 
 def with_unit(name: str, value: object) -> object:
-    """Turn a text with a unit into a number, by the unit that the end of the key's name gives."""
+    """Turn a text with a unit into a number, by the unit that the end of the key's name gives. A part of a second is a
+    whole one where seconds are meant, because 0 has a meaning of its own. So has -1, which needs no unit.
+    """
     if not isinstance(value, str):
         return value
+    if value.strip() == "-1":
+        return -1
     if name.endswith(("_ms", "_millis")):
         return parse_duration(value)
     if name.endswith("_seconds"):
         seconds = value.strip()
-        return int(seconds) if seconds.isdecimal() and len(seconds) <= MAX_DIGITS else parse_duration(value) // 1000
+        return int(seconds) if seconds.isdecimal() and len(seconds) <= MAX_DIGITS else -(-parse_duration(value) // 1000)
     return parse_size(value) if name.endswith("_bytes") else value
 
 

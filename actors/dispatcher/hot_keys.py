@@ -214,11 +214,11 @@ class HotKeyWatch:
 
     def look(self, *, paused: bool) -> None:
         """Look again; called every now and then. paused: nothing is sent at all, so no key is in the way."""
-        now = self._ports.clock.now()
         found = None if paused else self._core.heaviest(FEWEST)
-        if found is None or not self._is_held_back(found, now):
+        if found is None or not self._is_held_back(found, self._ports.clock.now()):
             self._over()
             return
+        now = self._ports.clock.monotonic()
         if found.key != self._key:
             self._over()
             self._key, self._since = found.key, now

@@ -89,6 +89,23 @@ def test_bad_durations(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("name", ["retention_ms", "retention_bytes", "offload_threshold_seconds"])
+def test_what_has_no_end_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """On the command line, in the environment and in a file every value may be a text."""
+    assert getattr(load().values.topic_settings(**{name: "-1"}), name) == -1
+    with pytest.raises(Invalid, match="-2"):
+        load().values.topic_settings(**{name: "-2"})
+    monkeypatch.setenv(f"SLUICE_TOPIC__{name.upper()}", "-1")
+    assert getattr(load().values.topic_settings(), name) == -1
+
+
+def test_a_part_of_a_second_is_not_none() -> None:
+    """Of 0 s every ledger would leave at once."""
+    wanted = {"500ms": 1, "1500ms": 2, "2s": 2, "0": 0, "7": 7}
+    settings = [load().values.topic_settings(offload_threshold_seconds=text) for text in wanted]
+    assert [each.offload_threshold_seconds for each in settings] == list(wanted.values())
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("64MB", 64 << 20), ("1GiB", 1 << 30), ("512k", 512 << 10), ("9", 9), ("1.5KB", 1536)]
 )

@@ -26,7 +26,7 @@ from cluster.pulsar.admin.whole_namespaces import WholeNamespaces
 def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
     """Every route; the last one refuses what there is not, so whoever has routes of his own puts them before these."""
     return [
-        *Topics(broker, PulsarStats(addresses)).routes(),
+        *Topics(broker, PulsarStats(addresses, broker.ports.clock)).routes(),
         *Subscriptions(broker).routes(),
         *TopicChangeRoutes(broker).routes(),
         *Messages(broker).routes(),

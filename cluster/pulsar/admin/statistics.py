@@ -13,6 +13,7 @@ from typing import Any
 
 from actors.messages import TopicSettings
 from actors.names import unquoted
+from actors.ports import Clock
 from cluster.pulsar.admin.addresses import Addresses
 from storage.batch import LAST_TIME
 from storage.position import ledger_of
@@ -35,11 +36,13 @@ ACCESS = {
 class Rates:
     """The rise of counters in a second, between two requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._seen: dict[str, tuple[int, int, float]] = {}
 
-    def of(self, name: str, counter: int, now: int) -> float:
-        """The rate of a counter. now: milliseconds."""
+    def of(self, name: str, counter: int) -> float:
+        """The rate of a counter."""
+        now = self._clock.monotonic()
         since, before, rate = self._seen.get(name, (now, counter, 0.0))
         if counter < before or now - since > LONGEST_MS:
             since, before, rate = now, counter, 0.0
@@ -63,26 +66,24 @@ class Partition:
 class PulsarStats:
     """Makes Pulsar's objects. addresses: of the broker that has the topics."""
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: Addresses, clock: Clock) -> None:
         self._at = addresses
-        self._rates = Rates()
+        self._rates = Rates(clock)
 
-    def topic(self, of: Partition, settings: TopicSettings, now: int) -> Row:
+    def topic(self, of: Partition, settings: TopicSettings) -> Row:
         """TopicStats of one partition."""
         row, rate = of.row, self._rates.of
         messages, size = int(row.get("msgInCounter", 0)), int(row.get("bytesInCounter", 0))
-        subscriptions = {name: self._subscription(of, name, each, now) for name, each in of.subscriptions.items()}
+        subscriptions = {name: self._subscription(of, name, each) for name, each in of.subscriptions.items()}
         backlogs = [each["backlogSize"] for each in subscriptions.values()]
         subscriptions |= {
-            name: self._subscription(of, name, each, now)
-            for name, each in _readers(of).items()
-            if name not in subscriptions
+            name: self._subscription(of, name, each) for name, each in _readers(of).items() if name not in subscriptions
         }
         publishers = [publisher(each) for each in of.clients["producers"]]
         return {
             **totals([row]),
-            "msgRateIn": rate(f"in:{of.name}", messages, now),
-            "msgThroughputIn": rate(f"bytes:{of.name}", size, now),
+            "msgRateIn": rate(f"in:{of.name}", messages),
+            "msgThroughputIn": rate(f"bytes:{of.name}", size),
             "msgRateOut": round(sum(each["msgRateOut"] for each in subscriptions.values()), 3),
             "msgInCounter": messages,
             "bytesInCounter": size,
@@ -107,11 +108,11 @@ class PulsarStats:
             "ownerBroker": self._at.broker,
         }
 
-    def _subscription(self, of: Partition, name: str, row: Row, now: int) -> Row:
+    def _subscription(self, of: Partition, name: str, row: Row) -> Row:
         kind = str(row.get("type")).title()
         sent, durable = int(row.get("msgOutCounter", 0)), bool(row.get("isDurable", True))
         clients = list(of.clients["consumers"])
-        consumers = [self._consumer(of, clients, name, each, now) for each in row.get("consumers", ())]
+        consumers = [self._consumer(of, clients, name, each) for each in row.get("consumers", ())]
         active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays") or each.get("reader")]
         times = [each.get("lastAckedTimestamp", 0) for each in consumers]
         return {
@@ -120,8 +121,8 @@ class PulsarStats:
             "type": kind,
             "backlogSize": _stored(of.row, int(row.get("msgBacklog", 0))),
             "msgOutCounter": sent,
-            "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent, now),
-            "msgRateRedeliver": self._rates.of(f"back:{of.name}:{name}", int(row.get("msgRedeliverCounter", 0)), now),
+            "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent),
+            "msgRateRedeliver": self._rates.of(f"back:{of.name}:{name}", int(row.get("msgRedeliverCounter", 0))),
             "activeConsumerName": active[0] if active and kind in ("Failover", "Exclusive") else None,
             "consumers": consumers,
             "lastAckedTimestamp": max(times, default=0),
@@ -132,7 +133,7 @@ class PulsarStats:
             "replicated": False,
         }
 
-    def _consumer(self, of: Partition, clients: list[Row], subscription: str, row: Row, now: int) -> Row:
+    def _consumer(self, of: Partition, clients: list[Row], subscription: str, row: Row) -> Row:
         """ConsumerStats; address and version are known of those that are connected by Pulsar's protocol.
 
         clients: those that are not told of yet; of several with one name the one that came first is.
@@ -150,8 +151,8 @@ class PulsarStats:
             **row,
             **introduced,
             "consumerName": name,
-            "msgRateOut": self._rates.of(f"out:{which}", sent, now),
-            "msgRateRedeliver": self._rates.of(f"back:{which}", int(row.get("msgRedeliverCounter", 0)), now),
+            "msgRateOut": self._rates.of(f"out:{which}", sent),
+            "msgRateRedeliver": self._rates.of(f"back:{which}", int(row.get("msgRedeliverCounter", 0))),
             "connectedSince": moment(row.get("connectedSince", 0)),
             "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],
         }

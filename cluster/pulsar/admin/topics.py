@@ -152,8 +152,7 @@ class Topics:
     async def _stats(self, request: web.Request) -> web.Response:
         which = named(request)
         settings = await self._broker.settings(which)
-        known, now = await self._known(which), self._broker.ports.clock.now()
-        made = {each.name: self._shapes.topic(each, settings, now) for each in known}
+        made = {each.name: self._shapes.topic(each, settings) for each in await self._known(which)}
         if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
             made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
         if (quota := self._broker.ages.that_holds(which.topic)) is not None:

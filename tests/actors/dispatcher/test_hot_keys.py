@@ -54,6 +54,22 @@ def test_a_key_that_holds_a_partition_back_is_named() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
+@pytest.mark.parametrize("leap_ms", [3_600_000, -3_600_000])
+def test_a_clock_that_leaps_blames_nobody_sooner_or_later(leap_ms: int) -> None:
+    async def scenario(broker: Broker) -> None:
+        slow = await broker.join("slow", queue=10, acking=False, taking=False)
+        await broker.publish(*["hot"] * 2 * FEWEST, "cold")
+        await broker.until(lambda: len(slow.got) == 10)
+        await broker.quiet(HELD_BACK_MS // 4)
+        broker.world.skews["broker"] = leap_ms
+        await broker.quiet(HELD_BACK_MS // 4)
+        assert await problem(broker) == ""
+        await broker.quiet(HELD_BACK_MS)
+        assert "key 'hot' holds billing back" in await problem(broker)
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
 @pytest.mark.parametrize("kind", ["flows", "few", "even", "paused"])
 def test_no_key_is_blamed_for_what_it_does_not_do(kind: str) -> None:
     """A key that is most of a stream that flows, one with few messages, one among many, and one that nobody gets."""

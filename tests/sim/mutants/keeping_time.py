@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants import Mutant
 
 BROKER = "broker"
-BATCHES = "tests/storage/test_batch.py"
+BATCHES, ADMIN = "tests/storage/test_batch.py", "tests/cluster/pulsar/admin"
 PRODUCERS = "tests/actors/topic/test_producers.py"
 
 KEEPING_TIME: list[Mutant] = [
@@ -64,5 +64,37 @@ KEEPING_TIME: list[Mutant] = [
         new="now + int(wait.total_seconds() * 1000)",
         world=BROKER,
         test="tests/cluster/test_producer.py::test_a_wait_ends_no_earlier_than_was_said",
+    ),
+    Mutant(
+        name="a rate is reckoned by the wall clock",
+        module="cluster.pulsar.admin.statistics",
+        old="now = self._clock.monotonic()",
+        new="now = self._clock.now()",
+        world=BROKER,
+        test=f"{ADMIN}/test_statistics.py::test_each_of_equal_names_has_a_rate_of_its_own",
+    ),
+    Mutant(
+        name="every time of an event is taken for a date",
+        module="cluster.pulsar.admin.messages",
+        old="if at <= LAST_TIME else str(at)",
+        new="if at else str(at)",
+        world=BROKER,
+        test=f"{ADMIN}/test_messages.py::test_any_number_may_be_the_time_of_an_event",
+    ),
+    Mutant(
+        name="how long a key holds the others back is told by the wall clock",
+        module="actors.dispatcher.hot_keys",
+        old="        now = self._ports.clock.monotonic()\n        if found.key != self._key:\n",
+        new="        now = self._ports.clock.now()\n        if found.key != self._key:\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_hot_keys.py::test_a_clock_that_leaps_blames_nobody_sooner_or_later",
+    ),
+    Mutant(
+        name="a part of a second is none",
+        module="cluster.config",
+        old="-(-parse_duration(value) // 1000)",
+        new="parse_duration(value) // 1000",
+        world=BROKER,
+        test="tests/cluster/test_config.py::test_a_part_of_a_second_is_not_none",
     ),
 ]

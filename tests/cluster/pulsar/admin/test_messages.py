@@ -50,6 +50,24 @@ def test_a_message_by_its_id(tool: Tool, ids: list[pulsar.MessageId]) -> None:
     assert tool.ask("GET", f"{BASE}/seen/ledger/{2**62}/entry/1").status == 404
 
 
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        (1704067200123, "2024-01-01T00:00:00.123Z"),
+        (LAST_TIME + 1, str(LAST_TIME + 1)),
+        (1704067200123456789, "1704067200123456789"),
+        ((1 << 64) - 1, str((1 << 64) - 1)),
+    ],
+)
+def test_any_number_may_be_the_time_of_an_event(tool: Tool, client: pulsar.Client, at: int, told: str) -> None:
+    """Clients whose clocks count in nanoseconds, and those that send -1."""
+    producer = client.create_producer(f"events-{at}")
+    sent = producer.send(b"x", event_timestamp=at)
+    answer = tool.ask("GET", f"{BASE}/events-{at}/ledger/{sent.ledger_id()}/entry/{sent.entry_id()}")
+    assert (answer.status, answer.headers["X-Pulsar-event-time"]) == (200, told)
+    producer.close()
+
+
 def test_a_batch_is_one_entry(tool: Tool, ids: list[pulsar.MessageId]) -> None:
     answer = tool.ask("GET", f"{BASE}/seen/ledger/{ids[3].ledger_id()}/entry/{ids[3].entry_id()}")
     assert (answer.status, answer.headers["X-Pulsar-num-batch-message"]) == (200, "4")

@@ -7,6 +7,7 @@ from typing import Any
 from actors.messages import TopicSettings
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.statistics import Partition, PulsarStats, merged
+from tests.kit.clocks import HandMovedClock
 
 SETTINGS = TopicSettings(partitions=3)
 
@@ -20,9 +21,9 @@ def told(number: int, **of_subscription: Any) -> Partition:
 
 
 def test_shares_and_settings_do_not_add_up() -> None:
-    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"))
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
     partitions = [told(0), told(1, hottestKeyShare=0.5), told(2)]
-    whole = merged({each.name: shapes.topic(each, SETTINGS, 1) for each in partitions}, shown=False)
+    whole = merged({each.name: shapes.topic(each, SETTINGS) for each in partitions}, shown=False)
     assert (whole["msgInCounter"], whole["averageMsgSize"], whole["subscriptions"]["s"]["msgBacklog"]) == (30, 3.0, 12)
     assert (whole["subscriptions"]["s"]["hottestKeyShare"], whole["subscriptions"]["s"]["graceMillis"]) == (0.5, 60_000)
     unlimited = ("backlogQuotaLimitSize", "backlogQuotaLimitTime", "oldestBacklogMessageAgeSeconds")
@@ -30,7 +31,7 @@ def test_shares_and_settings_do_not_add_up() -> None:
 
 
 def test_what_is_wrong_with_one_partition_is_told_of_all() -> None:
-    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"))
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
     wrong = {
         "blockedSubscriptionOnUnackedMsgs": True,
         "heldBackBy": "'hot'",
@@ -38,18 +39,20 @@ def test_what_is_wrong_with_one_partition_is_told_of_all() -> None:
         "parkingAlarm": "full",
     }
     partitions = [told(0), told(1, **wrong), told(2)]
-    whole = merged({each.name: shapes.topic(each, SETTINGS, 1) for each in partitions}, shown=False)
+    whole = merged({each.name: shapes.topic(each, SETTINGS) for each in partitions}, shown=False)
     assert {name: whole["subscriptions"]["s"][name] for name in wrong} == wrong
 
 
 def test_each_of_equal_names_has_a_rate_of_its_own() -> None:
     """One of them has had many messages, and gets none any more."""
-    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"))
+    clock = HandMovedClock()
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), clock)
 
     def rates(now: int, busy: int) -> list[float]:
+        clock.passed = now
         counts = {1: 5_000, 2: busy}
         rows = [{"consumerName": "c", "session": number, "msgOutCounter": sent} for number, sent in counts.items()]
-        row = shapes.topic(told(0, consumers=rows), SETTINGS, now)
+        row = shapes.topic(told(0, consumers=rows), SETTINGS)
         return [each["msgRateOut"] for each in row["subscriptions"]["s"]["consumers"]]
 
     assert [rates(10_000, 20), rates(12_000, 60)] == [[0, 0], [0, 20]]
