@@ -43,6 +43,7 @@ from actors.messages import (
 from actors.ports import Address, Ports, Unknown
 from actors.shared_future import SharedFuture, carry_through
 from actors.signal import Signal
+from storage.batch import LAST_TIME
 from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from storage.position import Positions
 
@@ -176,7 +177,11 @@ class PartitionConsumer:
         return await self.nack([(part, rows)], delay)
 
     async def nack(self, given: Sequence[tuple[Received, np.ndarray | None]], delay: int) -> bool:
-        """The same of several parts at once, which come again in the order of the log."""
+        """The same of several parts at once, which come again in the order of the log. Raises Invalid for a delay that
+        cannot be kept: then nothing was given back.
+        """
+        if not isinstance(delay, int) or delay > LAST_TIME:
+            raise Invalid(f"a redelivery delay is a whole number of milliseconds up to {LAST_TIME}, not {delay}")
         seen = np.concatenate([part.counts(rows) for part, rows in given])
         positions = np.concatenate([part.close(rows) for part, rows in given])
         if not len(order := np.argsort(positions)):

@@ -314,6 +314,19 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The ledger of this id, if it is still in the chain."""
         return next((ledger for ledger in self.ledgers if ledger.id == ledger_id), None)
 
+    def closed_for(self, ledger: LedgerRecord, now: int) -> int:
+        """For how many milliseconds a ledger of the chain has been closed.
+
+        One that is closed in the future was closed by a clock that was ahead, and for as long as it says everything
+        behind it would be kept as well. It was closed before what followed it, of which the first that lies in the past
+        counts.
+        """
+        if ledger.closed_at <= now:
+            return now - ledger.closed_at
+        following = (other for other in self.ledgers if other.id > ledger.id)
+        times = (at for other in following for at in (other.opened_at, other.closed_at) if 0 < at <= now)
+        return now - next(times, ledger.closed_at)
+
     def with_ledger(self, ledger: LedgerRecord) -> PartitionRecord:
         """This record with one ledger of the chain replaced. Raises InvariantViolation if it is not there."""
         if self.ledger(ledger.id) is None:

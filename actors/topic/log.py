@@ -58,7 +58,7 @@ class PartitionLog:
 
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
     __slots__ = (
-        "_bytes_since", "_ids", "_lost", "_on_wake", "_ports", "_producers", "_retired", "_roll_not_before",
+        "_bytes_since", "_ids", "_lost", "_on_wake", "_opened", "_ports", "_producers", "_retired", "_roll_not_before",
         "_rolling", "_room", "_runs_since", "_settings", "_waiters", "_waits_since", "_writer", "bookies", "bytes_in",
         "close_up_to", "held", "last_confirmed", "lost_bookies", "messages_in", "metadata", "open_bytes", "reader",
         "settled", "stopped", "tables", "tail", "waits_for"
@@ -82,7 +82,8 @@ class PartitionLog:
         self._writer: LedgerWriter | None = None
         self._retired: list[LedgerWriter] = []
         self._rolling = asyncio.Lock()
-        self._roll_not_before = 0
+        self._roll_not_before = self._opened = 0
+        """The second: when the open ledger was opened, monotonic."""
         self._room = Signal()
         self.held = 0
         self._runs_since, self._bytes_since = 0, 0
@@ -267,12 +268,11 @@ class PartitionLog:
         writer = self._writer
         if writer is None or not writer.state.next_entry:
             return writer is None
-        now, opened = self._ports.clock.now(), self.record.ledgers[-1].opened_at
-        settings = self._settings
-        return self._ports.clock.monotonic() >= self._roll_not_before and (
+        now, settings = self._ports.clock.monotonic(), self._settings
+        return now >= self._roll_not_before and (
             writer.state.next_entry >= min(settings.roll_entries, MAX_ENTRY // 2)
             or self.open_bytes >= settings.roll_bytes
-            or now - opened >= settings.roll_ms
+            or now - self._opened >= settings.roll_ms
             or writer.ledger_id <= self.close_up_to
         )
 
@@ -308,7 +308,7 @@ class PartitionLog:
         self.check()
         if old is not None:
             self._retired = [writer for writer in (*self._retired, old) if writer.busy]
-        self.open_bytes = 0
+        self.open_bytes, self._opened = 0, self._ports.clock.monotonic()
         self.tables[opened.id] = RunOffsets()
         self._writer = LedgerWriter(
             self._ports,

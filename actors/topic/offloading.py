@@ -76,7 +76,7 @@ def offloadable(
     for ledger in there:
         large = any(size > limit for limit in limits)
         seconds = settings.offload_threshold_seconds
-        old = seconds >= 0 and now - ledger.closed_at >= seconds * 1000
+        old = seconds >= 0 and record.closed_for(ledger, now) >= seconds * 1000
         if not large and not old and ledger.id >= before:
             break
         size -= ledger.bytes

@@ -35,7 +35,7 @@ def trimmable(
     size = sum(ledger.bytes for ledger in passed)
     gone = []
     for ledger in passed:
-        age, stored = now - ledger.closed_at, leaves or ledger.offloaded is not None
+        age, stored = record.closed_for(ledger, now), leaves or ledger.offloaded is not None
         if _retained(kept, age, size) or (stored and _retained(history, age, size)):
             break
         gone.append(ledger.id)

@@ -10,6 +10,7 @@ import pytest
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Message, MessageId
+from storage.batch import LAST_TIME
 from storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import eventually
 
@@ -83,3 +84,16 @@ def test_explain_names_what_the_key_waits_for(client: Client) -> None:
 def test_an_unordered_subscription_refuses_it(client: Client) -> None:
     with pytest.raises(Invalid, match="nack_order"):
         client.subscribe("orders", "billing", type="shared", nack_order="key")
+
+
+@pytest.mark.parametrize("delay", [0.5, LAST_TIME + 1])
+def test_a_delay_that_cannot_be_kept_gives_nothing_back(client: Client, delay: int) -> None:
+    """It is refused by the call, and its message stays where it is; it was nobody's, and held its key back."""
+    send(client, [b"a"])
+    with consumer_of(client, "none") as consumer:
+        (message,) = everything(consumer, 1)
+        with pytest.raises(Invalid, match="redelivery delay"):
+            consumer.negative_acknowledge(message, delay_ms=delay)
+        assert consumer.held() == 1
+        consumer.negative_acknowledge(message, delay_ms=-1)
+        assert numbers(everything(consumer, 1)) == [0]

@@ -174,3 +174,29 @@ async def remaining(client: Ports, owner: Address) -> int:
     reply = await client.net.call(owner, Replicate(lost=[]), 5000)
     assert not isinstance(reply, Unknown)
     return reply.remaining
+
+
+@pytest.mark.parametrize("leap_ms", [3_600_000, -3_600_000])
+def test_a_ledger_is_as_old_as_the_time_that_has_passed(leap_ms: int) -> None:
+    """However wrong the clock is that says when it was opened: it is closed as soon, and as late."""
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_ms=10 * MOST_REST_MS))
+        to = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, to)
+        await producer.open()
+
+        async def ledgers() -> list[int]:
+            reply = await client.net.call(to, ReadEnds(), 1000)
+            assert isinstance(reply, Ends)
+            return [ledger for ledger, _ in reply.ledgers]
+
+        await producer.publish(1)
+        world.skews["owner1"] = leap_ms
+        await client.clock.sleep(8 * MOST_REST_MS)
+        assert await ledgers() == [1]
+        await client.clock.sleep(4 * MOST_REST_MS)
+        assert len(await ledgers()) == 2
+
+    World(1).play(scenario)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from actors.ledger.record import LedgerState, Offloaded, PartitionRecord
 from actors.messages import TopicSettings
 from actors.policies.retention import Retention, made_with
+from actors.topic.offloading import offloadable
 from actors.topic.trimming import trimmable
 from storage.position import position
 from tests.actors.ledger.fakes import make_ledger
@@ -47,6 +48,22 @@ def test_the_slowest_subscription_decides() -> None:
 
 def test_the_open_ledger_is_never_trimmed() -> None:
     assert trimmed(record(), {"a": position(9, 0)}, NOW) == [1, 2, 3]
+
+
+def test_a_clock_that_was_ahead_keeps_nothing_for_ever() -> None:
+    """A ledger that was closed in the future keeps no other one, once another was closed with a clock that is right."""
+    done, of = {"a": position(4, 0)}, record(retention_ms=1500)
+    ahead = [msgspec.structs.replace(one, opened_at=10 * NOW, closed_at=10 * NOW) for one in of.ledgers[:2]]
+    wrong = msgspec.structs.replace(of, ledgers=(*ahead, *of.ledgers[2:]))
+    assert trimmed(of, done, NOW) == [1, 2]
+    assert trimmed(wrong, done, NOW) == []
+    assert trimmed(wrong, done, NOW + 501) == [1, 2, 3], "as old as the third one, at least"
+    leaving = TopicSettings(offload_threshold_seconds=1)
+    covered = msgspec.structs.replace(wrong, covered_ledger=9)
+    assert offloadable(covered, leaving, NOW - 1) == []
+    assert offloadable(covered, leaving, NOW) == [1, 2, 3]
+    last = msgspec.structs.replace(wrong, ledgers=wrong.ledgers[:1])
+    assert trimmed(last, done, NOW) == [], "nobody knows how old it is"
 
 
 def test_without_a_subscription_ever_everything_is_kept() -> None:

@@ -97,4 +97,32 @@ KEEPING_TIME: list[Mutant] = [
         world=BROKER,
         test="tests/cluster/test_config.py::test_a_part_of_a_second_is_not_none",
     ),
+    Mutant(
+        name="how old an open ledger is is told by the wall clock",
+        module="actors.topic.log",
+        old="self.open_bytes, self._opened = 0, self._ports.clock.monotonic()",
+        new="self.open_bytes, self._opened = 0, self._ports.clock.now()",
+        world=BROKER,
+        test="tests/actors/topic/test_topic.py::test_a_ledger_is_as_old_as_the_time_that_has_passed",
+        also=(
+            "now, settings = self._ports.clock.monotonic(), self._settings",
+            "now, settings = self._ports.clock.now(), self._settings",
+        ),
+    ),
+    Mutant(
+        name="a ledger that was closed in the future keeps everything behind it",
+        module="actors.ledger.record",
+        old="return now - next(times, ledger.closed_at)",
+        new="return now - ledger.closed_at",
+        world=BROKER,
+        test="tests/actors/topic/test_trimming.py::test_a_clock_that_was_ahead_keeps_nothing_for_ever",
+    ),
+    Mutant(
+        name="a delay that cannot be kept is said all the same",
+        module="actors.consumer.partition",
+        old="if not isinstance(delay, int) or delay > LAST_TIME:",
+        new="if False:",
+        world=BROKER,
+        test="tests/cluster/test_nack_order.py::test_a_delay_that_cannot_be_kept_gives_nothing_back",
+    ),
 ]
