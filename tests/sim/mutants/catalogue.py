@@ -17,6 +17,7 @@ from tests.sim.mutants.keeping_history import KEEPING_HISTORY
 from tests.sim.mutants.keeping_order import KEEPING_ORDER
 from tests.sim.mutants.keeping_places import KEEPING_PLACES
 from tests.sim.mutants.keeping_time import KEEPING_TIME
+from tests.sim.mutants.leaving_behind import LEAVING_BEHIND
 from tests.sim.mutants.limiting import LIMITING
 from tests.sim.mutants.meeting_damage import MEETING_DAMAGE
 from tests.sim.mutants.permitting import PERMITTING
@@ -61,5 +62,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "remembering": REMEMBERING,
     "telling": TELLING,
     "repeating": REPEATING,
+    "leaving behind": LEAVING_BEHIND,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]
