@@ -350,7 +350,7 @@ class Supervisor:
         finally:
             entry.looking = None
             done.set()
-        if entry.address != address or (entry.closing and not wanted):  # it is gone when it has closed
+        if not self._runs_still(entry, address) or (entry.closing and not wanted):  # it is gone when it has closed
             return
         if not isinstance(reply, Unknown):
             entry.misses = 0
@@ -367,7 +367,7 @@ class Supervisor:
         entry.misses += 1
         away = not reply.gone and await self._places.is_away(address)
         acts = await self._places.acts()
-        if entry.address != address:
+        if not self._runs_still(entry, address):
             return
         if not acts:
             entry.misses = 0  # who may be the one that is cut off learns nothing of others
@@ -378,6 +378,12 @@ class Supervisor:
             if why := why_ended(address, reply):
                 entry.ends.add(why, self.ports.clock.monotonic())
             await self._replace(entry, address, frozen=not reply.gone, wanted=wanted)
+
+    def _runs_still(self, entry: Running, address: Address) -> bool:
+        """Whether it should still run, and does so at this address. What was deleted while its ping was under way must
+        not be found dead, and started: it would make what it served anew.
+        """
+        return entry.address == address and self._running.has(entry)
 
     def _is_away(self, entry: Running) -> None:
         """Its machine cannot be reached, and nobody else can take its place: it is what it is when that comes back."""

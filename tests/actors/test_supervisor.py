@@ -32,7 +32,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Node, Ports, Unknown
-from actors.supervisor import PING_TIMEOUT, Supervisor
+from actors.supervisor import MISSES, PING_TIMEOUT, Supervisor
 from actors.topic.topic import Topic
 from actors.wire import Blob
 from storage.errors import SluiceError
@@ -285,6 +285,22 @@ def test_what_is_closing_is_started_only_for_who_wants_it(wanted: bool) -> None:
         entry.closing = False
         await world.loop.pause(PING_TIMEOUT)
         assert entry.restarts > 0, "its answer was lost"
+
+    World(5).play(run)
+
+
+def test_what_was_deleted_during_its_ping_is_not_started() -> None:
+    async def run(world: World) -> None:
+        ports, places, supervisor = watching(world)
+        entry = supervisor.want("topic", {"topic": "t", "partition": 0})
+        await supervisor.ensure(entry)
+        ports.spawn(supervisor.watch(), "watch")
+        places.silent, entry.misses = True, MISSES - 1
+        while entry.looking is None:
+            await world.loop.pause(1)
+        supervisor.forget(entry)
+        await world.loop.pause(60_000)
+        assert (entry.restarts, supervisor.all()) == (0, [])
 
     World(5).play(run)
 
