@@ -19,7 +19,6 @@ from typing import Any
 from actors.dispatcher.subscription import PartitionSubscription, settings_in
 from actors.ledger.record import PartitionRecord, record_key, unpack_record
 from actors.messages import TopicSettings
-from actors.messages.settings import plain_settings
 from actors.names import namespace_of
 from actors.policies.expiry import ExpiryLimits, expiry_of
 from actors.policies.policy_records import AGES, LIFETIMES, QUOTAS, of_topic
@@ -28,7 +27,6 @@ from actors.ports import Ports
 from actors.record_scan import Found, MetaOfOneLook, scan, value_in
 from actors.supervisor import Supervisor
 from actors.topic.closed import has_expired, has_work
-from actors.topic_catalog import TopicCatalog
 from storage.errors import Corrupt, NotFound, SluiceError
 from storage.position import EARLIEST
 
@@ -77,10 +75,10 @@ class _Policies:
 
 
 class ClosedOwners:
-    """wake: has an owner of a kind run, with these settings, unless what it serves has gone meanwhile."""
+    """wake: has an owner of a kind run at this place, unless what it serves has gone meanwhile."""
 
-    def __init__(self, ports: Ports, supervisor: Supervisor, catalog: TopicCatalog, wake: Wake) -> None:
-        self._ports, self._supervisor, self._catalog, self._wake = ports, supervisor, catalog, wake
+    def __init__(self, ports: Ports, supervisor: Supervisor, wake: Wake) -> None:
+        self._ports, self._supervisor, self._wake = ports, supervisor, wake
         self._durable: set[str] = set()
         """Keys of subscriptions that are known to be durable. One that is made anew, and is not, never closes."""
 
@@ -122,8 +120,7 @@ class ClosedOwners:
             value = value_in(found)
             record = None if value is None else unpack_record(value)
             if closed.owner and record is not None and await self._has_work(record, policies):
-                made = plain_settings(await self._catalog.settings(record.topic))
-                self._wake("topic", {**closed.place, "topic_settings": made})
+                self._wake("topic", closed.place)
             for name in closed.subscriptions:
                 await self._look_at_subscription(closed.place, name, record, policies)
 

@@ -119,8 +119,10 @@ class Controller(WorkerPools):
             GatewayKeeper(ports, self._places, self._supervisor, self._drainer.spared) if gateways else None
         )
         self._unused = UnusedSubscriptions(ports, self._supervisor, self._changes)
-        self._idle = IdleOwners(ports, self._places, self._supervisor, close_idle_after_ms, self._is_changing)
-        self._closed = ClosedOwners(ports, self._supervisor, self._catalog, self._idle.wake)
+        self._idle = IdleOwners(
+            ports, self._places, self._supervisor, close_idle_after_ms, self._catalog.settings, self._is_changing
+        )
+        self._closed = ClosedOwners(ports, self._supervisor, self._idle.wake)
         self._leftovers_ms = leftovers_ms
         self._unknown: dict[str, list[int]] = {}
         """By bookie, the ledgers that it held at the last garbage collection and no record knows."""

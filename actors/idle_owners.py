@@ -14,7 +14,7 @@ caller with its old address learns that it is gone, and asks anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -22,12 +22,13 @@ import msgspec
 from actors.delayed.shared import NAME
 from actors.dispatcher.subscription import PartitionSubscription
 from actors.ledger.record import record_key
-from actors.messages import CloseIdle, SubscriptionSettings
+from actors.messages import CloseIdle, SubscriptionSettings, TopicSettings
+from actors.messages.settings import plain_settings
 from actors.ports import Places, Ports, Unknown
 from actors.running import Running, key_of
 from actors.supervisor import Supervisor
 from storage.delayed.manifest import decode_manifest
-from storage.errors import Corrupt, SluiceError
+from storage.errors import Corrupt, NotFound, SluiceError
 
 CLOSE_IDLE_AFTER_MS = 600_000
 LOOK_MS = 1_000
@@ -38,7 +39,9 @@ DELAYED = "delayed/"
 
 
 class IdleOwners:
-    """close_after_ms: 0 closes none. changes: whether a topic is being deleted or grows, so that nothing is closed."""
+    """close_after_ms: 0 closes none. settings_of: those of a topic now. changes: whether a topic is being deleted or
+    grows, so that nothing is closed.
+    """
 
     def __init__(
         self,
@@ -46,10 +49,11 @@ class IdleOwners:
         places: Places,
         supervisor: Supervisor,
         close_after_ms: int,
+        settings_of: Callable[[str], Awaitable[TopicSettings]],
         changes: Callable[[str], bool],
     ) -> None:
         self._ports, self._places, self._supervisor = ports, places, supervisor
-        self._close_after, self._changes = close_after_ms, changes
+        self._close_after, self._settings_of, self._changes = close_after_ms, settings_of, changes
         self._closing: dict[str, None] = {}
         self._wakes: dict[str, tuple[int, str, dict[str, Any]]] = {}
         """By name: when a closed owner has something to do, and how it is started."""
@@ -70,7 +74,7 @@ class IdleOwners:
                     self._ports.spawn(self._close(entry), "close")
 
     def wake(self, kind: str, settings: dict[str, Any]) -> None:
-        """An owner has something to do. settings: those of `Places.start`; those of its subscription are not needed."""
+        """An owner has something to do. settings: those of `Places.start`; what says where it is suffices."""
         self._wakes[key_of(kind, settings)] = self._ports.clock.now(), kind, settings
 
     async def _close(self, entry: Running) -> None:
@@ -100,19 +104,25 @@ class IdleOwners:
             self._ports.spawn(self._wake(name, now, kind, settings), "wake")
 
     async def _wake(self, name: str, at: int, kind: str, settings: dict[str, Any]) -> None:
-        """Start it, unless it was deleted: whoever starts what is not there makes it anew."""
+        """Start it, unless it was deleted: whoever starts what is not there makes it anew. If its topic was deleted, and
+        made again since, it is started as that one is, if that has such a partition.
+        """
         topic, partition = settings["topic"], settings["partition"]
         is_topic = kind == "topic"
         key = record_key(topic, partition) if is_topic else subscription_key(settings)
         try:
-            there = await self._ports.meta.read(key) is not None
-            there = there and await self._ports.meta.read(f"topic/{topic}") is not None
+            if await self._ports.meta.read(key) is None:
+                return
+            made = await self._settings_of(topic)
+        except NotFound:
+            return
         except SluiceError as error:
             self._ports.log("wake_waits", key=name, error=str(error))
             self._wakes.setdefault(name, (at, kind, settings))
             return
-        if there and not self._changes(topic):
-            self._supervisor.start_aside(kind, settings if is_topic else goes_by_itself(settings))
+        if partition < made.partitions and not self._changes(topic):
+            wanted = {**settings, "topic_settings": plain_settings(made)} if is_topic else goes_by_itself(settings)
+            self._supervisor.start_aside(kind, wanted)
 
     async def _remember_delayed(self) -> None:
         """When the delayed messages of subscriptions are due that nobody has opened since this controller began."""

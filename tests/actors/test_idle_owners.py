@@ -5,11 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.dispatcher.reader import READ_WAIT_HERE
 from actors.idle_owners import AT_ONCE, LOOK_MS
-from actors.messages import Closed, CloseIdle, CreateTopic, ListTopics, RemoveSubscription, TopicSettings
+from actors.ledger.record import record_key, unpack_record
+from actors.messages import (
+    Closed,
+    CloseIdle,
+    CreateTopic,
+    ListTopics,
+    RemoveSubscription,
+    RemoveTopic,
+    TopicSettings,
+)
 from actors.ports import Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
@@ -135,6 +145,42 @@ def test_a_deleted_subscription_is_not_woken() -> None:
         assert await broker.ports.meta.keys("subscription/") == []
 
     closing(scenario)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_topic_that_is_made_again_is_woken_as_it_is_now(partitions: int) -> None:
+    """The one before it had something to do at a time, and is gone by then."""
+    made = msgspec.structs.replace(ONE_BOOKIE, roll_entries=7)
+
+    async def replaced(broker: Broker, settings: TopicSettings) -> None:
+        for request in (RemoveTopic(topic=TOPIC, force=True), CreateTopic(topic=TOPIC, settings=settings)):
+            assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 10_000), Unknown)
+
+    async def served(broker: Broker) -> list[TopicSettings]:
+        """With which settings partitions have an owner, or had one."""
+        found = [await broker.ports.meta.read(record_key(TOPIC, partition)) for partition in range(partitions)]
+        records = [unpack_record(one.value) for one in found if one is not None]
+        return [record.settings for record in records if not record.deleted]
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a", "b", "c", "d")
+        await broker.until(lambda: len(client.got) == 4)
+        for part in client.parts:
+            await part.wait_confirmed()
+        await broker.quiet(2_000)
+        await client.close()
+        await closed(broker)
+        await replaced(broker, made)
+        for _ in range(60):
+            await broker.quiet(1_000)
+            assert await served(broker) in ([], [made])
+        broker.directory.forget(TOPIC)
+        await broker.directory.topic(TOPIC, 0)
+        assert await served(broker) == [made]
+        await replaced(broker, broker.topic)
+
+    closing(scenario, partitions=partitions, topic={"retention_ms": 30_000})
 
 
 def test_an_owner_used_meanwhile_is_not_closed() -> None:
