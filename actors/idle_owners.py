@@ -104,7 +104,7 @@ class IdleOwners:
             self._ports.spawn(self._wake(name, now, kind, settings), "wake")
 
     async def _wake(self, name: str, at: int, kind: str, settings: dict[str, Any]) -> None:
-        """Start it, unless it was deleted: whoever starts what is not there makes it anew. If its topic was deleted, and
+        """Start it, unless it was deleted: whoever starts what is not there makes it anew. If its topic was deleted and
         made again since, it is started as that one is, if that has such a partition.
         """
         topic, partition = settings["topic"], settings["partition"]

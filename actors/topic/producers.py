@@ -163,7 +163,7 @@ class Producers:
     @staticmethod
     def believe(producer: KnownProducer, follows: int, *, given_up: bool) -> None:
         """A producer says that it was answered up to a sequence. Nobody else may know it where runs were given up, or
-        where the producer was silent for so long that it was forgotten.
+        where the producer was forgotten: it was silent for long, or its topic was deleted and made again.
         """
         if (given_up or producer.pushed < 0) and not producer.pending and follows > producer.stored:
             producer.stored = producer.pushed = follows
