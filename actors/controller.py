@@ -336,11 +336,16 @@ class Controller(WorkerPools):
         sent away come back at once, and must not make it anew meanwhile. The same while the topic grows: what is made
         then might miss a partition.
         """
+        self._check_stays(request)
+        topic = await self._topic_of(request)
+        self._check_stays(request)  # what is wanted from here on is known to whoever begins to delete the topic
+        return await self._locate_dispatchers(request, topic)
+
+    def _check_stays(self, request: LocateSubscription) -> None:
         if request.topic in self._growing and request.settings is not None:
             raise Unavailable(f"topic {request.topic!r} is being given more partitions")
         if self._goes(request.topic, request.subscription):
             raise Unavailable(f"subscription {request.subscription!r} of {request.topic!r} is being deleted")
-        return await self._locate_subscription(request)
 
     def _goes(self, topic: str, subscription: str) -> bool:
         """Whether a subscription, or its topic, is being deleted."""
@@ -353,7 +358,10 @@ class Controller(WorkerPools):
     def _changes(self, topic: str, subscription: str) -> bool:
         return self._goes(topic, subscription) or topic in self._growing
 
-    async def _locate_subscription(self, request: LocateSubscription) -> Located:
+    async def _topic_of(self, request: LocateSubscription) -> TopicSettings:
+        """The settings of the topic. Raises NotFound without the subscription, if it is not to be made; else Invalid for
+        one that cannot be.
+        """
         topic = await self._catalog.settings(request.topic)
         if request.settings is None:
             await self._catalog.check_subscription_exists(request.topic, request.subscription)
@@ -364,6 +372,9 @@ class Controller(WorkerPools):
             if request.settings.max_redeliver_count:
                 target = dead_letter_topic(request.topic, request.subscription, request.settings)
                 await self._catalog.check_can_be_made(target)
+        return topic
+
+    async def _locate_dispatchers(self, request: LocateSubscription, topic: TopicSettings) -> Located:
         plain = plain_settings(request.settings or SubscriptionSettings())
         entries = self._dispatcher_entries(request.topic, request.subscription, plain, range(topic.partitions))
         try:
@@ -437,7 +448,8 @@ class Controller(WorkerPools):
 
     async def _delete_subscription(self, topic: str, subscription: str, force: bool) -> None:
         with self._deletion_of(topic, subscription):
-            located = await self._locate_subscription(LocateSubscription(topic=topic, subscription=subscription))
+            request = LocateSubscription(topic=topic, subscription=subscription)
+            located = await self._locate_dispatchers(request, await self._topic_of(request))
             owners = dict(enumerate(located.addresses))
             beyond = await self._catalog.beyond(topic, subscription)
             with self._reaching(topic, await self._catalog.settings(topic), beyond):
@@ -508,16 +520,15 @@ class Controller(WorkerPools):
 
     async def on_remove_topic(self, request: RemoveTopic) -> Done:
         topic, force = request.topic, request.force
-        subscriptions = await self._catalog.subscriptions(topic)
-        if subscriptions and not force:
-            raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
+        await self._subscriptions_to_delete(topic, force)
         if topic in self._deleting:
             raise Unavailable(f"topic {topic!r} is being deleted")
         if topic in self._growing:
             raise Unavailable(f"topic {topic!r} is being given more partitions")
         self._deleting[topic] = "subscriptions"
         try:
-            for subscription in subscriptions:
+            await self._until_subscribed(topic)
+            for subscription in await self._subscriptions_to_delete(topic, force):
                 await self._delete_subscription(topic, subscription, force=True)
             located = await self.on_locate_topic(LocateTopic(topic=topic))
             self._deleting[topic] = "partitions"
@@ -528,6 +539,22 @@ class Controller(WorkerPools):
         finally:
             self._deleting.pop(topic, None)
         return Done()
+
+    async def _subscriptions_to_delete(self, topic: str, force: bool) -> list[str]:
+        """Those of a topic that is to be deleted. Raises Invalid if there are any, unless forced."""
+        subscriptions = await self._catalog.subscriptions(topic)
+        if subscriptions and not force:
+            raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
+        return subscriptions
+
+    async def _until_subscribed(self, topic: str) -> None:
+        """Wait for who begins to subscribe just now: what is not there yet when the topic's subscriptions are deleted
+        would be found by the next topic of its name. Raises what such a start raises, and Unavailable if it takes long.
+        """
+        beginning = [entry for entry in self._supervisor.of_kind("dispatcher") if entry.settings["topic"] == topic]
+        for error in await self._supervisor.try_all(beginning, CALLER_PATIENCE):
+            if error is not None and not isinstance(error, Invalid | NotFound):  # else it has left nothing
+                raise error
 
     async def _end_for_good(
         self, kind: str, place: dict[str, Any], address: Address, request: Request[Any], record: str | None = None

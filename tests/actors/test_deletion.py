@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from actors.directory import Directory
 from actors.messages import (
     CreateTopic,
     DeleteSubscription,
+    Ends,
     LocateSubscription,
     LocateTopic,
     RemoveSubscription,
@@ -17,8 +19,12 @@ from actors.messages import (
     SubscriptionSettings,
     TopicSettings,
 )
-from storage.errors import Corrupt, NotFound, Unavailable
+from actors.ports import Unknown
+from actors.topic_log import TopicLog
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
+from tests.scenarios.key_shared.broker import TOPIC, Broker
+from tests.scenarios.key_shared.broker import play as play_broker
 
 
 def test_a_deleted_topic_does_not_come_back() -> None:
@@ -141,3 +147,39 @@ def test_what_another_controller_deletes_is_not_started_again() -> None:
         assert stage.starts["t/0/s"] == 3
 
     play(scenario)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_topic(
+    monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    """The owner of the subscription has asked the topic where it ends, and writes its record when the topic goes."""
+    ends = TopicLog.ends
+
+    async def slow(log: TopicLog, *arguments: Any) -> Ends:
+        found = await ends(log, *arguments)
+        await asyncio.sleep(3)
+        return found
+
+    async def scenario(broker: Broker) -> None:
+        async def ask(request: Any) -> Any:
+            reply = await broker.ports.net.call(CONTROLLER, request, 60_000)
+            assert not isinstance(reply, Unknown)
+            return reply
+
+        await ask(RemoveTopic(topic=TOPIC, force=True))
+        await ask(CreateTopic(topic=TOPIC, settings=broker.topic))
+        await ask(LocateTopic(topic=TOPIC))
+        monkeypatch.setattr(TopicLog, "ends", slow)
+        subscribe = LocateSubscription(topic=TOPIC, subscription="new", settings=SubscriptionSettings(), waits=False)
+        await ask(subscribe)
+        await broker.quiet(1_500)
+        if not force:
+            with pytest.raises(Invalid, match="new"):
+                await ask(RemoveTopic(topic=TOPIC))
+        await ask(RemoveTopic(topic=TOPIC, force=True))
+        await broker.quiet(10_000)
+        assert await broker.ports.meta.keys("subscription/") == []
+        await ask(CreateTopic(topic=TOPIC, settings=broker.topic))
+
+    play_broker(scenario)
