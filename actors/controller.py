@@ -338,7 +338,7 @@ class Controller(WorkerPools):
         """
         self._check_stays(request)
         topic = await self._topic_of(request)
-        self._check_stays(request)  # what is wanted from here on is known to whoever begins to delete the topic
+        self._check_stays(request)  # who begins to delete from here on knows what is wanted
         return await self._locate_dispatchers(request, topic)
 
     def _check_stays(self, request: LocateSubscription) -> None:
@@ -359,8 +359,8 @@ class Controller(WorkerPools):
         return self._goes(topic, subscription) or topic in self._growing
 
     async def _topic_of(self, request: LocateSubscription) -> TopicSettings:
-        """The settings of the topic. Raises NotFound without the subscription, if it is not to be made; else Invalid for
-        one that cannot be.
+        """The settings of the topic. Raises NotFound without the subscription, if that is not to be made; else Invalid
+        if it cannot be.
         """
         topic = await self._catalog.settings(request.topic)
         if request.settings is None:
@@ -530,15 +530,23 @@ class Controller(WorkerPools):
             await self._until_subscribed(topic)
             for subscription in await self._subscriptions_to_delete(topic, force):
                 await self._delete_subscription(topic, subscription, force=True)
-            located = await self.on_locate_topic(LocateTopic(topic=topic))
+            owners = await self._owners_to_delete(topic)
             self._deleting[topic] = "partitions"
-            for partition, address in enumerate(located.addresses):
+            for partition, address in owners.items():
                 place = {"topic": topic, "partition": partition}
                 await self._end_for_good("topic", place, address, DeleteTopic(force=force))
             await self._catalog.remove(topic)
         finally:
             self._deleting.pop(topic, None)
         return Done()
+
+    async def _owners_to_delete(self, topic: str) -> dict[int, Address]:
+        """By partition, also of those that the topic was to get when that ended halfway."""
+        owners = dict(enumerate((await self.on_locate_topic(LocateTopic(topic=topic))).addresses))
+        beyond = await self._catalog.partitions_beyond(topic)
+        with self._reaching(topic, await self._catalog.settings(topic), beyond):
+            left = self._topic_entries(topic, self._growing[topic], beyond) if beyond else []
+            return owners | dict(zip(beyond, await self._supervisor.ensure_all(left, CALLER_PATIENCE), strict=True))
 
     async def _subscriptions_to_delete(self, topic: str, force: bool) -> list[str]:
         """Those of a topic that is to be deleted. Raises Invalid if there are any, unless forced."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from actors.ledger.record import record_key, unpack_record
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import check_topic, dead_letter_topic, stored_settings
 from actors.names import check_name, namespace_of
@@ -137,6 +138,20 @@ class TopicCatalog:
         keys = [key.rsplit("/", 2) for key in await self._meta.keys(f"subscription/{topic}/")]
         partitions = sorted(int(partition) for _, partition, name in keys if name == subscription)
         return [partition for partition in partitions if partition >= settings.partitions]
+
+    async def partitions_beyond(self, topic: str) -> list[int]:
+        """Partitions that the topic does not have and that somebody has owned since its name was given: see `beyond`.
+        Ascending. Raises Corrupt.
+        """
+        _, settings = await self.record(topic)
+        keys = await self._meta.keys(record_key(topic, 0)[:-1])
+        found = []
+        for partition in sorted(int(key.rsplit("/", 1)[1]) for key in keys):
+            if partition >= settings.partitions:
+                newest = await self._meta.read(record_key(topic, partition))
+                if newest is not None and not unpack_record(newest.value).deleted:
+                    found.append(partition)
+        return found
 
     @contextlib.contextmanager
     def _changing(self, topic: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Unknown
+from actors.topic_catalog import TopicCatalog
 from actors.topic_log import TopicLog
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
@@ -102,6 +103,27 @@ def test_a_topic_that_is_made_while_it_is_deleted_is_there() -> None:
         await stage.world.within(30_000, Directory(stage.client, CONTROLLER).ask_controller(again), "it is not made")
         await stage.world.loop.pause(30_000)
         await stage.locate("t")
+
+    play(scenario)
+
+
+def test_who_asked_just_before_starts_nothing_of_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be made is looked up, which may take longer than it takes to begin with the deletion."""
+    check = TopicCatalog.check_can_be_made
+
+    async def slow(catalog: TopicCatalog, topic: str) -> None:
+        await check(catalog, topic)
+        await asyncio.sleep(1)
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create()
+        monkeypatch.setattr(TopicCatalog, "check_can_be_made", slow)
+        stage.slow_ms = 3_000
+        stage.world.background(stage.ask(RemoveTopic(topic="t")), "delete")
+        settings = SubscriptionSettings(max_redeliver_count=1)
+        with pytest.raises(Unavailable, match="is being deleted"):
+            await stage.ask(LocateSubscription(topic="t", subscription="s", settings=settings))
+        assert "t/0/s" not in stage.starts
 
     play(scenario)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgpack
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from actors.actor import Actor
+from actors.ledger.record import record_key, unpack_record
 from actors.messages import (
     AddPartitions,
     CreateTopic,
@@ -142,20 +144,36 @@ def test_a_damaged_subscription_is_named() -> None:
     play(scenario)
 
 
+async def grow_halfway(broker: Broker) -> None:
+    """A topic of two partitions is to get two more, and its subscription cannot be on the last one."""
+    make = broker.world.kinds["dispatcher"][0]
+
+    def fails(ports: Ports, settings: dict[str, Any]) -> Actor:
+        if settings["partition"] == 3:
+            raise Invalid("it cannot be")
+        return make(ports, settings)
+
+    broker.world.kinds["dispatcher"] = (fails, *broker.world.kinds["dispatcher"][1:])
+    with pytest.raises(Invalid, match="it cannot be"):
+        await broker.ports.net.call(CONTROLLER, AddPartitions(topic=TOPIC, partitions=4), 60_000)
+
+
+def play_broker(scenario: Callable[[Broker], Coroutine[Any, Any, None]]) -> None:
+    """On a topic of two partitions with a subscription; what is left of them in the end is the scenario's matter."""
+
+    async def main(world: World) -> None:
+        broker = Broker(world, 2, FAILOVER)
+        await broker.open()
+        await scenario(broker)
+
+    World(1).play(main)
+
+
 def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
     """Nobody has asked for that again: what it made on partitions that the topic does not have goes with the rest."""
 
     async def scenario(broker: Broker) -> None:
-        make = broker.world.kinds["dispatcher"][0]
-
-        def fails(ports: Ports, settings: dict[str, Any]) -> Actor:
-            if settings["partition"] == 3:
-                raise Invalid("it cannot be")
-            return make(ports, settings)
-
-        broker.world.kinds["dispatcher"] = (fails, *broker.world.kinds["dispatcher"][1:])
-        with pytest.raises(Invalid, match="it cannot be"):
-            await broker.ports.net.call(CONTROLLER, AddPartitions(topic=TOPIC, partitions=4), 60_000)
+        await grow_halfway(broker)
         left = f"subscription/{TOPIC}/2/{SUBSCRIPTION}"
         assert left in await broker.ports.meta.keys("subscription/")
         gone = RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION)
@@ -169,9 +187,29 @@ def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
         assert len(found.addresses) == 2, "nobody is told of partitions that the topic does not have"
         assert isinstance(await broker.ports.net.call(CONTROLLER, RemoveTopic(topic=TOPIC), 60_000), Done)
 
-    async def main(world: World) -> None:
-        broker = Broker(world, 2, FAILOVER)
-        await broker.open()
-        await scenario(broker)
+    play_broker(scenario)
 
-    World(1).play(main)
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_topic_goes_from_where_its_growth_ended_halfway(forgets: bool) -> None:
+    """The next topic of its name has these partitions, and nothing of what was there. forgets: the controller ends."""
+
+    async def scenario(broker: Broker) -> None:
+        await grow_halfway(broker)
+        if forgets:
+            await broker.world.restart("controller")
+        made = TopicSettings(partitions=4, ensemble=1, write_quorum=1, ack_quorum=1, roll_entries=7)
+        for request in (RemoveTopic(topic=TOPIC, force=True), CreateTopic(topic=TOPIC, settings=made)):
+            assert isinstance(await broker.ports.net.call(CONTROLLER, request, 60_000), Done)
+        assert [await served(broker, partition) for partition in range(4)] == [None] * 4
+        found = await broker.ports.net.call(CONTROLLER, LocateTopic(topic=TOPIC), 60_000)
+        assert isinstance(found, Located)
+        assert [await served(broker, partition) for partition in range(4)] == [made] * 4
+
+    async def served(broker: Broker, partition: int) -> TopicSettings | None:
+        """With which settings a partition has an owner."""
+        newest = await broker.ports.meta.read(record_key(TOPIC, partition))
+        record = None if newest is None else unpack_record(newest.value)
+        return None if record is None or record.deleted else record.settings
+
+    play_broker(scenario)

@@ -7,6 +7,7 @@ from tests.sim.mutants import Mutant
 BROKER = "broker"
 LIVING_ON = "tests/actors/producer/test_living_on.py"
 IDLE, SUPERVISOR = "tests/actors/test_idle_owners.py", "tests/actors/test_supervisor.py"
+DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
 LEAVING_BEHIND: list[Mutant] = [
     Mutant(
@@ -40,5 +41,29 @@ LEAVING_BEHIND: list[Mutant] = [
         new="        if not self._changes(topic):\n",
         world=BROKER,
         test=f"{IDLE}::test_a_topic_that_is_made_again_is_woken_as_it_is_now",
+    ),
+    Mutant(
+        name="nobody waits for who subscribes to a topic that is deleted",
+        module="actors.controller",
+        old="            await self._until_subscribed(topic)\n",
+        new="",
+        world=BROKER,
+        test=f"{DELETING}::test_who_subscribes_meanwhile_leaves_nothing_to_the_next_topic",
+    ),
+    Mutant(
+        name="who asked before the deletion begins to subscribe after it",
+        module="actors.controller",
+        old="        self._check_stays(request)  # who begins to delete from here on knows what is wanted\n",
+        new="",
+        world=BROKER,
+        test=f"{DELETING}::test_who_asked_just_before_starts_nothing_of_what_is_deleted",
+    ),
+    Mutant(
+        name="partitions that a deleted topic was to get stay for the next one",
+        module="actors.controller",
+        old="        beyond = await self._catalog.partitions_beyond(topic)\n",
+        new="        beyond = list[int]()\n",
+        world=BROKER,
+        test=f"{GROWING}::test_a_topic_goes_from_where_its_growth_ended_halfway",
     ),
 ]
