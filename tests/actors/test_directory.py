@@ -173,8 +173,9 @@ def test_a_drain_whose_answer_is_lost_is_done() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.create_only()
         keeper = stage.world.client("keeper")
-        sizes = {"min_workers": 1, "max_workers": 1}
-        claim = ClaimPool(name="p", topic="t", subscription="s", kind="program", version="1", **sizes)
+        claim = ClaimPool(
+            name="p", topic="t", subscription="s", kind="program", version="1", min_workers=1, max_workers=1
+        )
         epoch = (await stage.ask(claim)).epoch
         network = stage.world.network
 

@@ -245,9 +245,12 @@ def test_a_withdrawal_holds_for_what_was_asked_before() -> None:
     async def scenario(site: Site) -> None:
         parts = await Parts(site, copies=0).start()
         node, parts.slow_ms = node_of(site, "bookie-0"), 1_000
+
+        async def ask(request: DrainNode) -> None:
+            await parts.drainer.ask(request)
+
         for withdrawn in (False, True):
-            request = DrainNode(node=node, withdrawn=withdrawn)
-            parts.ports.spawn(parts.drainer.ask(request), "an operator")
+            parts.ports.spawn(ask(DrainNode(node=node, withdrawn=withdrawn)), "an operator")
             await site.world.loop.pause(100)
         await site.world.loop.pause(LONG_MS)
         assert parts.drainer.nodes() == []

@@ -302,10 +302,10 @@ def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
         log, begun, answered, refused = actor.parts.context.log, Signal(), Signal(), Signal()
         ends = log.ends
 
-        async def late(patience: int = FOREVER_MS) -> Ends:
+        async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
             begun.set()
             await answered.wait(broker.ports)
-            return await ends(patience)
+            return await ends(patience, subscription)
 
         async def first() -> None:
             with pytest.raises(Conflict, match="asked for later"):
@@ -337,10 +337,10 @@ def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -
         log, begun, answered, told = actor.parts.context.log, Signal(), Signal(), list[Any]()
         ends = log.ends
 
-        async def late(patience: int = FOREVER_MS) -> Ends:
+        async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
             begun.set()
             await answered.wait(broker.ports)
-            return await ends(patience)
+            return await ends(patience, subscription)
 
         async def first() -> None:
             told.append(await broker.admin(verb, **arguments))
