@@ -68,6 +68,8 @@ class DelayedMessages:
         self._sessions, self._store, self._wakeups = context.sessions, context.store, context.wakeups
         self._selection = DelayedSelection(context)
         self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._asked, self._looked = 0, (0, 0)
+        """How often was asked; and the number of the latest that has looked where the topic ends, and what it found."""
         self.cancelled = self.rescheduled = 0
 
     async def cancel(self, request: CancelDelayed) -> dict[str, Any]:
@@ -93,11 +95,15 @@ class DelayedMessages:
     async def _change(self, request: SelectDelayed, act: Callable[[Entries], Codes]) -> dict[str, Any]:
         request.check()
         asked = bool(request.message_ids or request.delay_ids)
-        ends = await self._log.ends()
+        self._asked += 1
+        number, ends = self._asked, await self._log.ends()
+        # What came since a later request looked, which may be answered, is not what this one was asked about.
+        last = min(ends.last, self._looked[1]) if number < self._looked[0] else ends.last
+        self._looked = max(self._looked, (number, last))
         self._cursor.chain(ends.ledgers)
         start = 0 if asked else self._cursor.next_unacknowledged(0)
         tally = _Tally(self._partition, self._sessions, asked)
-        async for found in self._selection.select(request, start, ends.last):
+        async for found in self._selection.select(request, start, last):
             self._check_settled()
             tally.add(found, act(found.entries))
         self._check_settled()

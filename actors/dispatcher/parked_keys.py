@@ -205,6 +205,8 @@ class ParkedKeys:
             gone = np.unique(np.concatenate([gone, *found]))
         if self._core.resets != resets:
             raise Unavailable("the cursor was moved meanwhile; ask again")
+        if not self._core.parking.holds(chosen):  # what of them was redriven is on its way, and later ones are new
+            raise Unavailable("the keys were decided about meanwhile; ask again")
         gone = gone[~self._cursor.is_acknowledged(gone)]
         self._core.parking.decide(chosen)
         if len(gone):

@@ -251,6 +251,10 @@ class Parking:
         """Those that are parked or blocked, in the order in which they failed."""
         return list(self._parked.keys.values())
 
+    def holds(self, keys: Iterable[ParkedKey]) -> bool:
+        """Whether all of these are parked or blocked still."""
+        return all(self._parked.keys.get(each.number) is each for each in keys)
+
     def find(self, key: bytes) -> ParkedKey | None:
         """A key that is parked or blocked."""
         return self._parked.find(key)
@@ -296,7 +300,7 @@ class Parking:
 
     def resume(self, keys: Iterable[ParkedKey]) -> None:
         """Let these go on, as far as they are still parked."""
-        redrive(self._core, [each.number for each in keys if self._parked.keys.get(each.number) is each])
+        redrive(self._core, [each.number for each in keys if self.holds([each])])
 
     @property
     def limited(self) -> bool:

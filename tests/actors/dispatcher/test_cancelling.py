@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
-from actors.messages import request_of
+from actors.dispatcher import Dispatcher
+from actors.messages import Ends, request_of
+from actors.signal import Signal
+from actors.topic_log import FOREVER_MS
 from storage.errors import SluiceError
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -37,3 +41,36 @@ def test_nothing_goes_out_behind_what_is_not_durably_cancelled(replaced: bool) -
         assert [message.number for message in client.got] == ([0, 1] if replaced else [1])
 
     play(scenario, delay_key_policy="block_key", lease_ms=20_000)
+
+
+def test_what_is_sent_behind_a_cancellation_comes() -> None:
+    """An earlier try waited for the topic; the next one was answered, and the first one goes on behind it."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("k", delay=5_000)
+        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(actor, Dispatcher)
+        log, begun, answered, told = actor.parts.context.log, Signal(), Signal(), list[Any]()
+        ends = log.ends
+
+        async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
+            begun.set()
+            await answered.wait(broker.ports)
+            return await ends(patience, subscription)
+
+        async def first() -> None:
+            told.append(await broker.admin("cancel_delayed", everything=True))
+
+        log.ends = late  # type: ignore[method-assign]
+        broker.ports.spawn(first(), "first")
+        await begun.wait(broker.ports)
+        log.ends = ends  # type: ignore[method-assign]
+        assert (await broker.admin("cancel_delayed", everything=True))["cancelled"] == 1
+        await broker.publish("k", delay=2_000)
+        answered.set()
+        await broker.until(lambda: bool(told))
+        assert told[0]["cancelled"] == 0
+        await broker.until(lambda: [message.number for message in client.got] == [1])
+
+    play(scenario)

@@ -137,4 +137,20 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/test_fenced_record.py",
     ),
+    Mutant(
+        name="a discard that waited takes what was redriven meanwhile",
+        module="actors.dispatcher.parked_keys",
+        old="        if not self._core.parking.holds(chosen):",
+        new="        if False:",
+        world="parking",
+        test="tests/actors/dispatcher/test_parked_keys.py",
+    ),
+    Mutant(
+        name="a cancellation that waited takes what was sent behind a later one",
+        module="actors.dispatcher.delayed_messages",
+        old="self._selection.select(request, start, last)",
+        new="self._selection.select(request, start, ends.last)",
+        world="cancels",
+        test="tests/actors/dispatcher/test_cancelling.py::test_what_is_sent_behind_a_cancellation_comes",
+    ),
 ]
