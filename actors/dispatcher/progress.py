@@ -3,7 +3,8 @@
 A statement carries a mark-delete position that is durable here. It may only rise, with one exception: a seek back.
 Then the topic is told first, and its answer means that the lower mark is durable there and that nothing is being
 trimmed on the strength of the higher one; from the moment at which the seek begins no statement names a higher mark.
-A statement prepared before a seek and sent behind it would be as bad as none, so it is dropped.
+A statement prepared before a seek and sent behind it would be as bad as none, so it is dropped. Behind the word that
+the subscription is gone nothing is said any more: the topic would keep everything for nobody.
 """
 
 from __future__ import annotations
@@ -47,10 +48,15 @@ class ProgressReporter:
         self._news, self._expected = Signal(), False
         self._statements = 0
         self._seeks = 0
+        self._gone = False
         self._limits: list[int] = []
 
     def statement(self, mark_delete: int | None = None, *, gone: bool = False, firm: bool = False) -> Progress:
-        """The next statement of how far this subscription is; numbered, so that a late one is recognised."""
+        """The next statement of how far this subscription is; numbered, so that a late one is recognised. Raises
+        Unavailable behind the word that it is gone.
+        """
+        if self._gone and not gone:
+            raise Unavailable(f"subscription {self._identity.subscription!r} is being deleted")
         self._statements += 1
         mark_delete = self._state.cursor.mark_delete if mark_delete is None else mark_delete
         return Progress(
@@ -129,6 +135,7 @@ class ProgressReporter:
 
     async def gone(self) -> None:
         """Tell the topic that this subscription was deleted. Raises Unavailable if it did not answer."""
+        self._gone = True
         await self._topic.ask(self.statement(gone=True))
 
     @contextlib.contextmanager

@@ -264,9 +264,10 @@ class Upkeep:
         """Take note of a subscription's mark; durable at once when the subscription is new or gone, or goes back.
 
         A firm statement that is answered holds against every later owner, and every trim that was under way is over.
+        One that comes twice is answered when that holds, both times.
         """
         name = request.subscription
-        if request.number and request.number <= self._numbers.get(name, 0):
+        if request.number and request.number < self._numbers.get(name, 0):
             return
         self._numbers[name] = request.number
         self.rejecting.pop(name, None)

@@ -51,6 +51,13 @@ async def recorded(broker: Broker) -> list[bool]:
     return [await broker.ports.meta.read(key) is not None for key in keys]
 
 
+async def marks(broker: Broker) -> dict[str, int]:
+    """How far the topic knows each of its subscriptions to be, in its record."""
+    record = await broker.ports.meta.read(record_key(TOPIC, 0))
+    assert record is not None
+    return unpack_record(record.value).subscriptions
+
+
 def before(work: Work, first: Work) -> Work:
     async def both() -> None:
         await first()
@@ -205,11 +212,6 @@ def test_a_durable_one_is_never_unused() -> None:
 def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
     """The topic ignores what earlier subscriptions of the name still say, and nothing of what this one says."""
 
-    async def marks(broker: Broker) -> dict[str, int]:
-        record = await broker.ports.meta.read(record_key(TOPIC, 0))
-        assert record is not None
-        return unpack_record(record.value).subscriptions
-
     async def scenario(broker: Broker) -> None:
         first = await owner(broker)
         await broker.publish("a")
@@ -272,5 +274,22 @@ def test_who_comes_when_one_of_its_name_was_deleted_gets_its_own() -> None:
         await broker.publish("a")
         await broker.until(lambda: client.came() == ["a"])
         assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_nothing_is_said_behind_the_word_that_it_is_gone() -> None:
+    """What was acknowledged last is reported a second later: if the stores are slow, that would be behind it."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        await client.close()
+        actor = await owner(broker)
+        history = actor.parts.context.history
+        history.clear = before(history.clear, lambda: broker.quiet(3_000))  # type: ignore[method-assign]
+        await actor.on_delete_subscription(FORCED)
+        assert await marks(broker) == {}, "the topic would keep everything for nobody"
 
     play(scenario)

@@ -20,7 +20,7 @@ REPEATING: list[Mutant] = [
     Mutant(
         name="a late statement brings a deleted subscription back",
         module="actors.topic.upkeep",
-        old="        if request.number and request.number <= self._numbers.get(name, 0):\n",
+        old="        if request.number and request.number < self._numbers.get(name, 0):\n",
         new="        if False:\n",
         world=BROKER,
         test=f"{DELETING}::test_one_that_is_made_again_is_heard_by_its_topic",
@@ -152,5 +152,13 @@ REPEATING: list[Mutant] = [
         new="self._selection.select(request, start, ends.last)",
         world="cancels",
         test="tests/actors/dispatcher/test_cancelling.py::test_what_is_sent_behind_a_cancellation_comes",
+    ),
+    Mutant(
+        name="a subscription reports behind the word that it is gone",
+        module="actors.dispatcher.progress",
+        old="        if self._gone and not gone:\n",
+        new="        if False:\n",
+        world=BROKER,
+        test=f"{DELETING}::test_nothing_is_said_behind_the_word_that_it_is_gone",
     ),
 ]
