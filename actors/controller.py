@@ -535,6 +535,8 @@ class Controller(WorkerPools):
             for partition, address in owners.items():
                 place = {"topic": topic, "partition": partition}
                 await self._end_for_good("topic", place, address, DeleteTopic(force=force))
+            if not await self._places.acts():  # the next one may be through with it, and the topic be made again
+                raise Unavailable("this controller may have been replaced meanwhile; delete again")
             await self._catalog.remove(topic)
         finally:
             self._deleting.pop(topic, None)

@@ -26,6 +26,7 @@ from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 from tests.scenarios.key_shared.broker import TOPIC, Broker
 from tests.scenarios.key_shared.broker import play as play_broker
+from tests.sim.places import SimPlaces
 
 
 def test_a_deleted_topic_does_not_come_back() -> None:
@@ -205,3 +206,25 @@ def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_topic(
         await ask(CreateTopic(topic=TOPIC, settings=broker.topic))
 
     play_broker(scenario)
+
+
+def test_who_may_have_been_replaced_removes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was frozen in the middle: the next controller has deleted the topic, and it was made again."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.create()
+        acts = [False]
+
+        async def told(_: SimPlaces) -> bool:
+            return acts[0]
+
+        monkeypatch.setattr(SimPlaces, "acts", told)
+        with pytest.raises(Unavailable, match="may have been replaced"):
+            await stage.ask(RemoveTopic(topic="t"))
+        acts[0] = True
+        await stage.locate("t")
+        await stage.ask(RemoveTopic(topic="t"))
+        with pytest.raises(NotFound):
+            await stage.locate("t")
+
+    play(scenario)

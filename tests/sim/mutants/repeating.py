@@ -161,4 +161,12 @@ REPEATING: list[Mutant] = [
         world=BROKER,
         test=f"{DELETING}::test_nothing_is_said_behind_the_word_that_it_is_gone",
     ),
+    Mutant(
+        name="a controller that was frozen removes the record of a topic that was made again",
+        module="actors.controller",
+        old="            if not await self._places.acts():  # the next one",
+        new="            if False:  # the next one",
+        world="candidates",
+        test="tests/actors/test_deletion.py::test_who_may_have_been_replaced_removes_no_record",
+    ),
 ]
