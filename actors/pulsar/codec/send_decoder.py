@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
+from actors.pulsar.codec.chunks import check_chunk
 from actors.pulsar.codec.compression import CODECS, MAX_INFLATED, NONE, inflate
 from actors.pulsar.codec.fields import UNSIGNED, Bytes
 from actors.pulsar.codec.frames import HEADROOM, U32, Body
@@ -278,7 +279,9 @@ def read_metadata(send: Send) -> Any:
     if send.metadata is None:
         if send.body.damaged:
             raise MalformedCommand("the checksum does not fit")
-        send.metadata = parse(Metadata, send.body.metadata)
+        metadata = parse(Metadata, send.body.metadata)
+        check_chunk(metadata)
+        send.metadata = metadata
     return send.metadata
 
 

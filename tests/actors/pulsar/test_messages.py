@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.pulsar.codec import delivery_encoder, send_decoder
+from actors.pulsar.codec.chunks import MOST_CHUNKS
 from actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
 from actors.pulsar.codec.frames import Cutter, body_of
 from actors.pulsar.codec.message_encoder import Addressee
@@ -224,6 +225,13 @@ def test_a_property_without_value_has_an_empty_one() -> None:
         (batch({"payload_size": -1}), "reaches behind"),
         (sent(Metadata(producer_name=b"p", sequence_id=1), b""), "publish_time"),
         (sent(Metadata(), b""), "producer_name"),
+        (single(uuid=b"u", num_chunks=2**31 - 1, chunk_id=0, total_chunk_size=9), "chunk 0 of 2147483647"),
+        (single(uuid=b"u", num_chunks=MOST_CHUNKS + 1, chunk_id=0), "chunk 0 of"),
+        (single(uuid=b"u", num_chunks=2, chunk_id=2), "chunk 2 of 2"),
+        (single(uuid=b"u", num_chunks=2, chunk_id=-1), "chunk -1 of 2"),
+        (single(uuid=b"u", num_chunks=2, chunk_id=0, total_chunk_size=-1), "of -1 bytes"),
+        (single(uuid=b"u", num_chunks=2, chunk_id=0, total_chunk_size=11 << 20), "2 chunks do not make"),
+        (single(num_chunks=2**31 - 1), "chunk 0 of 2147483647"),
         (batch({}, {}, producer_name=b"p" * 1025), "kept with each message"),
         (batch({}, {}, schema_version=b"v" * 1025), "kept with each message"),
         (batch({"null_value": True}, {}, producer_name=b"p" * 1025), "kept with each message"),

@@ -34,6 +34,22 @@ HEARING_STRANGERS: list[Mutant] = [
         test=f"{ODD}::test_a_batch_that_would_grow_a_thousandfold_is_refused",
     ),
     Mutant(
+        name="a chunk is one of as many as its client says",
+        module="actors.pulsar.codec.chunks",
+        old="0 <= chunk < chunks <= MOST_CHUNKS:",
+        new="0 <= chunk < chunks:",
+        world=GATEWAY,
+        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+    ),
+    Mutant(
+        name="chunks make a message of any size",
+        module="actors.pulsar.codec.chunks",
+        old="    if not 0 <= size <= chunks * MAX_MESSAGE_BYTES:",
+        new="    if False:",
+        world=GATEWAY,
+        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+    ),
+    Mutant(
         name="what is sent counts as it came",
         module=DECODER,
         old="        return send.size\n    packed",
