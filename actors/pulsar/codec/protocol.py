@@ -44,6 +44,7 @@ _TABLE = {
         "properties:1:*KeyValue partition_key:2:bytes payload_size:3:i32 compacted_out:4:bool event_time:5:u64 "
         "key_is_base64:6:bool ordering_key:7:bytes sequence_id:8:u64 null_value:9:bool null_partition_key:10:bool"
     ),
+    "EncryptionKey": "key:1:bytes value:2:bytes metadata:3:*KeyValue",
     "FeatureFlags": "auth_refresh:1:bool broker_entry_metadata:2:bool partial_producer:3:bool topic_watchers:4:bool",
     "Connect": "client_version:1:str auth_data:3:bytes protocol_version:4:i32 auth_method_name:5:str",
     "Connected": "server_version:1:str protocol_version:2:i32 max_message_size:3:i32 feature_flags:4:FeatureFlags",
@@ -171,6 +172,8 @@ Metadata: Any = _CLASSES["Metadata"]
 """What stands before the payload of a frame: a message's, or a batch's."""
 Single: Any = _CLASSES["Single"]
 """What stands before each message of a batch."""
+EncryptionKey: Any = _CLASSES["EncryptionKey"]
+"""An entry of the metadata's `encryption_keys`, which stay the bytes that they are."""
 Schema: Any = _CLASSES["Schema"]
 
 FIELD_OF: dict[int, str] = {field.number: field.name for field in Command.DESCRIPTOR.fields if field.number > 1}

@@ -27,16 +27,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
-from actors.pulsar.codec.chunks import check_chunk
 from actors.pulsar.codec.compression import CODECS, MAX_INFLATED, NONE, inflate
 from actors.pulsar.codec.fields import UNSIGNED, Bytes
 from actors.pulsar.codec.frames import HEADROOM, U32, Body
+from actors.pulsar.codec.metadata_checks import check_metadata
 from actors.pulsar.codec.properties import read_pairs
 from actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
 from actors.pulsar.codec.varints import Ints
 from storage.batch import (
     GIVEN_BY_CLIENTS,
-    LAST_TIME,
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_RUN_MESSAGES,
@@ -280,7 +279,7 @@ def read_metadata(send: Send) -> Any:
         if send.body.damaged:
             raise MalformedCommand("the checksum does not fit")
         metadata = parse(Metadata, send.body.metadata)
-        check_chunk(metadata)
+        check_metadata(metadata)
         send.metadata = metadata
     return send.metadata
 
@@ -289,20 +288,12 @@ def _unpack(send: Send, largest: int) -> _Packed:
     metadata = read_metadata(send)
     if send.command.txn_least or send.command.txn_most:
         raise MalformedCommand("transactions are not offered")
-    for name in ("producer_name", "sequence_id", "publish_time"):
-        if not metadata.HasField(name):
-            raise MalformedCommand(f"the metadata have no {name}")
-    if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
-        raise MalformedCommand("a time lies behind the year 9999; times are milliseconds since 1970")
-    payload = send.body.payload
-    send.messages = min(max(metadata.num_messages, 1), MAX_RUN_MESSAGES)
+    payload, send.messages = send.body.payload, metadata.num_messages
     if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(send, largest):
         return _Packed(send, metadata, bytes(payload), 0, opaque=True)
     if metadata.compression != NONE:
         payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
     count = metadata.num_messages if metadata.HasField("num_messages") else 0
-    if metadata.HasField("num_messages") and not 0 < count <= MAX_RUN_MESSAGES:
-        raise MalformedCommand(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
     packed = _Packed(send, metadata, bytes(payload), count)
     if count > 1 and len(send.body.metadata) > MOST_REST and len(_rest(packed)) > MOST_REST:
         raise MalformedCommand(f"of a batch's metadata at most {MOST_REST} bytes are kept with each message")
@@ -319,8 +310,8 @@ def unpacked_bytes(send: Send) -> int:
         return send.size
     packed = metadata.compression != NONE and not _too_large(send, MAX_INFLATED)
     inflated = int(metadata.uncompressed_size) if packed else 0
-    rows = min(max(int(metadata.num_messages), 1), MAX_RUN_MESSAGES)
-    return max(send.size, min(inflated, MAX_INFLATED)) + rows * min(len(send.body.metadata), MOST_REST)
+    each = min(len(send.body.metadata), MOST_REST)
+    return max(send.size, min(inflated, MAX_INFLATED)) + int(metadata.num_messages) * each
 
 
 def _too_large(send: Send, largest: int) -> bool:

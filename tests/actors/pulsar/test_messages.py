@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.pulsar.codec import delivery_encoder, send_decoder
-from actors.pulsar.codec.chunks import MOST_CHUNKS
 from actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
 from actors.pulsar.codec.frames import Cutter, body_of
 from actors.pulsar.codec.message_encoder import Addressee
+from actors.pulsar.codec.metadata_checks import MOST_CHUNKS
 from actors.pulsar.codec.protocol import Command, Metadata, ServerError, Single, parse
 from actors.pulsar.codec.send_decoder import Group, Send, decode_sends
 from storage.batch import StoredBatch, make_batch
@@ -59,6 +59,12 @@ def frames(given_part: Any) -> list[tuple[Any, Any, bytes]]:
     return back(encode_part(given_part, Addressee(3, 2, None)))
 
 
+def behind(send: Send, more: bytes) -> Send:
+    """A frame with these bytes behind its metadata."""
+    send.body = type(send.body)(memoryview(bytes(send.body.metadata) + more), send.body.payload, damaged=False)
+    return send
+
+
 def singles(payload: bytes) -> list[tuple[Any, bytes]]:
     """The messages of a batch."""
     found, at = [], 0
@@ -71,6 +77,8 @@ def singles(payload: bytes) -> list[tuple[Any, bytes]]:
     return found
 
 
+SEALED = b"\x0a\x01k\x12\x01v"
+"""An encryption key, its name and its value."""
 MESSAGE = {
     "partition_key": b"k1",
     "ordering_key": b"o\xff",
@@ -98,7 +106,7 @@ def test_what_is_not_known_here_passes_through() -> None:
 
 
 def test_an_encrypted_batch_is_one_row_that_nobody_reads() -> None:
-    sent_one = single(b"\xffsecret", encryption_keys=[b"\x0a\x01k"], num_messages=5, compression=3, uncompressed_size=4)
+    sent_one = single(b"\xffsecret", encryption_keys=[SEALED], num_messages=5, compression=3, uncompressed_size=4)
     wanted = Metadata.FromString(bytes(sent_one.body.metadata))
     assert len(decoded(sent_one)) == 1
     ((_, metadata, payload),) = frames(part(decoded(sent_one)))
@@ -225,6 +233,13 @@ def test_a_property_without_value_has_an_empty_one() -> None:
         (batch({"payload_size": -1}), "reaches behind"),
         (sent(Metadata(producer_name=b"p", sequence_id=1), b""), "publish_time"),
         (sent(Metadata(), b""), "producer_name"),
+        (single(compression=9, uncompressed_size=4, encryption_keys=[SEALED]), "compression"),
+        (single(num_messages=-5, encryption_keys=[SEALED]), "a batch of -5"),
+        (single(encryption_keys=[b"\xff"]), "cannot be read"),
+        (single(encryption_keys=[SEALED, b"\x0a\x01k"]), "no value"),
+        (single(encryption_keys=[b"\x12\x01v"]), "no name"),
+        (single(encryption_keys=[SEALED + b"\x1a\x03\x0a\x01a"]), "no value"),
+        (behind(single(), b"\xfb\x01\x08\x01\xfc\x01"), "a group"),
         (single(uuid=b"u", num_chunks=2**31 - 1, chunk_id=0, total_chunk_size=9), "chunk 0 of 2147483647"),
         (single(uuid=b"u", num_chunks=MOST_CHUNKS + 1, chunk_id=0), "chunk 0 of"),
         (single(uuid=b"u", num_chunks=2, chunk_id=2), "chunk 2 of 2"),

@@ -1,0 +1,54 @@
+"""What the metadata of a frame must and may say, so that every client can read the message.
+
+Much of them passes through unread. A client that is sent what it cannot read does not leave that message out: it hangs
+up, comes back and is sent it again, or its process ends. So one such message would keep every consumer of its topic
+from all that lies behind it. What it would trip over is refused when it comes: fields that must be there, numbers
+beyond all reason, kinds of compression that there are not, and groups, which Java's client does not skip. Clients make
+room for all chunks of a message when the first one comes, so their number has a limit as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from actors.pulsar.codec.compression import CODECS, NONE
+from actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand, parse
+from storage.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
+
+MOST_CHUNKS = 1 << 16
+"""Of one message."""
+_GROUP = 3
+"""The kind of a field that begins a group."""
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raises MalformedCommand for metadata that not every client could read."""
+    for name in ("producer_name", "sequence_id", "publish_time"):
+        if not metadata.HasField(name):
+            raise MalformedCommand(f"the metadata have no {name}")
+    if metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
+        raise MalformedCommand("a time lies behind the year 9999; times are milliseconds since 1970")
+    if metadata.compression not in (NONE, *CODECS):
+        raise MalformedCommand(f"there is no compression {metadata.compression}")
+    count = metadata.num_messages
+    if not 0 < count <= MAX_RUN_MESSAGES:
+        raise MalformedCommand(f"a batch of {count} messages; it has 1 to {MAX_RUN_MESSAGES}")
+    if any(field.wire_type == _GROUP for field in UnknownFieldSet(metadata)):
+        raise MalformedCommand("the metadata have a group, which Pulsar's protocol does not")
+    for encoded in metadata.encryption_keys:
+        key = parse(EncryptionKey, encoded)
+        if not all(one.HasField("key") and one.HasField("value") for one in (key, *key.metadata)):
+            raise MalformedCommand("an encryption key has no name or no value")
+    _check_chunk(metadata)
+
+
+def _check_chunk(metadata: Any) -> None:
+    chunks, chunk, size = metadata.num_chunks, metadata.chunk_id, metadata.total_chunk_size
+    if chunks <= 1:
+        return
+    if not 0 <= chunk < chunks <= MOST_CHUNKS:
+        raise MalformedCommand(f"chunk {chunk} of {chunks}; a message has at most {MOST_CHUNKS}, counted from 0")
+    if not 0 <= size <= chunks * MAX_MESSAGE_BYTES:
+        raise MalformedCommand(f"{chunks} chunks do not make a message of {size} bytes")
