@@ -25,7 +25,7 @@ from actors.dispatcher.context import SubscriptionContext
 from actors.messages import NO_COUNTS, Part, TopicSettings
 from actors.messages.settings import dead_letter_topic
 from actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, ProducerConfig, split
-from storage.batch import StoredBatch, make_batch
+from storage.batch import GIVEN_BY_CLIENTS, StoredBatch, make_batch
 from storage.errors import Conflict, SluiceError
 from storage.position import Positions, entries_of, ledgers_of, positions_of
 
@@ -84,7 +84,13 @@ class DeadLetters:
             if self._core.resets != resets:
                 return
             rows = _with_origin(received, self._identity.topic)
-            batch = make_batch(rows, now=self._ports.clock.now(), producer=self._name, first_sequence=self.moved)
+            batch = make_batch(
+                rows,
+                now=self._ports.clock.now(),
+                producer=self._name,
+                first_sequence=self.moved,
+                accepted=GIVEN_BY_CLIENTS,
+            )
             step = max(len(batch) * RUN_BYTES // max(rows.nbytes, RUN_BYTES), 1)
             for start in range(0, len(batch), step):
                 await self._publish(batch.slice(start, start + step))
@@ -139,7 +145,9 @@ class DeadLetters:
 
 
 def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
-    """The rows with two more properties, topic and message id; rows that have them already keep theirs."""
+    """The rows with two more properties, topic and message id; rows that have them already keep theirs. None is of its
+    client's batch any more, because others of it may stay behind.
+    """
     rows = received.rows
     kind = pa.map_(pa.string(), pa.string())
     known = rows.column("properties") if "properties" in rows.schema.names else pa.nulls(rows.num_rows, kind)
@@ -157,7 +165,7 @@ def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
     order = pa.array(np.argsort(homes, kind="stable"))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(homes, minlength=rows.num_rows))]).astype(np.int32)
     properties = pa.MapArray.from_arrays(offsets, names.take(order), values.take(order))
-    others = rows.drop_columns(["properties"]) if "properties" in rows.schema.names else rows
+    others = rows.drop_columns([name for name in ("properties", "batch_index") if name in rows.schema.names])
     return others.append_column("properties", properties)
 
 

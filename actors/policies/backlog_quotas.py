@@ -35,7 +35,9 @@ EVICTION = "consumer_backlog_eviction"
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """limit: bytes behind the slowest subscription of a partition, or seconds. policy: one of HOLDS, or EVICTION."""
+    """limit: bytes behind the slowest subscription of a partition, or seconds, of which 0 are no limit, as with Pulsar.
+    policy: one of HOLDS, or EVICTION.
+    """
 
     limit: int
     policy: str

@@ -84,6 +84,7 @@ class Backlogs:
         """Raises CommandRefused if a quota keeps producers out, Unavailable if that is not known now."""
         size, age = self._quotas.that_holds(topic), self._ages.that_holds(topic)
         size, age = (None if one is not None and one.policy == EVICTION else one for one in (size, age))
+        age = age if age is not None and age.limit else None
         if size is None and age is None:
             return
         before = 0 if age is None else max(self._ports.clock.now() - age.limit * 1000, 0)

@@ -40,6 +40,22 @@ def test_producers_are_kept_out_while_something_waits_too_long() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("policy", [HOLD, EVICTION])
+def test_an_age_of_no_seconds_is_no_limit(policy: str) -> None:
+    """It hides that of the namespace, as any other."""
+
+    async def scenario(broker: Broker) -> None:
+        backlogs, ages = gateways(broker)
+        await ages.set(SPACE, Quota(1, policy))
+        await ages.set(of_topic(TOPIC), Quota(0, policy))
+        await broker.publish("a")
+        await broker.quiet(LOOK_MS + 2_000)
+        await backlogs.check(TOPIC, 0)
+        assert (await broker.stats())["msgBacklog"] == 1
+
+    play(scenario)
+
+
 def test_what_is_evicted_keeps_nobody_out() -> None:
     async def scenario(broker: Broker) -> None:
         backlogs, ages = gateways(broker)

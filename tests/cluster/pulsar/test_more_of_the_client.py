@@ -300,3 +300,32 @@ def test_acknowledging_again_takes_nothing_from_others(server: Client, client: p
     until(lambda: backlog(server, "shared-out", "s") <= 200 - mine)
     second.close()
     assert {message.data() for message in received(first, 200 - mine)} == {b"%d" % n for n in range(200)} - done
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_a_client_sent_is_moved_when_it_fails_too_often(
+    server: Client, client: pulsar.Client, batched: bool
+) -> None:
+    """By a subscription that counts redeliveries itself. Of a batch the middle alone fails, and comes alone then."""
+    topic = f"failing-{batched}"
+    server.create_topic(topic)
+    producer = client.create_producer(topic, batching_enabled=batched, batching_max_publish_delay_ms=1000)
+    for name in ("first", "bad", "last"):
+        producer.send_async(name.encode(), lambda *_: None, partition_key=name, event_timestamp=7)
+    producer.flush()
+    with server.subscribe(topic, "s", initial_position="earliest", max_redeliver_count=1) as consumer:
+        place = ""
+        for _ in range(4):
+            message = consumer.receive(PATIENCE)
+            if message.data() == b"bad":
+                place = f"{message.message_id()}"
+                consumer.negative_acknowledge(message, delay_ms=0)
+            else:
+                consumer.acknowledge(message)
+        until(lambda: f"{topic}-s-DLQ" in [row["topic"] for row in server.topics()])
+    looking = client.subscribe(f"{topic}-s-DLQ", "look", initial_position=EARLIEST)
+    moved = looking.receive(PATIENCE)
+    assert (moved.data(), moved.partition_key(), moved.event_timestamp()) == (b"bad", "bad", 7)
+    assert moved.properties() == {"REAL_TOPIC": topic, "ORIGIN_MESSAGE_ID": place}
+    looking.acknowledge(moved)
+    looking.close()

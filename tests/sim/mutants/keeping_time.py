@@ -118,6 +118,14 @@ KEEPING_TIME: list[Mutant] = [
         test="tests/actors/topic/test_trimming.py::test_a_clock_that_was_ahead_keeps_nothing_for_ever",
     ),
     Mutant(
+        name="producers are kept out by an age of no seconds",
+        module="actors.pulsar.conversation.backlogs",
+        old="age = age if age is not None and age.limit else None",
+        new="age = age if age is not None else None",
+        world=BROKER,
+        test="tests/actors/pulsar/test_ages.py::test_an_age_of_no_seconds_is_no_limit",
+    ),
+    Mutant(
         name="a delay that cannot be kept is said all the same",
         module="actors.consumer.partition",
         old="if not isinstance(delay, int) or delay > LAST_TIME:",

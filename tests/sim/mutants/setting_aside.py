@@ -1,4 +1,4 @@
-"""Mutants of parked and blocked keys: what waits for somebody's decision, and what must not."""
+"""Mutants of parked and blocked keys, and of dead letters: what waits for somebody's decision, and what must not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ from tests.sim.mutants import Mutant
 PARKING = "parking"
 _UNITS = "tests/actors/key_shared/test_parking.py"
 _CLIENT = "tests/cluster/test_parking.py"
+_CLIENTS = "tests/cluster/pulsar/test_more_of_the_client.py"
 
 SETTING_ASIDE: list[Mutant] = [
+    Mutant(
+        name="what clients of Pulsar sent is refused as a dead letter",
+        module="actors.dispatcher.dead_letters",
+        old="                accepted=GIVEN_BY_CLIENTS,\n",
+        new="",
+        world="dead_letters",
+        test=f"{_CLIENTS}::test_what_a_client_sent_is_moved_when_it_fails_too_often",
+    ),
+    Mutant(
+        name="a dead letter is still of its client's batch",
+        module="actors.dispatcher.dead_letters",
+        old='("properties", "batch_index")',
+        new='("properties",)',
+        world="dead_letters",
+        test=f"{_CLIENTS}::test_what_a_client_sent_is_moved_when_it_fails_too_often",
+    ),
     Mutant(
         name="later messages of a parked key go on",
         module="actors.key_shared.parking",
