@@ -327,5 +327,7 @@ def test_what_a_client_sent_is_moved_when_it_fails_too_often(
     moved = looking.receive(PATIENCE)
     assert (moved.data(), moved.partition_key(), moved.event_timestamp()) == (b"bad", "bad", 7)
     assert moved.properties() == {"REAL_TOPIC": topic, "ORIGIN_MESSAGE_ID": place}
+    last = looking.get_last_message_id()
+    assert (last.ledger_id(), last.entry_id()) == (moved.message_id().ledger_id(), moved.message_id().entry_id())
     looking.acknowledge(moved)
     looking.close()
