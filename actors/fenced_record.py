@@ -6,9 +6,9 @@ lock, no lease and no clock in this: the version number is the proof of the epoc
 
 A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
 
-A record that was removed and made again counts its versions from 1 again. An owner that slept through that may find its
-own number there, under somebody else's name. So whoever has not known for DOUBT_MS that the record is his looks whose
-the newest version is before he writes the next one.
+A record that is removed, and made again, counts its versions from 1 again: then a number proves nothing to an owner of
+before, which was frozen meanwhile. So the epoch and the owner in the newest version have to be the known ones as well.
+A write cannot depend on that, so who has not looked for a while looks before it writes.
 
 An owner that has nothing to write would never learn that it was replaced. `proven` says since when it may not know it:
 each write moves it, and so does a look, at the record (`verify`) or at what proves all owners of the process
@@ -26,12 +26,12 @@ import msgspec
 
 from actors.backoff import Backoff
 from actors.ownership_proof import OwnershipProof, give_notice, process_of
-from actors.ports import Ports
+from actors.ports import Ports, Version
 from storage.errors import Corrupt, Fenced, Unavailable
 
 RETRY_FIRST, RETRY_MOST = 10, 1_000
-DOUBT_MS = 10_000
-"""Who removes a record and makes it again has waited until the owner before was given up."""
+LOOK_FIRST_MS = 5_000
+"""Nobody is replaced because of a shorter silence, and an owner that has consumers looks more often."""
 
 
 class _Head(msgspec.Struct):
@@ -60,15 +60,19 @@ class FencedRecord:
     class.
     """
 
-    def __init__(self, ports: Ports, key: str, *, notices: bool = True) -> None:
+    def __init__(self, ports: Ports, key: str, *, notices: bool = True, removable: bool = False) -> None:
         """notices: whether the process of the owner before learns of it by a notice; one that looks at the record
-        itself needs none, and may not `prove` that it owns it.
+        itself needs none, and may not `prove` that it owns it. removable: whether there are owners that `remove` it.
         """
         self._ports = ports
         self._key = key
-        self._notices = notices
+        self._notices, self._removable = notices, removable
         self._number = 0
-        self._writing = self._owns = False
+        self._newest = (0, "")
+        """Epoch and owner in the version of that number."""
+        self._seen = 0
+        """Monotonic ms: then it was the newest."""
+        self._writing = False
         self._untold: list[str] = []
         self._proof = ports.process.of(OwnershipProof)
         self._notice = self._proven = 0
@@ -103,12 +107,14 @@ class FencedRecord:
 
         The caller must follow with `save` before it acts as the owner: taking is complete only with that.
         """
+        self._seen = self._ports.clock.monotonic()
         newest = await self._read()
         if newest is None:
             self._number, self.epoch = 0, 1
             return None
         number, value = newest
         self._number, self.epoch = number, int(value["epoch"]) + 1
+        self._newest = int(value["epoch"]), str(value.get("owner", ""))
         if not self._notices:
             return value
         untold = [process_of(str(value.get("owner", ""))), *value.get("untold", ())]
@@ -148,7 +154,7 @@ class FencedRecord:
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not lost:
             try:
-                if await self._ports.meta.remove(self._key, self._number):
+                if not await self._is_another() and await self._ports.meta.remove(self._key, self._number):
                     return
                 lost = True
             except Unavailable as error:
@@ -160,20 +166,12 @@ class FencedRecord:
         """Look whether the record is still ours. Raises Fenced, for ever, if not; Unavailable: nobody knows now."""
         if self._writing:
             raise AssertionError("a record is not looked at while it is written")
-        await self._look()
-
-    async def _look(self) -> None:
         asked, notice = self._ports.clock.monotonic(), self._proof.notice
         newest = None if self.lost else await self._ports.meta.read(self._key)
-        if newest is None or newest.number != self._number or not self._is_mine(newest.value):
+        if newest is None or not self._knows(newest):
             self.lost = True
             raise Fenced(f"{self._key} has a newer owner")
         self._proven, self._notice = asked, notice
-
-    def _is_mine(self, value: bytes) -> bool:
-        """Whether this owner has written a version; one that has not written any yet goes on from another one's."""
-        head = record_in(self._key, value)
-        return not self._owns or (head["epoch"], head.get("owner")) == (self.epoch, self._ports.me)
 
     async def prove(self) -> None:
         """The same, with one look for all owners of this process unless somebody gave it notice."""
@@ -183,23 +181,44 @@ class FencedRecord:
         if self.lost or self._notice != self._proof.notice:
             await self.verify()
 
+    def _knows(self, newest: Version) -> bool:
+        """Whether a version is the one that this owner took or wrote last; it may be damaged since."""
+        if newest.number != self._number:
+            return False
+        try:
+            head = msgspec.msgpack.decode(newest.value, type=_Head)
+        except msgspec.DecodeError:
+            return True
+        return (head.epoch, head.owner) == self._newest
+
+    async def _is_another(self) -> bool:
+        """Whether the record was removed, and made again, since this owner looked at it."""
+        since = self._ports.clock.monotonic() - LOOK_FIRST_MS
+        if not self._removable or self._seen >= since or self.is_proved(since):
+            return False
+        try:
+            newest = await self._ports.meta.read(self._key)
+        except Corrupt:
+            return False  # a version that follows it mends it
+        return newest is not None and not self._knows(newest)
+
+    def _wrote(self, asked: int, notice: int) -> None:
+        """The next version is in place, which was asked for at that moment."""
+        self._number, self._newest = self._number + 1, (self.epoch, self._ports.me)
+        self._seen = self._proven = asked
+        self._notice = notice
+
     async def _write(self, value: dict[str, Any]) -> None:
         packed = msgspec.msgpack.encode(value)  # the same bytes as msgpack's, in a quarter of the time
-        wait, tried = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), False
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not self.lost:
             try:
                 asked, notice = self._ports.clock.monotonic(), self._proof.notice
-                if self._owns and not tried and asked - self.proven > DOUBT_MS:
-                    await self._look()
-                tried = True
-                if await self._ports.meta.create(self._key, self._number + 1, packed):
-                    self._number, self._proven, self._notice, self._owns = self._number + 1, asked, notice, True
-                    return
+                if not await self._is_another() and await self._ports.meta.create(self._key, self._number + 1, packed):
+                    return self._wrote(asked, notice)
                 newest = await self._ports.meta.read(self._key)
                 if newest is not None and newest.number == self._number + 1 and newest.value == packed:
-                    # An earlier try of this very write, whose reply was lost.
-                    self._number, self._proven, self._notice, self._owns = self._number + 1, asked, notice, True
-                    return
+                    return self._wrote(asked, notice)  # an earlier try of this very write, whose reply was lost
                 self.lost = True
             except Unavailable as error:
                 self._ports.log("record_waits", key=self._key, error=str(error))

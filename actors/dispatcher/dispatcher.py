@@ -124,7 +124,7 @@ class Dispatcher(Actor):
         self.identity = PartitionSubscription(topic, partition, subscription)
         self.directory = directory
         self._settings, self._shared = settings, shared
-        self._record = FencedRecord(ports, self.identity.key)
+        self._record = FencedRecord(ports, self.identity.key, removable=True)
         self._parts: Components | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------

@@ -1,47 +1,76 @@
-"""A record with one owner at a time, also where it is removed and made again."""
+"""An owner of a record that was removed, and made again, is not taken for an owner of the one that there is now."""
 
 from __future__ import annotations
 
 import pytest
 
-from actors.fenced_record import DOUBT_MS, FencedRecord
+from actors.fenced_record import LOOK_FIRST_MS, FencedRecord
+from actors.ports import Ports
 from storage.errors import Fenced
 from tests.sim.world import World
 
 KEY = "subscription/t/0/s"
 
 
-async def owner(world: World, name: str) -> FencedRecord:
-    """Whoever takes it over."""
-    record = FencedRecord(world.client(name), KEY)
+async def begun(ports: Ports) -> FencedRecord:
+    """An owner that has written nothing yet."""
+    record = FencedRecord(ports, KEY, removable=True)
     await record.take()
-    await record.save({"by": name})
     return record
 
 
-@pytest.mark.parametrize("deed", ["writes", "looks"])
-def test_who_slept_does_not_take_the_next_record_of_the_name(deed: str) -> None:
-    """It was removed by a later owner and made again, and its versions have come to the same number."""
+async def owned(ports: Ports, versions: int = 1) -> FencedRecord:
+    """An owner that has written so many versions."""
+    record = await begun(ports)
+    for number in range(versions):
+        await record.save({"at": number})
+    return record
 
-    async def scenario(world: World) -> None:
-        asleep = await owner(world, "asleep")
-        await world.loop.pause(DOUBT_MS)
-        later = await owner(world, "later")
-        await later.remove()
-        now = await owner(world, "now")
+
+async def made_again(world: World, versions: int) -> None:
+    """Whoever has the record takes leave of it, and another one makes it again."""
+    await (await owned(world.client("deleting"))).remove()
+    await owned(world.client("new"), versions)
+
+
+@pytest.mark.parametrize("versions", [1, 2, 3, 4])
+@pytest.mark.parametrize("acts", ["writes", "looks", "removes"])
+def test_who_was_frozen_meanwhile_has_lost_it(versions: int, acts: str) -> None:
+    """Also where the new record has as many versions as the one before had, and its first owner the same epoch."""
+
+    async def run(world: World) -> None:
+        old = await owned(world.client("old"), 3)
+        await made_again(world, versions)
+        newest = await world.client("anybody").meta.read(KEY)
+        await world.loop.pause(LOOK_FIRST_MS + 1)
         with pytest.raises(Fenced):
-            await (asleep.save({"by": "asleep"}) if deed == "writes" else asleep.verify())
-        assert asleep.lost
-        await now.save({"by": "now"})
+            await {"writes": lambda: old.save({}), "looks": old.verify, "removes": old.remove}[acts]()
+        assert await world.client("somebody").meta.read(KEY) == newest
 
-    World(1).play(scenario)
+    World(1).play(run)
 
 
-def test_who_comes_back_to_his_own_record_goes_on() -> None:
-    async def scenario(world: World) -> None:
-        record = await owner(world, "only")
-        await world.loop.pause(10 * DOUBT_MS)
-        await record.save({"by": "only"})
-        await record.verify()
+@pytest.mark.parametrize("versions", [1, 2, 3, 4])
+def test_who_was_frozen_while_it_took_it_does_not_get_it(versions: int) -> None:
+    async def run(world: World) -> None:
+        await owned(world.client("old"), 3)
+        late = await begun(world.client("late"))
+        await made_again(world, versions)
+        await world.loop.pause(LOOK_FIRST_MS + 1)
+        with pytest.raises(Fenced):
+            await late.save({})
 
-    World(1).play(scenario)
+    World(1).play(run)
+
+
+@pytest.mark.parametrize("versions", [0, 3])
+def test_who_has_it_still_goes_on_after_a_long_rest(versions: int) -> None:
+    async def run(world: World) -> None:
+        record = await owned(world.client("owner"), versions)
+        for _ in range(2):
+            await world.loop.pause(LOOK_FIRST_MS + 1)
+            await record.save({})
+            await world.loop.pause(LOOK_FIRST_MS + 1)
+            await record.verify()
+
+    World(1).play(run)

@@ -7,6 +7,7 @@ from tests.sim.mutants import Mutant
 BROKER = "broker"
 LIVING_ON = "tests/actors/producer/test_living_on.py"
 IDLE, SUPERVISOR = "tests/actors/test_idle_owners.py", "tests/actors/test_supervisor.py"
+FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
 LEAVING_BEHIND: list[Mutant] = [
@@ -65,5 +66,37 @@ LEAVING_BEHIND: list[Mutant] = [
         new="        beyond = list[int]()\n",
         world=BROKER,
         test=f"{GROWING}::test_a_topic_goes_from_where_its_growth_ended_halfway",
+    ),
+    Mutant(
+        name="an owner knows its record by the number of the newest version alone",
+        module="actors.fenced_record",
+        old="        return (head.epoch, head.owner) == self._newest\n",
+        new="        return True\n",
+        world=BROKER,
+        test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[looks-3]",
+    ),
+    Mutant(
+        name="an owner that was frozen writes without a look",
+        module="actors.fenced_record",
+        old="                if not await self._is_another() and await self._ports.meta.create(",
+        new="                if await self._ports.meta.create(",
+        world=BROKER,
+        test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[writes-3]",
+    ),
+    Mutant(
+        name="an owner that was frozen while it took a record has it",
+        module="actors.fenced_record",
+        old="        if not self._removable or self._seen >= since or self.is_proved(since):\n",
+        new="        if not self._removable or not self._proven or self._seen >= since or self.is_proved(since):\n",
+        world=BROKER,
+        test=f"{FENCING}::test_who_was_frozen_while_it_took_it_does_not_get_it",
+    ),
+    Mutant(
+        name="an owner that was frozen removes a record without a look",
+        module="actors.fenced_record",
+        old="                if not await self._is_another() and await self._ports.meta.remove(",
+        new="                if await self._ports.meta.remove(",
+        world=BROKER,
+        test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[removes-3]",
     ),
 ]

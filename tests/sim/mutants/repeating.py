@@ -122,22 +122,6 @@ REPEATING: list[Mutant] = [
         test="tests/actors/test_worker_pools.py",
     ),
     Mutant(
-        name="who slept writes on in a record that was removed and made again",
-        module="actors.fenced_record",
-        old="                if self._owns and not tried and asked - self.proven > DOUBT_MS:\n",
-        new="                if False:\n",
-        world=BROKER,
-        test="tests/actors/test_fenced_record.py",
-    ),
-    Mutant(
-        name="who slept takes another one's version of his number for his own",
-        module="actors.fenced_record",
-        old=" or not self._is_mine(newest.value):",
-        new=":",
-        world=BROKER,
-        test="tests/actors/test_fenced_record.py",
-    ),
-    Mutant(
         name="a discard that waited takes what was redriven meanwhile",
         module="actors.dispatcher.parked_keys",
         old="        if not self._core.parking.holds(chosen):",
