@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from actors.fenced_record import FencedRecord
-from actors.ledger.record import LedgerState, PartitionRecord, decode_record, encode_record, record_key, unpack_record
+from actors.ledger.record import (
+    Exclusivity,
+    LedgerState,
+    PartitionRecord,
+    decode_record,
+    encode_record,
+    record_key,
+    unpack_record,
+)
 from actors.messages import TopicSettings
 from actors.ownership_proof import OwnershipProof
 from actors.ports import Ports
@@ -75,13 +83,14 @@ class PartitionMetadata:
     def _taken(self, settings: TopicSettings) -> PartitionRecord:
         base = self.record
         if base.deleted:
-            released = base.released
+            # Numbers go on: clients may still know them from the topic that was deleted.
             base = PartitionRecord(
                 topic=self._topic,
                 partition=self._partition,
                 settings=settings,
-                released=released,
+                released=base.released,
                 highest_ledger=base.highest_ledger,
+                exclusivity=Exclusivity(base.exclusivity.epoch),
             )
         ledgers = tuple(
             msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)

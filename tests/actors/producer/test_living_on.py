@@ -6,9 +6,29 @@ import pytest
 
 from actors.messages import CreateTopic, RemoveTopic
 from actors.ports import Unknown
+from actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from actors.topic import producers
-from storage.errors import SluiceError
+from storage.errors import ProducerFenced, SluiceError
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
+
+
+async def made_again(broker: Broker) -> None:
+    """The topic is deleted, and there is another one of its name."""
+    for request in (RemoveTopic(topic=TOPIC, force=True), CreateTopic(topic=TOPIC, settings=broker.topic)):
+        assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 10_000), Unknown)
+
+
+async def opened(broker: Broker, incarnation: str, topic_epoch: int | None = None) -> int:
+    """A producer of one name gets the topic to itself; the epoch that it is told."""
+    broker.directory.forget(TOPIC)
+    entrance = Entrance(broker.ports.me, "exclusive", topic_epoch)
+    producer = PartitionProducer(
+        broker.ports, broker.directory, ProducerConfig(TOPIC, 0, "p", incarnation, entrance=entrance)
+    )
+    await producer.open()
+    producer.close()
+    assert producer.topic_epoch is not None
+    return producer.topic_epoch
 
 
 async def publish(broker: Broker, *keys: str) -> None:
@@ -26,8 +46,7 @@ async def publish(broker: Broker, *keys: str) -> None:
 def test_in_a_topic_that_was_deleted_and_made_again() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.publish("a", "b")
-        for request in (RemoveTopic(topic=TOPIC, force=True), CreateTopic(topic=TOPIC, settings=broker.topic)):
-            assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 10_000), Unknown)
+        await made_again(broker)
         await publish(broker, "c")
         await publish(broker, "d")
         broker.directory.forget(TOPIC)
@@ -52,5 +71,20 @@ def test_after_it_was_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
         await publish(broker, "d")
         later = await broker.join("later")
         await broker.until(lambda: later.came() == ["a", "b", "c", "d"])
+
+    play(scenario)
+
+
+def test_who_had_a_topic_to_itself_comes_back_in_the_next_one() -> None:
+    """If nobody else was there first: then it is fenced, and not taken for that one because its name is the same."""
+
+    async def scenario(broker: Broker) -> None:
+        told = await opened(broker, "one")
+        await made_again(broker)
+        assert await opened(broker, "one", told) == told
+        await made_again(broker)
+        assert await opened(broker, "two") == told + 1
+        with pytest.raises(ProducerFenced, match="is over"):
+            await opened(broker, "one", told)
 
     play(scenario)

@@ -99,4 +99,12 @@ LEAVING_BEHIND: list[Mutant] = [
         world=BROKER,
         test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[removes-3]",
     ),
+    Mutant(
+        name="a topic that is made again counts anew how often somebody had it",
+        module="actors.ledger.partition_metadata",
+        old="                exclusivity=Exclusivity(base.exclusivity.epoch),\n",
+        new="",
+        world=BROKER,
+        test=f"{LIVING_ON}::test_who_had_a_topic_to_itself_comes_back_in_the_next_one",
+    ),
 ]
