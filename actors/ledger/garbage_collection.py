@@ -119,7 +119,8 @@ async def _forget_objects(ports: Ports, deleted: dict[str, int]) -> list[str]:
 
 async def _chains(ports: Ports) -> tuple[BitMap, BitMap, dict[str, int]]:
     """The ledgers that some chain has on bookies, those that some chain has released, and the partitions that were
-    deleted: their last epochs, by the prefix of their objects. Raises Unavailable, Corrupt.
+    deleted, also if there are others of their names now: their last epochs, by the prefix of their objects. Raises
+    Unavailable, Corrupt.
     """
     named, released = BitMap(), BitMap()
     deleted: dict[str, int] = {}
@@ -131,7 +132,8 @@ async def _chains(ports: Ports) -> tuple[BitMap, BitMap, dict[str, int]]:
             record = unpack_record(value)
             named.update(ledger.id for ledger in record.ledgers if ledger.fragments)
             released.update(record.released)
-            if record.deleted:
+            if record.deleted or record.first_epoch:
                 for prefix in (history_prefix, compacted_prefix):
-                    deleted[prefix(record.topic, record.partition)] = record.epoch
+                    last = record.epoch if record.deleted else record.first_epoch - 1
+                    deleted[prefix(record.topic, record.partition)] = last
     return named, released, deleted

@@ -91,6 +91,7 @@ class PartitionMetadata:
                 released=base.released,
                 highest_ledger=base.highest_ledger,
                 exclusivity=Exclusivity(base.exclusivity.epoch),
+                first_epoch=self._fenced.epoch,
             )
         ledgers = tuple(
             msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)

@@ -265,7 +265,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     for as long as nothing follows it. ever_given_up: runs were given up in ledgers that are gone. terminated: nothing
     is stored any more. highest_ledger: the highest id that a ledger of it ever had, 0 before the first; None in a
     record of a version that did not keep it. erasures: keys whose messages are being forgotten; erased: the last that
-    were. asked: what else operators have asked for and is not done.
+    were. asked: what else operators have asked for and is not done. first_epoch: what owners of an earlier epoch wrote
+    is of a topic of this name that was deleted.
     """
 
     format: int = FORMAT
@@ -294,6 +295,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     erasures: tuple[Erasure, ...] = ()
     erased: tuple[Erased, ...] = ()
     asked: Asked = Asked()
+    first_epoch: int = 0
 
     def __post_init__(self) -> None:
         stored = self.compacted or self.erasures or any(one.offloaded is not None for one in self.ledgers)

@@ -235,12 +235,20 @@ def test_a_deleted_topic_leaves_no_object() -> None:
     World(5).play(scenario)
 
 
-def test_what_a_deletion_left_is_collected() -> None:
+@pytest.mark.parametrize("made_again", [False, True])
+def test_what_a_deletion_left_is_collected(made_again: bool) -> None:
+    """Also where another topic of the name, which stays on its bookies, was there first."""
+
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
         kept = dict(world.objects.objects)
         epoch = record_of(cluster).epoch
         await ask(client, cluster.current, DeleteTopic(force=True))
+        if made_again:
+            cluster.settings = TopicSettings()
+            for _ in range(2):
+                await cluster.start_owner()
+                await ask(client, cluster.current, Ping())
         world.objects.objects.update(kept)
         later = f"{PREFIX}{1:012d}-{epoch + 1:012d}-{1:06d}.parquet"
         world.objects.objects[later] = b"of a topic that was made again"

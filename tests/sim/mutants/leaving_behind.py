@@ -7,6 +7,7 @@ from tests.sim.mutants import Mutant
 BROKER = "broker"
 LIVING_ON = "tests/actors/producer/test_living_on.py"
 IDLE, SUPERVISOR = "tests/actors/test_idle_owners.py", "tests/actors/test_supervisor.py"
+OFFLOADING = "tests/actors/topic/test_offloading.py"
 FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
@@ -106,5 +107,13 @@ LEAVING_BEHIND: list[Mutant] = [
         new="",
         world=BROKER,
         test=f"{LIVING_ON}::test_who_had_a_topic_to_itself_comes_back_in_the_next_one",
+    ),
+    Mutant(
+        name="what a deleted topic left in the store stays if there is another one of its name",
+        module="actors.ledger.garbage_collection",
+        old="            if record.deleted or record.first_epoch:\n",
+        new="            if record.deleted:\n",
+        world="history",
+        test=f"{OFFLOADING}::test_what_a_deletion_left_is_collected",
     ),
 ]
