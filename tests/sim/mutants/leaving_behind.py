@@ -50,7 +50,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="            await self._until_subscribed(topic)\n",
         new="",
         world=BROKER,
-        test=f"{DELETING}::test_who_subscribes_meanwhile_leaves_nothing_to_the_next_topic",
+        test=f"{DELETING}::test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one",
     ),
     Mutant(
         name="who asked before the deletion begins to subscribe after it",
