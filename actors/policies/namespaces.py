@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from actors.names import TENANT_NAMESPACE, check_space, namespace_of
-from actors.policies.policy_records import TENANTS, decoded, revise, tell_changed, value_of
+from actors.policies.policy_records import TENANTS, decoded, forget_rights, revise, tell_changed, value_of
 from actors.policies.schema_compatibility import DEFAULT, STRATEGIES
 from actors.ports import Meta
 from storage.errors import Conflict, Invalid, NotFound
@@ -134,14 +134,16 @@ class Namespaces:
         if await self.all_of(tenant):
             raise Conflict(f"tenant {tenant} has namespaces")
         await self._remove(tenant, TENANTS, "tenant")
-        await tell_changed(self._meta, TENANTS + tenant)
 
     async def _remove(self, name: str, prefix: str, kind: str) -> None:
         if name == TENANT_NAMESPACE:
             raise Conflict(f"{name} is always there")
         if prefix + name not in await self._meta.keys(prefix):
             raise NotFound(f"{kind} {name} does not exist")
-        await self._meta.remove(prefix + name)
+        if prefix == TENANTS:
+            await forget_rights(self._meta, prefix + name)
+        else:
+            await self._meta.remove(prefix + name)
 
 
 def tenant_in(tenant: str, value: bytes | None) -> Tenant:

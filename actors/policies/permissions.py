@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from actors.policies.namespaces import MOST_ROLES, check_role
-from actors.policies.policy_records import PERMISSIONS, decoded, of_namespace, revise, tell_changed, value_of
+from actors.policies.policy_records import (
+    PERMISSIONS,
+    decoded,
+    forget_rights,
+    of_namespace,
+    revise,
+    tell_changed,
+    value_of,
+)
 from actors.ports import Meta
 from storage.errors import Invalid, NotFound
 
@@ -88,8 +96,7 @@ class Permissions:
 
     async def forget(self, name: str) -> None:
         """The topic or namespace is no more."""
-        await self._meta.remove(PERMISSIONS + name)
-        await tell_changed(self._meta, PERMISSIONS + name)
+        await forget_rights(self._meta, PERMISSIONS + name)
 
     async def _change(self, name: str, change: Callable[[Grants], Grants]) -> None:
         def changed(value: bytes | None) -> bytes:

@@ -63,9 +63,7 @@ async def forget_topic(meta: Meta, topic: str) -> None:
     for key in await meta.keys(definition_key(topic, "")):
         if "/" not in key.removeprefix(definition_key(topic, "")):  # else it is of another topic, whose name is longer
             await meta.remove(key)
-    if await meta.read(PERMISSIONS + of_topic(topic)) is not None:
-        await meta.remove(PERMISSIONS + of_topic(topic))
-        await tell_changed(meta, PERMISSIONS + of_topic(topic))
+    await forget_rights(meta, PERMISSIONS + of_topic(topic))
     # Whoever adds a schema meanwhile may have listed it before its definition went, and looks for that afterwards only.
     await meta.remove(schema_key(topic))
 
@@ -96,6 +94,16 @@ async def revise(meta: Meta, key: str, change: Callable[[bytes | None], bytes], 
         if wanted == value or await meta.create(key, number + 1, wanted):
             return wanted
     raise Unavailable(f"{what} being changed by others; try again")
+
+
+async def forget_rights(meta: Meta, key: str) -> None:
+    """Remove a record that gives rights, if it is there. It is emptied first, and goes when that was told: if this ends
+    halfway it is there to be told of when it is asked for again. Raises Unavailable.
+    """
+    if await meta.read(key) is not None:
+        await revise(meta, key, lambda _: b"{}", f"{key} is")
+        await tell_changed(meta, key)
+        await meta.remove(key)
 
 
 async def tell_changed(meta: Meta, key: str) -> None:

@@ -94,6 +94,41 @@ def test_a_topic_that_is_no_more_has_no_permissions() -> None:
     World(1).play(scenario)
 
 
+@pytest.mark.parametrize("what", ["topic", "namespace", "tenant"])
+def test_a_removal_that_ended_halfway_is_told_at_last(what: str) -> None:
+    """The record could not be counted as changed, so it is asked for again; gateways must not keep what they know."""
+
+    async def scenario(world: World) -> None:
+        meta = world.client("tool").meta
+        said, spaces = Permissions(meta), Namespaces(meta)
+        wish = of_topic("produce", "sales..eu..orders")
+        await spaces.create_tenant("sales", ("till",) if what == "tenant" else ())
+        name = {"topic": record_of_topic("sales..eu..orders"), "namespace": of_namespace("sales/eu")}.get(what)
+        if name is not None:
+            await said.grant(name, "till", ["produce"])
+        cache = PermissionCache(world.client("gateway"), Authorization())
+        await cache.check(("till",), wish)
+
+        async def remove() -> None:
+            if what == "topic":
+                await forget_topic(meta, "sales..eu..orders")
+            elif what == "namespace":
+                await said.forget(of_namespace("sales/eu"))
+            else:
+                await spaces.remove_tenant("sales")
+
+        world.meta.trouble.refused[f"create {CHANGES}"] = Unavailable
+        with pytest.raises(Unavailable):
+            await remove()
+        world.meta.trouble.refused.clear()
+        await remove()
+        await cache.look()
+        with pytest.raises(Forbidden):
+            await cache.check(("till",), wish)
+
+    World(1).play(scenario)
+
+
 def test_only_so_many_changes_are_named() -> None:
     async def scenario(world: World) -> None:
         meta = world.client("tool").meta

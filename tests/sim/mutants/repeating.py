@@ -153,4 +153,12 @@ REPEATING: list[Mutant] = [
         world="candidates",
         test="tests/actors/test_deletion.py::test_who_may_have_been_replaced_removes_no_record",
     ),
+    Mutant(
+        name="rights that are removed go before anybody is told",
+        module="actors.policies.policy_records",
+        old="        await tell_changed(meta, key)\n        await meta.remove(key)\n",
+        new="        await meta.remove(key)\n        await tell_changed(meta, key)\n",
+        world="gateway",
+        test="tests/actors/policies/test_permissions.py::test_a_removal_that_ended_halfway_is_told_at_last",
+    ),
 ]
