@@ -20,6 +20,7 @@ from actors.messages import (
     AddPartitions,
     Compact,
     CreateTopic,
+    DeleteSubscription,
     DescribeCluster,
     DrainNode,
     Erase,
@@ -422,6 +423,10 @@ class Client(StoredMessages):
         """Run an administrative verb of a subscription (`messages.VERBS`) on one partition, or on all of them."""
         request = request_of(verb, arguments)
         count = self._partitions(topic)
+        if isinstance(request, DeleteSubscription) and partition is None and not request.only_unused:
+            # Not by its owners alone: the controller would find them gone, and knows what a lost answer means.
+            self.delete_subscription(topic, subscription, force=request.force)
+            return [{"deleted": True}] * count
         if partition is not None:
             return [self._ask_owner(topic, partition, subscription, request)]
         if count > 1 and arguments.get("message_id", "earliest") not in ("earliest", "latest"):

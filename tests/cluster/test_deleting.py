@@ -1,0 +1,28 @@
+"""A subscription that is deleted by name or by verb, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cluster
+from storage.errors import Invalid, NotFound
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_deletion_by_verb_is_that_of_the_controller(tmp_path: Path) -> None:
+    """Its owners alone would be found gone, and started again."""
+    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        client.create_topic("orders", 2)
+        consumer = client.subscribe("orders", "billing")
+        with pytest.raises(Invalid, match="consumers are connected"):
+            client.admin("orders", "billing", "delete")
+        assert client.subscriptions("orders") == ["billing"]
+        consumer.close()
+        assert client.admin("orders", "billing", "delete") == [{"deleted": True}] * 2
+        assert client.subscriptions("orders") == []
+        assert not any(row["kind"] == "dispatcher" for row in client.status()["actors"])
+        with pytest.raises(NotFound, match="has no subscription 'billing'"):
+            client.admin("orders", "billing", "delete", force=True)
