@@ -22,7 +22,16 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.messages import RemoveSubscription, Seek, SetProperties, Stats, SubscriptionSettings, request_of
+from actors.dispatcher.seek import named_position
+from actors.messages import (
+    ReadEnds,
+    RemoveSubscription,
+    Seek,
+    SetProperties,
+    Stats,
+    SubscriptionSettings,
+    request_of,
+)
 from actors.messages.settings import check_properties
 from cluster.http.guard import Handler
 from cluster.http.server import body_of, json_in, number_of
@@ -79,14 +88,19 @@ class Subscriptions:
             raise Invalid("a message id needs one partition: name it, or give earliest or latest")
         if name in await self._broker.subscriptions(which.topic):
             raise Conflict(f"Subscription already exists for topic: {name}")
+        partition = which.partition or 0
+        at = Named(which.topic, partition)
+        if isinstance(start, str):  # before anything is made: who asks again would hear that it is there
+            start = await self._behind(at, start) if excluded else start
+            named_position(start, await self._broker.ask_owner(which.topic, partition, None, ReadEnds()))
         first = "earliest" if start == EARLIEST else "latest"
         settings = SubscriptionSettings(initial_position=first)
-        for partition in range(count):
-            await self._broker.directory.dispatcher(which.topic, partition, name, settings)
+        for number in range(count):
+            await self._broker.directory.dispatcher(which.topic, number, name, settings)
         if properties:
             await self._broker.rows(Named(which.topic, None), name, SetProperties(properties=properties))
         if isinstance(start, str):
-            await self._seek(Named(which.topic, which.partition or 0), name, start, excluded=excluded)
+            await self._broker.rows(at, name, Seek(message_id=start))
         return web.Response(status=204)
 
     async def _existing(self, request: web.Request) -> tuple[Named, str]:

@@ -164,6 +164,20 @@ def test_clients_are_sent_away_and_come_back(tool: Tool, client: pulsar.Client) 
     consumer.close()
 
 
+def test_a_subscription_that_is_refused_is_not_made(tool: Tool, client: pulsar.Client) -> None:
+    """Who corrects the place would hear that it is there, and it would begin elsewhere."""
+    producer = client.create_producer("placed")
+    first, second = (producer.send(text) for text in (b"0", b"1"))
+    path = f"{BASE}/placed/subscription/s"
+    wrong = tool.ask("PUT", path, {"ledgerId": first.ledger_id() + 99, "entryId": 0})
+    assert wrong.status == 412
+    assert "there is no message" in wrong.body["reason"]
+    assert tool.get(f"{BASE}/placed/subscriptions") == []
+    assert tool.ask("PUT", path, {"ledgerId": second.ledger_id(), "entryId": second.entry_id()}).status == 204
+    assert tool.get(f"{BASE}/placed/stats")["subscriptions"]["s"]["msgBacklog"] == 1
+    producer.close()
+
+
 def test_subscriptions_are_made_moved_and_removed(tool: Tool, client: pulsar.Client) -> None:
     producer = client.create_producer("cursor")
     ids = [producer.send(str(number).encode()) for number in range(6)]
