@@ -143,12 +143,13 @@ def drain(
     with target.join() as client:
         drain_pool(client, name, forget=forget)
         if not forget:
-            _wait_for_end(lambda: _rows(client, name)[0])
+            _wait_for_end(name, lambda: _rows(client, name)[0])
     say(f"{name} is {'forgotten' if forget else 'drained'}")
 
 
-def _wait_for_end(row: Callable[[], dict[str, Any]]) -> None:
-    from storage.errors import NotFound
+def _wait_for_end(name: str, row: Callable[[], dict[str, Any]]) -> None:
+    """Until there is no such pool. Raises Conflict if somebody has started it again, which nobody wants to end."""
+    from storage.errors import Conflict, NotFound
 
     told = ""
     while True:
@@ -156,6 +157,8 @@ def _wait_for_end(row: Callable[[], dict[str, Any]]) -> None:
             now = row()
         except NotFound:
             return
+        if not now["draining"]:
+            raise Conflict(f"{name} is not drained any more: somebody has started it again")
         line = f"{len(now['status'].get('workers', {}))} workers go on" if _state(now) == "draining" else _state(now)
         if line != told:
             say(line)

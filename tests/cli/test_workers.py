@@ -74,6 +74,14 @@ def test_a_pool_is_scaled(cli: Cli, client: FakeClient) -> None:
     assert second == ScalePool(name="billing", min_workers=3, max_workers=9)
 
 
+def test_a_pool_that_is_started_again_is_not_waited_for(cli: Cli, client: FakeClient) -> None:
+    """It ended between two looks, or was to go on: its end is nobody's wish now."""
+    client.answers["ask_controller"] = pool(draining=False)
+    code, _, errors = cli("workers", "drain", "billing")
+    assert (code, [type(one) for one in asked(client)]) == (2, [DrainPool, DescribePools])
+    assert "somebody has started it again" in errors
+
+
 def test_a_name_that_nobody_keeps_is_forgotten(cli: Cli, client: FakeClient) -> None:
     assert cli("workers", "drain", "billing", "--forget")[0] == 0
     assert asked(client) == [DrainPool(name="billing", forget=True)]
