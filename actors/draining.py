@@ -188,8 +188,12 @@ class NodeDrainer:
         drain = Drain(node.id, node.address, bookies)
         value = msgspec.json.encode(_DrainRecord(drain.address, bookies))
         if not await self._ports.meta.create(DRAINED + node.id, 1, value):
-            raise Conflict(f"somebody else drains {node.id[:12]} at this moment; ask again")
-        self._ports.log("drain_begins", node=node.id, address=node.address, bookies=bookies)
+            # Of another controller, or of an earlier try whose answer the store has lost: that holds.
+            known = await self._ports.meta.read(DRAINED + node.id)
+            if known is None:
+                raise Conflict(f"somebody else withdraws {node.id[:12]} at this moment; ask again")
+            drain = drain_in(node.id, known.value)
+        self._ports.log("drain_begins", node=node.id, address=node.address, bookies=drain.bookies)
         self._enter(drain)
 
     async def _bookies_of(self, node: str) -> list[str]:

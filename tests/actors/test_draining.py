@@ -257,3 +257,20 @@ def test_a_withdrawal_holds_for_what_was_asked_before() -> None:
         assert await parts.ports.meta.keys(DRAINED) == []
 
     play(scenario, "one", "two")
+
+
+def test_a_drain_that_was_noted_goes_on_although_its_answer_is_lost() -> None:
+    """The store's answer: whoever asks again is told how it stands."""
+
+    async def scenario(site: Site) -> None:
+        parts = await Parts(site).start()
+        node = node_of(site, "broker-0")
+        site.world.meta.trouble.faults.fail_after = 1.0
+        with pytest.raises(Unavailable):
+            await parts.drainer.ask(DrainNode(node=node, keep_ledgers=True))
+        site.world.meta.trouble.faults.fail_after = 0.0
+        assert parts.drainer.nodes() == []
+        assert (await parts.drainer.ask(DrainNode(node=node, keep_ledgers=True))).node == node
+        assert parts.drainer.nodes() == [node]
+
+    play(scenario, "one", "two")

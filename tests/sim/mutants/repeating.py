@@ -161,4 +161,12 @@ REPEATING: list[Mutant] = [
         world="gateway",
         test="tests/actors/policies/test_permissions.py::test_a_removal_that_ended_halfway_is_told_at_last",
     ),
+    Mutant(
+        name="a drain whose record is there already is somebody else's",
+        module="actors.draining",
+        old="            if known is None:\n",
+        new="            if True:\n",
+        world=PLACEMENT,
+        test=f"{DRAINING}::test_a_drain_that_was_noted_goes_on_although_its_answer_is_lost",
+    ),
 ]
