@@ -129,9 +129,11 @@ class WorkerPools(Actor):
         if request.ended:
             stopped = request.stopped or record.stopped
             if stopped and record.kind != PROGRAM and not record.draining:
-                await self._change(request.name, stopped=stopped)
+                first = await self._write(request.name, number, msgspec.structs.replace(record, stopped=stopped))
             else:
-                await self.ports.meta.remove(PREFIX + request.name, number)
+                first = await self.ports.meta.remove(PREFIX + request.name, number)
+            if not first:
+                return await self.on_report_pool(request)  # an operator or another keeper was: see what holds now
             self._forget_pool(request.name)
         else:
             clock = self.ports.clock

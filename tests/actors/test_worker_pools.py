@@ -270,3 +270,34 @@ async def test_no_epoch_of_a_forgotten_pool_comes_again(stage: Stage) -> None:
     with pytest.raises(Fenced):
         await stage.report(last, ended=True)
     await stage.report(anew)
+
+
+def meanwhile(stage: Stage, deed: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Something happens at the other controller after this one has looked at the record the next time."""
+    read = stage.pools._read
+
+    async def looked(name: str) -> Any:
+        stage.pools._read = read  # type: ignore[method-assign]
+        found = await read(name)
+        await deed()
+        return found
+
+    stage.pools._read = looked  # type: ignore[method-assign]
+
+
+@played
+async def test_a_pool_that_ends_while_it_is_changed_has_ended(stage: Stage) -> None:
+    epoch = (await stage.claim(keeper="a")).epoch
+    meanwhile(stage, lambda: stage.others.on_drain_pool(DrainPool(name="billing")))
+    await stage.report(epoch, ended=True)
+    assert await stage.rows() == [], "whoever drains it waits for its end"
+
+
+@played
+async def test_the_end_of_a_keeper_is_not_that_of_the_next(stage: Stage) -> None:
+    epoch = (await stage.claim(keeper="a")).epoch
+    meanwhile(stage, lambda: stage.claim(stage.others, keeper="b"))
+    with pytest.raises(Fenced):
+        await stage.report(epoch, ended=True, stopped="ValueError: never")
+    [row] = await stage.rows()
+    assert (row["epoch"], row["stopped"]) == (epoch + 1, "")

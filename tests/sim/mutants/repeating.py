@@ -169,4 +169,12 @@ REPEATING: list[Mutant] = [
         world=PLACEMENT,
         test=f"{DRAINING}::test_a_drain_that_was_noted_goes_on_although_its_answer_is_lost",
     ),
+    Mutant(
+        name="a pool that ends while somebody changes it stays",
+        module="actors.worker_pools",
+        old="            if not first:\n",
+        new="            if False:\n",
+        world=BROKER,
+        test="tests/actors/test_worker_pools.py::test_a_pool_that_ends_while_it_is_changed_has_ended",
+    ),
 ]
