@@ -259,7 +259,7 @@ def test_a_withdrawal_holds_for_what_was_asked_before() -> None:
     play(scenario, "one", "two")
 
 
-def test_a_drain_that_was_noted_goes_on_although_its_answer_is_lost() -> None:
+def test_a_drain_goes_on_although_its_answer_is_lost() -> None:
     """The store's answer: whoever asks again is told how it stands."""
 
     async def scenario(site: Site) -> None:
