@@ -151,7 +151,7 @@ class WorkerPools(Actor):
         return Done()
 
     async def on_drain_pool(self, request: DrainPool) -> Done:
-        """See messages.DrainPool. Raises NotFound."""
+        """See messages.DrainPool. Raises NotFound, Conflict."""
         number: int | None = None
         record: PoolRecord | None = None
         try:
@@ -167,7 +167,8 @@ class WorkerPools(Actor):
                 if request.name in self._reported:
                     raise Conflict(f"the pool {request.name} is kept: drain it without forgetting it")
                 raise Conflict(f"this controller is new, and may not have heard who keeps {request.name}: ask again")
-            await self.ports.meta.remove(PREFIX + request.name, number)
+            if not await self.ports.meta.remove(PREFIX + request.name, number):
+                raise Conflict(f"the pool {request.name} was claimed or changed at this moment: ask again")
             self._forget_pool(request.name)
         else:
             await self._change(request.name, draining=True)

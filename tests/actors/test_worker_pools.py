@@ -301,3 +301,13 @@ async def test_the_end_of_a_keeper_is_not_that_of_the_next(stage: Stage) -> None
         await stage.report(epoch, ended=True, stopped="ValueError: never")
     [row] = await stage.rows()
     assert (row["epoch"], row["stopped"]) == (epoch + 1, "")
+
+
+@played
+async def test_a_pool_that_is_claimed_meanwhile_is_not_forgotten(stage: Stage) -> None:
+    await stage.claim(keeper="a")
+    await stage.pools.ports.clock.sleep(SILENT_MS + 1)
+    meanwhile(stage, lambda: stage.claim(stage.others, keeper="b"))
+    with pytest.raises(Conflict, match="at this moment"):
+        await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
+    assert len(await stage.rows()) == 1
