@@ -173,9 +173,7 @@ def test_what_another_controller_deletes_is_not_started_again() -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, force: bool
-) -> None:
+def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
     """The owner of the subscription has asked the topic where it ends, and writes its record when the topic goes."""
     ends = TopicLog.ends
 

@@ -133,7 +133,7 @@ def test_who_is_connected_when_it_is_deleted_starts_over() -> None:
         await desk.publish("new", delay=1_000)
         await desk.settled()
         assert desk.names() == [("new", 0)]
-        assert await desk.count("epoch") == 2 * 2, "each record was made anew, by one owner, which counts on"
+        assert await desk.count("epoch") == 2 + 2, "on each partition by one owner, who counts on from the one deleted"
         assert [client.parts[0].failed for client in consumers] == [None] * 3
 
     serve(scenario, partitions=2, topic=LEDGERS, initial_position="latest", **RULE)
