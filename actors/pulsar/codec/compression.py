@@ -19,6 +19,10 @@ CODECS = (LZ4, ZLIB, ZSTD, SNAPPY)
 _ARROW = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 MAX_INFLATED = MAX_MESSAGE_BYTES
 """Bytes that one frame's payload may become here; what would become more is not inflated."""
+MOST_TRIED = 64 * 1024 * 1024
+"""Up to so many bytes it is tried whether LZ4 becomes what it says."""
+MOST_FOLD = {LZ4: 255, ZLIB: 1_032, ZSTD: 1 << 16, SNAPPY: 32}
+"""A byte becomes so many at most."""
 
 
 def inflate(codec: int, payload: memoryview, size: int) -> memoryview:
@@ -40,6 +44,15 @@ def inflate(codec: int, payload: memoryview, size: int) -> memoryview:
     if codec == LZ4 and size and _fits(payload, size - 1):
         raise MalformedCommand(f"a payload becomes less than the {size} bytes that its metadata say")
     return memoryview(found).cast("B")
+
+
+def check_lz4(payload: memoryview, size: int) -> None:
+    """Of what passes through as it came: the client in C++ reads and writes beyond its memory where this is a lie.
+
+    Raises MalformedCommand. Of more than MOST_TRIED bytes nothing is known.
+    """
+    if size <= MOST_TRIED and not (_fits(payload, size) and not _fits(payload, size - 1)):
+        raise MalformedCommand(f"a payload does not become the {size} bytes that its metadata say")
 
 
 def _arrow(codec: int, payload: memoryview, size: int) -> pa.Buffer:

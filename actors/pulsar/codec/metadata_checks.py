@@ -13,18 +13,22 @@ from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from actors.pulsar.codec.compression import CODECS, NONE
+from actors.pulsar.codec.compression import CODECS, MOST_FOLD, NONE
 from actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand, parse
 from storage.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
 
 MOST_CHUNKS = 1 << 16
 """Of one message."""
+_LEAST = 64
+"""Smaller payloads are taken for so many bytes."""
+_MOST_INFLATED = (1 << 31) - 1
+"""No client has room for more."""
 _GROUP = 3
 """The kind of a field that begins a group."""
 
 
-def check_metadata(metadata: Any) -> None:
-    """Raises MalformedCommand for metadata that not every client could read."""
+def check_metadata(metadata: Any, payload: int) -> None:
+    """Raises MalformedCommand for metadata that not every client could read. payload: bytes of it, as it came."""
     for name in ("producer_name", "sequence_id", "publish_time"):
         if not metadata.HasField(name):
             raise MalformedCommand(f"the metadata have no {name}")
@@ -42,6 +46,16 @@ def check_metadata(metadata: Any) -> None:
         if not all(one.HasField("key") and one.HasField("value") for one in (key, *key.metadata)):
             raise MalformedCommand("an encryption key has no name or no value")
     _check_chunk(metadata)
+    _check_inflated(metadata, payload)
+
+
+def _check_inflated(metadata: Any, payload: int) -> None:
+    """Clients make room for what is said that a payload becomes."""
+    codec, size, chunks = metadata.compression, metadata.uncompressed_size, metadata.num_chunks
+    if chunks > 1:
+        payload = metadata.total_chunk_size or chunks * MAX_MESSAGE_BYTES
+    if codec != NONE and size > min(MOST_FOLD[codec] * max(payload, _LEAST), _MOST_INFLATED):
+        raise MalformedCommand(f"{payload} bytes of compression {codec} never become {size}")
 
 
 def _check_chunk(metadata: Any) -> None:

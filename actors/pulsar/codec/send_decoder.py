@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
-from actors.pulsar.codec.compression import CODECS, MAX_INFLATED, NONE, inflate
+from actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, MOST_TRIED, NONE, check_lz4, inflate
 from actors.pulsar.codec.fields import UNSIGNED, Bytes
 from actors.pulsar.codec.frames import HEADROOM, U32, Body
 from actors.pulsar.codec.metadata_checks import check_metadata
@@ -279,7 +279,7 @@ def read_metadata(send: Send) -> Any:
         if send.body.damaged:
             raise MalformedCommand("the checksum does not fit")
         metadata = parse(Metadata, send.body.metadata)
-        check_metadata(metadata)
+        check_metadata(metadata, len(send.body.payload))
         send.metadata = metadata
     return send.metadata
 
@@ -289,7 +289,10 @@ def _unpack(send: Send, largest: int) -> _Packed:
     if send.command.txn_least or send.command.txn_most:
         raise MalformedCommand("transactions are not offered")
     payload, send.messages = send.body.payload, metadata.num_messages
-    if metadata.encryption_keys or metadata.HasField("uuid") or _too_large(send, largest):
+    sealed = metadata.encryption_keys or metadata.HasField("uuid")
+    if sealed or _too_large(send, largest):
+        if not sealed and metadata.compression == LZ4:
+            check_lz4(payload, metadata.uncompressed_size)
         return _Packed(send, metadata, bytes(payload), 0, opaque=True)
     if metadata.compression != NONE:
         payload = inflate(metadata.compression, payload, metadata.uncompressed_size)
@@ -308,10 +311,10 @@ def unpacked_bytes(send: Send) -> int:
         metadata = read_metadata(send)
     except MalformedCommand:
         return send.size
-    packed = metadata.compression != NONE and not _too_large(send, MAX_INFLATED)
-    inflated = int(metadata.uncompressed_size) if packed else 0
+    most = MOST_TRIED if metadata.compression == LZ4 else MAX_INFLATED
+    inflated = 0 if metadata.compression == NONE else min(int(metadata.uncompressed_size), most)
     each = min(len(send.body.metadata), MOST_REST)
-    return max(send.size, min(inflated, MAX_INFLATED)) + int(metadata.num_messages) * each
+    return max(send.size, inflated) + int(metadata.num_messages) * each
 
 
 def _too_large(send: Send, largest: int) -> bool:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.pulsar.codec import delivery_encoder, send_decoder
+from actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, ZSTD
 from actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
 from actors.pulsar.codec.frames import Cutter, body_of
 from actors.pulsar.codec.message_encoder import Addressee
@@ -79,6 +81,7 @@ def singles(payload: bytes) -> list[tuple[Any, bytes]]:
 
 SEALED = b"\x0a\x01k\x12\x01v"
 """An encryption key, its name and its value."""
+ZEROS = pa.Codec("lz4_raw").compress(bytes(MAX_INFLATED + 1), asbytes=True)
 MESSAGE = {
     "partition_key": b"k1",
     "ordering_key": b"o\xff",
@@ -195,8 +198,6 @@ def test_what_is_left_of_batches_has_the_old_ids(data: st.DataObject) -> None:
 
 
 def test_native_messages_go_alone_with_text_or_base64_keys() -> None:
-    import pyarrow as pa
-
     data = pa.record_batch({"key": [b"k", b"\xff"], "payload": [b"a", b"b"]})
     (_, first, _), (_, second, _) = frames(part(make_batch(data, now=NOW, producer="p")))
     assert (first.partition_key, first.key_is_base64, first.HasField("num_messages")) == (b"k", False, False)
@@ -205,8 +206,6 @@ def test_native_messages_go_alone_with_text_or_base64_keys() -> None:
 
 def test_a_property_without_value_has_an_empty_one() -> None:
     """As whole columns bring it, from a data frame with gaps; a pair without value is none in Pulsar's protocol."""
-    import pyarrow as pa
-
     pairs = pa.array([[("a", None), ("b", "1")]], pa.map_(pa.string(), pa.string()))
     data = pa.record_batch({"payload": pa.array([b"a"]), "properties": pairs})
     ((_, metadata, _),) = frames(part(make_batch(data, now=NOW, producer="p")))
@@ -234,6 +233,12 @@ def test_a_property_without_value_has_an_empty_one() -> None:
         (sent(Metadata(producer_name=b"p", sequence_id=1), b""), "publish_time"),
         (sent(Metadata(), b""), "producer_name"),
         (single(compression=9, uncompressed_size=4, encryption_keys=[SEALED]), "compression"),
+        *((single(compression=codec, uncompressed_size=2**31 - 1), "never become 2147483647") for codec in CODECS),
+        (single(b"x" * 200_000, compression=ZSTD, uncompressed_size=2**31), "never become 2147483648"),
+        (single(compression=LZ4, uncompressed_size=2**32 - 1, uuid=b"u"), "never become 4294967295"),
+        (single(b"x" * 200_000, compression=LZ4, uncompressed_size=MAX_INFLATED + 1), "does not become"),
+        (single(ZEROS, compression=LZ4, uncompressed_size=MAX_INFLATED + 2), "does not become"),
+        (single(ZEROS, compression=LZ4, uncompressed_size=MAX_INFLATED), "cannot be inflated"),
         (single(num_messages=-5, encryption_keys=[SEALED]), "a batch of -5"),
         (single(encryption_keys=[b"\xff"]), "cannot be read"),
         (single(encryption_keys=[SEALED, b"\x0a\x01k"]), "no value"),
@@ -260,6 +265,12 @@ def test_what_is_malformed_is_refused_alone(wrong: Send, says: str) -> None:
     assert says in wrong.error[1]
     assert [len(group.batch) for group in groups] == [1]
     assert fine.error is None
+
+
+def test_what_becomes_large_passes_as_it_came() -> None:
+    sent_one = single(ZEROS, compression=LZ4, uncompressed_size=MAX_INFLATED + 1)
+    ((_, metadata, payload),) = frames(part(decoded(sent_one)))
+    assert (metadata.compression, metadata.uncompressed_size, payload) == (LZ4, MAX_INFLATED + 1, ZEROS)
 
 
 def test_damage_is_a_checksum_error_and_clients_send_again() -> None:

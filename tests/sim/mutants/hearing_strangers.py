@@ -58,6 +58,22 @@ HEARING_STRANGERS: list[Mutant] = [
         test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
     ),
     Mutant(
+        name="a payload becomes as much as is said",
+        module="actors.pulsar.codec.metadata_checks",
+        old="    _check_inflated(metadata, payload)\n\n",
+        new="\n",
+        world=GATEWAY,
+        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+    ),
+    Mutant(
+        name="what passes as it came in LZ4 is not tried",
+        module=DECODER,
+        old="            check_lz4(payload, metadata.uncompressed_size)\n",
+        new="            pass\n",
+        world=GATEWAY,
+        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+    ),
+    Mutant(
         name="chunks make a message of any size",
         module="actors.pulsar.codec.metadata_checks",
         old="    if not 0 <= size <= chunks * MAX_MESSAGE_BYTES:",
