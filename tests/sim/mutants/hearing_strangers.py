@@ -84,8 +84,8 @@ HEARING_STRANGERS: list[Mutant] = [
     Mutant(
         name="what is sent counts as it came",
         module=DECODER,
-        old="        return send.size\n    packed",
-        new="        return send.size\n    return send.size\n    packed",
+        old="    return max(send.size, inflated) + int(metadata.num_messages) * each",
+        new="    return send.size",
         world=GATEWAY,
         test=f"{AMOUNTS}::test_what_is_sent_counts_as_what_it_becomes",
     ),
