@@ -47,7 +47,9 @@ _OF_METADATA = (
 )  # fmt: skip
 """The fields that columns hold, or that say nothing. Who has another one is decoded alone."""
 _PLAIN_REST = 256
-"""So many bytes for which there is no column, a batch's messages may all get without being looked at."""
+"""So many bytes for which there is no column, a batch's messages may all get without being looked at,"""
+_MOST_FOLD, _SMALL = 4, 64 * 1024
+"""and all together so many times what the frame has, or so many: one by one frames count as what they become."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
 
@@ -222,7 +224,9 @@ def _read(data: bytes, starts: Ints, ends: Ints) -> _Read | None:
         odd |= value[name] < 0
     odd |= (value[_PUBLISHED] > LAST_TIME) | (value[_DUE] > LAST_TIME)
     odd |= (value[_MESSAGES] == 0) | (value[_MESSAGES] > MAX_RUN_MESSAGES)
-    odd |= (value[_MESSAGES] > 1) & (value[_NAME] + value[_SCHEMA] > _PLAIN_REST)
+    rest = value[_NAME] + value[_SCHEMA]
+    grows = rest * value[_MESSAGES] > _MOST_FOLD * (ends - starts) + _SMALL
+    odd |= (value[_MESSAGES] > 1) & ((rest > _PLAIN_REST) | grows)
     odd |= checksums(data, stop + 6, ends) != source.u32(stop + 2)
     offsets = np.append(np.stack([starts, stop], axis=1).ravel(), ends[-1]).astype(np.int32)
     rests = pa.Array.from_buffers(

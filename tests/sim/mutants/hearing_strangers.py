@@ -28,10 +28,18 @@ HEARING_STRANGERS: list[Mutant] = [
     Mutant(
         name="read together each message gets whatever the metadata say",
         module="actors.pulsar.codec.vectorized_decoder",
-        old="value[_NAME] + value[_SCHEMA] > _PLAIN_REST)",
+        old="(rest > _PLAIN_REST) | grows)",
         new="False)",
         world=GATEWAY,
         test=f"{ODD}::test_a_batch_that_would_grow_a_thousandfold_is_refused",
+    ),
+    Mutant(
+        name="small messages that grow are taken for plain ones",
+        module="actors.pulsar.codec.vectorized_decoder",
+        old=" | grows)",
+        new=")",
+        world=GATEWAY,
+        test="tests/actors/pulsar/codec/test_vectorized_decoder.py::test_what_would_grow_is_looked_at_alone",
     ),
     Mutant(
         name="a chunk is one of as many as its client says",

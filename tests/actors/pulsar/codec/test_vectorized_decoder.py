@@ -14,11 +14,11 @@ from actors.pulsar.codec import send_decoder
 from actors.pulsar.codec.batch_decoder import of_like_size, starts_of
 from actors.pulsar.codec.fields import Bytes
 from actors.pulsar.codec.frames import Cut, Cutter, body_of
-from actors.pulsar.codec.protocol import Command, command, parse
+from actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
 from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
 from actors.pulsar.codec.vectorized_decoder import Sends, read_sends, receipts, sends_in
 from storage.batch import LAST_TIME
-from tests.actors.pulsar.made import NOW, batch, frame, single
+from tests.actors.pulsar.made import NOW, U32, batch, frame, single
 
 UNSIGNED = (1 << 64) - 1
 
@@ -168,6 +168,18 @@ def test_messages_whose_numbers_grow_are_found_at_once(first: int, counts: list[
     assert read is not None
     assert read[1] is not None
     agree(read[1], frames)
+
+
+@pytest.mark.parametrize(("count", "name", "plain"), [(60_000, 200, False), (60_000, 5, True), (300, 200, True)])
+def test_what_would_grow_is_looked_at_alone(count: int, name: int, plain: bool) -> None:
+    """Each message gets what the metadata say: of small ones that would be many times the frame."""
+    one = Single(payload_size=0).SerializeToString()
+    payload = (U32.pack(len(one)) + one) * count
+    metadata = Metadata(producer_name=b"p" * name, sequence_id=1, publish_time=NOW, num_messages=count)
+    asked = command("send", producer_id=1, sequence_id=1)
+    read = read_sends(cut_of([frame(asked, metadata.SerializeToString(), payload)]), 0, 1)
+    assert read is not None
+    assert (read[1] is not None) is plain
 
 
 def test_a_frame_of_another_kind_is_no_send() -> None:
