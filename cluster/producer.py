@@ -302,7 +302,8 @@ class Producer:
 
     def _close_container(self) -> None:
         if self._open is not None:
-            self._queue.append(self._open)
+            if self._open.container.count:  # else what it was opened for was refused
+                self._queue.append(self._open)
             self._open = None
 
     def _call_loop(self, call: Callable[[], None]) -> None:

@@ -279,6 +279,16 @@ def test_a_wait_ends_no_earlier_than_was_said(wait: timedelta) -> None:
     assert due_time(None, wait, NOW) == NOW + 1001
 
 
+def test_no_batch_is_sent_of_a_message_that_was_refused() -> None:
+    """A batch of none would be refused in turn, and end the sending to its partition."""
+    stage = Stage()
+    with pytest.raises(Invalid):
+        stage.producer.send_async("a", deliver_at=-1)
+    stage.producer.send_batch(pa.record_batch({"payload": ["b"]}))
+    stage.loop.turn()
+    assert [len(one.batch) for one in stage.parts[0].got] == [1]
+
+
 def test_settings_with_which_nothing_could_go_out_are_refused() -> None:
     for wrong in ({"max_messages": 0}, {"max_bytes": 0}, {"max_delay_ms": -1}):
         with pytest.raises(Invalid, match="batching_max_messages"):

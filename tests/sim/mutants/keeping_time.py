@@ -1,4 +1,4 @@
-"""Mutants of times at the edge of what they can be, and of clocks that differ."""
+"""Mutants of times and numbers at the edge of what they can be, and of clocks that differ."""
 
 from __future__ import annotations
 
@@ -116,6 +116,14 @@ KEEPING_TIME: list[Mutant] = [
         new="return now - ledger.closed_at",
         world=BROKER,
         test="tests/actors/topic/test_trimming.py::test_a_clock_that_was_ahead_keeps_nothing_for_ever",
+    ),
+    Mutant(
+        name="a batch of no messages is sent",
+        module="cluster.producer",
+        old="if self._open.container.count:",
+        new="if True:",
+        world=BROKER,
+        test="tests/cluster/test_producer.py::test_no_batch_is_sent_of_a_message_that_was_refused",
     ),
     Mutant(
         name="producers are kept out by an age of no seconds",
