@@ -37,6 +37,7 @@ from actors.messages import (
     request_of,
     shown,
 )
+from actors.messages.limits import SEQUENCES
 from actors.names import check_name
 from actors.ports import Ports
 from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer, ProducerConfig
@@ -206,6 +207,8 @@ class Client(StoredMessages):
         """
         if hashing_scheme not in HASHING_SCHEMES:
             raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
+        if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCES:
+            raise Invalid(f"initial_sequence_id is 0 to {SEQUENCES - 1}, not {initial_sequence_id}")
         topic = check_name("topic", topic)
         name = check_name("producer", producer_name or f"producer-{secrets.token_hex(8)}")
         options = ProducerOptions(

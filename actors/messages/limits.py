@@ -16,6 +16,8 @@ MOST_BOOKIES = 256
 """Bookies that may be added at a time."""
 MOST_BEATS = 10_000
 """Sessions that one heartbeat may renew; a process with more of them sends several."""
+SEQUENCES = 1 << 62
+"""A producer's sequences are below this: what they are written into has 63 bits. A gateway uses all of them."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of payloads, shared ones too, that a read brings before it ends, and that wait in one outbox. With one
 more run (64 MiB) and the columns an answer stays far below what a frame takes, also where payloads cannot be shared.

@@ -65,6 +65,7 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
+from actors.messages.limits import SEQUENCES
 from actors.ports import Ports
 from actors.shared_future import SharedFuture
 from actors.signal import Signal
@@ -263,8 +264,10 @@ class Topic(Actor):
         await self._ready()
         producer = self._producers.find(request.producer, request.session)
         self._check_size(request)
-        if request.first_sequence < 0:
-            raise Invalid(f"sequences begin at 0, not at {request.first_sequence}")
+        if not 0 <= request.first_sequence <= SEQUENCES - request.count:
+            raise Invalid(
+                f"sequences are 0 to {SEQUENCES - 1}; {request.count} do not begin at {request.first_sequence}"
+            )
         stored = self._producers.judge(producer, request.first_sequence, request.count)
         if isinstance(stored, Stored):
             # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from actors.messages.limits import SEQUENCES
 from actors.producer.producer import Outgoing, PartitionProducer
+from cluster.client import Client
 from cluster.delayed import due_time
 from cluster.message import MessageId
 from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer, ProducerOptions
@@ -293,3 +295,9 @@ def test_settings_with_which_nothing_could_go_out_are_refused() -> None:
     for wrong in ({"max_messages": 0}, {"max_bytes": 0}, {"max_delay_ms": -1}):
         with pytest.raises(Invalid, match="batching_max_messages"):
             Batching(**wrong)
+
+
+@pytest.mark.parametrize("first", [-1, SEQUENCES, 1 << 64])
+def test_a_number_from_which_nothing_can_be_counted_is_refused(client: Client, first: int) -> None:
+    with pytest.raises(Invalid, match="initial_sequence_id"):
+        client.create_producer("orders", initial_sequence_id=first)

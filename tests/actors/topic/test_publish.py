@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from actors.messages import Publish, Published, TopicSettings
+from actors.messages.limits import SEQUENCES
 from actors.ports import Ports, Unknown
 from actors.topic import log
 from actors.wire import Blob
@@ -109,6 +110,23 @@ def test_a_gap_is_a_conflict_unless_it_is_said_to_be_final() -> None:
         assert await values(client, cluster) == ["0", "5"]
 
     World(15).play(scenario)
+
+
+@pytest.mark.parametrize("first", [-1, SEQUENCES - 1, 1 << 63, (1 << 64) - 1])
+def test_sequences_that_no_column_holds_are_refused(first: int) -> None:
+    """Of two messages, which go into the history later: it has a column of them, and the record the highest one."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        two = make_test_run(["a", "b"])
+        with pytest.raises(Invalid, match="sequences"):
+            await client.net.call(cluster.current, producer.request(two, first), 20_000)
+        last = producer.request(two, SEQUENCES - 2)
+        last.follows = -1
+        assert isinstance(await client.net.call(cluster.current, last, 20_000), Published)
+        assert await values(client, cluster) == ["a", "b"]
+
+    World(17).play(scenario)
 
 
 def test_a_newer_twin_fences_the_older_one() -> None:

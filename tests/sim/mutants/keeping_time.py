@@ -118,6 +118,14 @@ KEEPING_TIME: list[Mutant] = [
         test="tests/actors/topic/test_trimming.py::test_a_clock_that_was_ahead_keeps_nothing_for_ever",
     ),
     Mutant(
+        name="any sequence is stored",
+        module="actors.topic.topic",
+        old="if not 0 <= request.first_sequence <= SEQUENCES - request.count:",
+        new="if request.first_sequence < 0:",
+        world=BROKER,
+        test="tests/actors/topic/test_publish.py::test_sequences_that_no_column_holds_are_refused",
+    ),
+    Mutant(
         name="a batch of no messages is sent",
         module="cluster.producer",
         old="if self._open.container.count:",
