@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from storage.errors import Invalid
+
 MIB = 1024 * 1024
+_BYTES = 1 << 50
+LIMITS: dict[str, tuple[int, int]] = {
+    "segment_bytes": (1, 2048 * MIB),
+    "group_bytes": (1, 1024 * MIB),
+    "queue_bytes": (0, _BYTES),
+    "checkpoint_runs": (1, 1 << 31),
+    "checkpoint_bytes": (1, _BYTES),
+    "min_free_bytes": (0, _BYTES),
+    "reserve_bytes": (0, 1024 * MIB),
+    "compact_below": (0, 100),
+    "housekeeping_ms": (1, 100 * 366 * 24 * 3600 * 1000),
+}
+"""Smallest and largest value of each. Places in a segment have 32 bits, and a segment may become larger by a group."""
 
 
 class BookieSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -27,3 +42,8 @@ class BookieSettings(msgspec.Struct, kw_only=True, frozen=True):
     reserve_bytes: int = MIB
     compact_below: int = 40
     housekeeping_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in LIMITS.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise Invalid(f"{name} = {value}: it is {low} to {high}")

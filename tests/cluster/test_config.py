@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.bookie.settings import BookieSettings
+from actors.bookie.settings import LIMITS, BookieSettings
 from actors.messages import SubscriptionSettings, TopicSettings
 from cluster.config import known_keys, load, parse_duration, parse_size, to_toml
 from cluster.options import ClusterOptions
 from storage.errors import Invalid
+from storage.journal import ENVELOPE_BYTES, MAX_BODY_BYTES, SALT_BYTES, Envelope, Kind, encode_envelope
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +165,26 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
 def test_bad_topic_settings(changes: dict[str, object]) -> None:
     with pytest.raises(Invalid):
         load().values.topic_settings(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segment_bytes": "4GB"}, {"segment_bytes": 0}, {"group_bytes": "2GB"}, {"queue_bytes": -1},
+        {"checkpoint_runs": 0}, {"reserve_bytes": "1TB"}, {"compact_below": 101}, {"housekeeping_ms": 0},
+    ],
+)  # fmt: skip
+def test_bad_bookie_settings(changes: dict[str, object]) -> None:
+    """With which a bookie would end when a segment is long, refuse all, or do nothing but look after itself."""
+    with pytest.raises(Invalid, match=next(iter(changes))):
+        load(bookie=changes).values.cluster_options()
+
+
+def test_places_in_the_largest_segment_can_be_written() -> None:
+    """The last group begins just below its end."""
+    limit, group = LIMITS["segment_bytes"][1], LIMITS["group_bytes"][1]
+    last = Envelope(Kind.RUN, 1, limit + group, durable=limit + group + MAX_BODY_BYTES)
+    assert len(encode_envelope(last, bytes(SALT_BYTES))[0]) == ENVELOPE_BYTES
 
 
 @pytest.mark.parametrize("changes", [{"policy": "x"}, {"type": "x"}, {"lease_ms": -5}, {"replica_points": "many"}])

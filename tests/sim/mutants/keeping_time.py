@@ -118,6 +118,14 @@ KEEPING_TIME: list[Mutant] = [
         test="tests/actors/topic/test_trimming.py::test_a_clock_that_was_ahead_keeps_nothing_for_ever",
     ),
     Mutant(
+        name="a bookie may have any sizes",
+        module="actors.bookie.settings",
+        old="if not low <= (value := getattr(self, name)) <= high:",
+        new="if (value := getattr(self, name)) is None:",
+        world="bookie",
+        test="tests/cluster/test_config.py::test_bad_bookie_settings",
+    ),
+    Mutant(
         name="any sequence is stored",
         module="actors.topic.topic",
         old="if not 0 <= request.first_sequence <= SEQUENCES - request.count:",
