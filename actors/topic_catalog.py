@@ -76,15 +76,20 @@ class TopicCatalog:
                 raise
 
     async def settings(self, topic: str) -> TopicSettings:
-        began, changes = self._clock.monotonic(), self._changes
-        if (fresh := self._fresh.get(topic)) is not None and began - fresh[0] <= FRESH_MS:
-            return fresh[1]
-        _, settings = await self.record(topic)
-        if changes == self._changes:
-            self._fresh.pop(topic, None)
-            self._fresh[topic] = began, settings
-            if len(self._fresh) > MOST_FRESH:
-                del self._fresh[next(iter(self._fresh))]
+        """What a change overtook is read again: it may be of a topic that is deleted by now, whose owners nobody must
+        start.
+        """
+        for _ in range(2):
+            began, changes = self._clock.monotonic(), self._changes
+            if (fresh := self._fresh.get(topic)) is not None and began - fresh[0] <= FRESH_MS:
+                return fresh[1]
+            _, settings = await self.record(topic)
+            if changes == self._changes:
+                self._fresh.pop(topic, None)
+                self._fresh[topic] = began, settings
+                if len(self._fresh) > MOST_FRESH:
+                    del self._fresh[next(iter(self._fresh))]
+                break
         return settings
 
     async def record(self, topic: str) -> tuple[int, TopicSettings]:

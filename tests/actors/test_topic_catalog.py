@@ -27,7 +27,7 @@ class _Vanishing(MemoryMeta):
 
 
 class _Counting(MemoryMeta):
-    """Counts what is read of topics, and is as slow as it is told."""
+    """Counts what is read of topics, and is as slow at that as it is told."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,8 +38,9 @@ class _Counting(MemoryMeta):
     async def read(self, key: str) -> Version | None:
         self.reads += key.startswith("topic/")
         found = await super().read(key)
-        self.found.set()
-        await self.slow.wait()
+        if key.startswith("topic/"):
+            self.found.set()
+            await self.slow.wait()
         return found
 
 
@@ -139,6 +140,21 @@ async def test_what_is_changed_here_counts_at_once() -> None:
         await topics.settings("t")
 
 
+async def test_a_read_that_a_removal_overtook_finds_no_topic() -> None:
+    """Else its owners would be started, and be there with its settings when there is another one of its name."""
+    meta = _Counting()
+    topics = catalog(meta)
+    await topics.create("t", TWO)
+    meta.slow.clear()
+    meta.found.clear()
+    late = asyncio.create_task(topics.settings("t"))
+    await meta.found.wait()
+    await topics.remove("t")
+    meta.slow.set()
+    with pytest.raises(NotFound):
+        await late
+
+
 async def test_a_read_that_a_change_overtook_does_not_count() -> None:
     meta = _Counting()
     topics = catalog(meta)
@@ -149,7 +165,7 @@ async def test_a_read_that_a_change_overtook_does_not_count() -> None:
     await meta.found.wait()
     await topics.replace("t", 1, FOUR)
     meta.slow.set()
-    assert await late == TWO
+    assert await late == FOUR
     assert await topics.settings("t") == FOUR
 
 

@@ -8,6 +8,7 @@ BROKER = "broker"
 LIVING_ON = "tests/actors/producer/test_living_on.py"
 IDLE, SUPERVISOR = "tests/actors/test_idle_owners.py", "tests/actors/test_supervisor.py"
 OFFLOADING = "tests/actors/topic/test_offloading.py"
+CATALOG = "tests/actors/test_topic_catalog.py"
 FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
@@ -115,5 +116,13 @@ LEAVING_BEHIND: list[Mutant] = [
         new="            if record.deleted:\n",
         world="history",
         test=f"{OFFLOADING}::test_what_a_deletion_left_is_collected",
+    ),
+    Mutant(
+        name="settings that were read while their topic was removed count",
+        module="actors.topic_catalog",
+        old="        for _ in range(2):\n",
+        new="        for _ in range(1):\n",
+        world=BROKER,
+        test=f"{CATALOG}::test_a_read_that_a_removal_overtook_finds_no_topic",
     ),
 ]
