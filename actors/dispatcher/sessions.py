@@ -10,6 +10,7 @@ noted, `durable` the highest up to which the cursor that holds them is on disk.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 
 from actors.messages import MOVES, Delivery, Event, Part, Revocation
 from actors.messages.limits import MAX_ANSWER_BYTES
-from actors.ports import Ports, Task
+from actors.ports import Address, Ports, Task
 from actors.signal import Signal
 from storage.errors import Conflict, Fenced
 from storage.position import Positions, positions_of
@@ -231,9 +232,12 @@ def _held_of(part: Part, held: Positions) -> Part:
     return msgspec.structs.replace(part, rows=rows, redeliveries=counts, overtook=overtook)
 
 
-def first_session(epoch: int) -> int:
-    """The number of the first session under an epoch."""
-    return epoch * EPOCH_SESSIONS + 1
+def first_session(epoch: int, owner: Address) -> int:
+    """The number of the first session of an owner. It counts from a place of its own within its epoch: a subscription
+    that is deleted and made again begins with the same epochs, and must not give a consumer that lived through it the
+    number that it has.
+    """
+    return epoch * EPOCH_SESSIONS + 1 + zlib.crc32(owner.encode()) % (EPOCH_SESSIONS // 2)
 
 
 class Sessions:

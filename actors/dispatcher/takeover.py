@@ -87,7 +87,10 @@ async def take_over(
     epoch = record.epoch
     history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
     core = Dispatch(
-        state.settings, partition=identity.partition, first_consumer=first_session(epoch), history=history.history
+        state.settings,
+        partition=identity.partition,
+        first_consumer=first_session(epoch, ports.me),
+        history=history.history,
     )
     changed_delays = ChangedDelays(ports, identity, epoch, state.cursor, fresh=fresh)
     places = RecordedPlaces(ports, core, state.settings)

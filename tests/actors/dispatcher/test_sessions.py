@@ -17,7 +17,7 @@ from storage.errors import Fenced
 def opened() -> tuple[Sessions, Session]:
     """One consumer at a dispatcher of epoch 3."""
     sessions = Sessions()
-    return sessions, sessions.open(first_session(3), "c", "c.0")
+    return sessions, sessions.open(first_session(3, "host/owner"), "c", "c.0")
 
 
 def test_a_session_that_is_over_is_fenced() -> None:
@@ -35,7 +35,7 @@ def test_sessions_of_two_epochs_never_meet() -> None:
     """A number of an older epoch is not a session of the newer one."""
     _, old = opened()
     newer = Sessions()
-    newer.open(first_session(4), "c", "c.0")
+    newer.open(first_session(4, "host/owner"), "c", "c.0")
     assert old.number // EPOCH_SESSIONS == 3
     with pytest.raises(Fenced):
         newer.get(old.number)
@@ -44,8 +44,8 @@ def test_sessions_of_two_epochs_never_meet() -> None:
 def test_who_does_not_ask_which_hashes_move_is_not_woken() -> None:
     """A consumer that joins takes hashes from many, and most of them do not want to know."""
     sessions = Sessions()
-    deaf = sessions.open(first_session(3), "c", "c.0", moves=False)
-    hears = sessions.open(first_session(3) + 1, "d", "d.0")
+    deaf = sessions.open(first_session(3, "host/owner"), "c", "c.0", moves=False)
+    hears = sessions.open(first_session(3, "host/owner") + 1, "d", "d.0")
     moved = [Event(kind="revoked", ranges=[(1, 9)], epoch=1), Event(kind="drained", ranges=[(1, 9)], epoch=1)]
     for session in (deaf, hears):
         session.tell(moved)

@@ -9,6 +9,7 @@ LIVING_ON = "tests/actors/producer/test_living_on.py"
 IDLE, SUPERVISOR = "tests/actors/test_idle_owners.py", "tests/actors/test_supervisor.py"
 OFFLOADING = "tests/actors/topic/test_offloading.py"
 CATALOG = "tests/actors/test_topic_catalog.py"
+CONSUMER = "tests/actors/consumer/test_made_again.py"
 FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
@@ -124,5 +125,13 @@ LEAVING_BEHIND: list[Mutant] = [
         new="        for _ in range(1):\n",
         world=BROKER,
         test=f"{CATALOG}::test_a_read_that_a_removal_overtook_finds_no_topic",
+    ),
+    Mutant(
+        name="sessions of a subscription that is made again have the numbers of those before",
+        module="actors.dispatcher.sessions",
+        old=" + 1 + zlib.crc32(owner.encode()) % (EPOCH_SESSIONS // 2)\n",
+        new=" + 1\n",
+        world=BROKER,
+        test=f"{CONSUMER}::test_its_acknowledgements_count_from_the_beginning",
     ),
 ]
