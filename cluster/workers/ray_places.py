@@ -60,6 +60,7 @@ class WorkerActor:
         self._handler = made(handler)
         self._lock = threading.Lock()
         self._worker: HandlerWorker | None = None
+        self._place: Place | None = None
         self._name = ""
         self._epoch = 0
         self._begun, self._stop_asked = threading.Event(), threading.Event()
@@ -70,19 +71,22 @@ class WorkerActor:
 
     def run(self, place: Place, epoch: int) -> WorkerReport:
         """Begin as the worker of this name, if it has not begun, and return when it has ended. One that was to stop
-        before does not begin. Raises SluiceError.
+        before does not begin. One that an earlier pool of the same name has left, which had another subscription,
+        finishes what is under way, and ends. Raises SluiceError.
         """
         self._check(epoch)
         with self._lock:
             if self._worker is None:
                 if self._stop_asked.is_set():
                     return NEVER_BEGUN
-                self._name = place[2]
+                self._place, self._name = place, place[2]
                 self._worker = new_worker(self._client, place, self._handler, self._options)
                 self._worker.begin()
                 self._begun.set()
                 if self._stop_asked.is_set():
                     self._worker.stop()
+            elif place != self._place:
+                self._worker.stop()
         self._worker.join()
         return self._worker.report()
 

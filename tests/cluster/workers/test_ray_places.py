@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cluster.workers.ray_places import StaleKeeper, WorkerActor
 from tests.cluster.workers.test_pool import send
 
 PLACE = ("orders", "billing", "billing-workers-0")
+END_S = 20
 
 
 @pytest.fixture
@@ -48,6 +50,19 @@ def test_one_that_is_to_stop_while_it_begins_ends(actor: WorkerActor, monkeypatc
     monkeypatch.setattr(ray_places, "new_worker", begin)
     report = actor.run(PLACE, 1)
     assert (report.ended, report.error) == (True, "")
+
+
+def test_one_of_another_pool_of_its_name_ends(client: Client, actor: WorkerActor) -> None:
+    """Its pool was forgotten or replaced, and the next one of that name is for another topic."""
+    with ThreadPoolExecutor(2) as calls:
+        first = calls.submit(actor.run, PLACE, 1)
+        actor.wait_begun()
+        try:
+            report = calls.submit(actor.run, ("others", *PLACE[1:]), 2).result(END_S)
+        finally:
+            actor.stop(2)
+        assert (report.ended, report.error, first.result()) == (True, "", report)
+    assert "billing" in client.subscriptions("orders")
 
 
 def test_an_earlier_keeper_is_refused(actor: WorkerActor) -> None:

@@ -10,6 +10,7 @@ IDLE, SUPERVISOR = "tests/actors/test_idle_owners.py", "tests/actors/test_superv
 OFFLOADING = "tests/actors/topic/test_offloading.py"
 CATALOG = "tests/actors/test_topic_catalog.py"
 CONSUMER = "tests/actors/consumer/test_made_again.py"
+PLACES = "tests/cluster/workers/test_ray_places.py"
 FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
@@ -133,5 +134,13 @@ LEAVING_BEHIND: list[Mutant] = [
         new=" + 1\n",
         world=BROKER,
         test=f"{CONSUMER}::test_its_acknowledgements_count_from_the_beginning",
+    ),
+    Mutant(
+        name="a worker that another pool of the name has left goes on with its subscription",
+        module="cluster.workers.ray_places",
+        old="            elif place != self._place:\n                self._worker.stop()\n",
+        new="",
+        world="workers",
+        test=f"{PLACES}::test_one_of_another_pool_of_its_name_ends",
     ),
 ]
