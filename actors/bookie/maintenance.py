@@ -48,8 +48,7 @@ class BookieMaintenance:
                 await store.disk.replace(REBUILD, store.index.damaged.encode())
                 store.on_failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
                 return
-            merged = await store.index.merge_some(np.array(store.ledgers.deleted, np.uint32))
-            if merged or self._is_due():
+            if await self._merge() or self._is_due():
                 await store.checkpoint()
             await self._collect()
             await self._compact_one()
@@ -63,6 +62,15 @@ class BookieMaintenance:
     def full(self, reason: str) -> None:
         """The disk had no space."""
         self.read_only = self.read_only or f"the disk is full: {reason}"
+
+    async def _merge(self) -> bool:
+        """Whether tables were merged, which the next checkpoint makes durable. A block that the disk does not read now
+        leaves them as they are, and nothing else waits for it: without checkpoints the journal would fill the disk.
+        """
+        try:
+            return await self.store.index.merge_some(np.array(self.store.ledgers.deleted, np.uint32))
+        except Unavailable:
+            return False
 
     def _is_due(self) -> bool:
         store, settings = self.store, self.store.settings
@@ -110,10 +118,14 @@ class BookieMaintenance:
 
     async def _compact_one(self) -> None:
         store = self.store
-        segment = store.segments.sparse(self._kept_from(), store.settings.compact_below)
-        if segment is None or segment in self._spoiled or self.read_only is not None:
+        segment = store.segments.sparse(self._kept_from(), store.settings.compact_below, self._spoiled)
+        if segment is None or self.read_only is not None:
             return
-        scanned = await scan_segment(store.disk, store.salt, segment, final_size=store.segments.sizes.get(segment))
+        try:
+            scanned = await scan_segment(store.disk, store.salt, segment, final_size=store.segments.sizes.get(segment))
+        except Unavailable as error:
+            self._spoiled[segment] = str(error)
+            raise
         if scanned.lost or any(finding.verdict != "ok" for finding in scanned.findings):
             self._spoiled[segment] = "it has damage"
             return

@@ -6,6 +6,8 @@ only a small part lives is emptied by writing that part again at the end of the 
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 
 class Segments:
     """Final sizes of closed segments, and the bytes of each ledger in each segment."""
@@ -39,11 +41,13 @@ class Segments:
         """Closed segments numbered below `before` in which nothing lives."""
         return [segment for segment in sorted(self.sizes) if segment < before and not self.live.get(segment)]
 
-    def sparse(self, before: int, percent: int) -> int | None:
-        """The closed segment below `before` with the smallest live part, if that is below `percent`."""
+    def sparse(self, before: int, percent: int, spared: Container[int] = ()) -> int | None:
+        """The closed segment below `before` with the smallest live part, if that is below `percent`; none of `spared`,
+        which stay as they are.
+        """
         shares = [
             (sum(self.live.get(segment, {}).values()) * 100 // max(size, 1), segment)
             for segment, size in sorted(self.sizes.items())
-            if segment < before and self.live.get(segment)
+            if segment < before and segment not in spared and self.live.get(segment)
         ]
         return min(shares)[1] if shares and min(shares)[0] < percent else None

@@ -292,4 +292,20 @@ STORING: list[Mutant] = [
         world="ledger",
         test="tests/actors/producer/test_damaged_metadata.py::test_a_message_damaged_before_it_is_sent_is_refused",
     ),
+    Mutant(
+        name="a damaged segment keeps all others from being emptied",
+        module="actors.bookie.maintenance",
+        old="store.settings.compact_below, self._spoiled)",
+        new="store.settings.compact_below)",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_maintenance.py",
+    ),
+    Mutant(
+        name="no checkpoint is made while a block of the index is not read",
+        module="actors.bookie.maintenance",
+        old="        except Unavailable:\n            return False\n",
+        new="        except NotFound:\n            return False\n",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_maintenance.py",
+    ),
 ]

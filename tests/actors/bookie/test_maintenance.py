@@ -1,0 +1,76 @@
+"""What a disk does not give back holds up the rest of a bookie's background work as little as it can."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors import messages
+from actors.bookie import Bookie
+from actors.bookie.commit import segment_name
+from actors.bookie.index import FAN
+from storage.errors import Unavailable
+from storage.journal import ENVELOPE_BYTES, OVERHEAD
+from tests.actors.bookie.test_store import SETTINGS, check, fill
+from tests.actors.bookie.world import World
+from tests.sim.disk import SimDisk
+from tests.sim.loop import simulated
+
+
+def sparse(bookie: Bookie) -> int | None:
+    """The segment that is emptied next, were none damaged."""
+    return bookie.store.segments.sparse(bookie.store.log.segment - 1, SETTINGS.compact_below)
+
+
+def unreadable(disk: SimDisk, names: tuple[str, ...], *, whole: bool = False) -> None:
+    """Let reads of these files fail, as an I/O error does. whole: only those from the beginning of a file."""
+    read = disk.read
+
+    async def fail(name: str, offset: int, length: int) -> bytes:
+        if name in names and (offset == 0 or not whole):
+            raise Unavailable(f"the disk did not read: {name}")
+        return await read(name, offset, length)
+
+    disk.read = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("trouble", ["a flipped byte", "an I/O error"])
+@simulated
+async def test_a_damaged_segment_keeps_no_other_from_being_emptied(trouble: str) -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await fill(bookie, (1, 2, 3, 4, 5), range(24))
+    await bookie.handle(messages.DeleteLedgers(ledgers=[1, 2, 4, 5]))
+    damaged = sparse(bookie)
+    assert damaged is not None
+    if trouble == "a flipped byte":
+        # In the run behind BEGIN, below its head.
+        world.disk.files[segment_name(damaged)].data[OVERHEAD + ENVELOPE_BYTES + 20] ^= 1
+    else:
+        unreadable(world.disk, (segment_name(damaged),), whole=True)
+    full = world.disk.used()
+    for _ in range(80):
+        await bookie.maintain()
+    assert damaged in bookie.store.segments.sizes
+    others = bookie.store.segments.sparse(bookie.store.log.segment, SETTINGS.compact_below, (damaged,))
+    assert others is None
+    assert world.disk.used() < full / 2
+    await check(bookie, (3,), range(24))
+
+
+@simulated
+async def test_an_index_that_is_not_read_holds_up_no_checkpoint() -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    for first in range(0, 8 * FAN, 8):
+        await fill(bookie, (1,), range(first, first + 8), tend_every=8)
+    unreadable(world.disk, tuple(name for name in world.disk.files if name.startswith("index-")))
+    for first in range(8 * FAN, 8 * FAN + 32, 8):
+        await fill(bookie, (1,), range(first, first + 8), tend_every=8)
+    assert bookie.stopped is None
+    assert bookie.store.index.tail_rows < 8
+    assert len(bookie.store.index.tables) >= FAN
+    await world.kill()
+    del world.disk.read
+    bookie = await world.started(SETTINGS)
+    assert bookie.store.replayed.records < 16
+    await check(bookie, (1,), range(8 * FAN + 32))
