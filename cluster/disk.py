@@ -162,10 +162,9 @@ class FileDisk:
         try:
             file.size += _write_all(file.fd, parts)
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
+            full = _unless_full(error, f"no space for {sum(map(len, parts))} bytes in {name}")
             os.ftruncate(file.fd, start)
-            raise DiskFull(f"no space for {sum(map(len, parts))} bytes in {name}") from error
+            raise full from error
         if sync:
             _sync(file.fd, os.fdatasync)
             file.synced = file.size
@@ -180,7 +179,10 @@ class FileDisk:
         if file is None:
             path = self.folder / name
             is_new = not path.exists()
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise _unless_full(error, f"no space for the file {name}") from error
             size = os.fstat(fd).st_size
             file = self._open[name] = _File(fd, size, size)
             if is_new:
@@ -209,18 +211,18 @@ class FileDisk:
 
     def _replace(self, name: str, data: Buffer) -> None:
         temporary = self.folder / f"{name}{_TEMPORARY}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(fd, [data])
-            _sync(fd)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                _write_all(fd, [data])
+                _sync(fd)
+            finally:
+                os.close(fd)
+            os.rename(temporary, self.folder / name)
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            temporary.unlink()
-            raise DiskFull(f"no space for {len(data)} bytes in {name}") from error
-        finally:
-            os.close(fd)
-        os.rename(temporary, self.folder / name)
+            full = _unless_full(error, f"no space for {len(data)} bytes in {name}")
+            temporary.unlink(missing_ok=True)
+            raise full from error
         _sync(self._folder_fd)
         self._forget(name)
 
@@ -300,6 +302,13 @@ class FileDisk:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise Invalid(f"a file name is 1 to 100 of a-z, 0-9 and -, not {name!r}")
+
+
+def _unless_full(error: OSError, what: str) -> DiskFull:
+    """The word for a full device. Raises any other error as it is."""
+    if error.errno not in _FULL:
+        raise error
+    return DiskFull(what)
 
 
 def _sync(fd: int, how: Callable[[int], None] = os.fsync) -> None:

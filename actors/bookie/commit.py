@@ -14,6 +14,7 @@ the disk is not known any more: all waiting requests end in Unavailable, and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,10 +142,14 @@ class CommitLog:
         self._wake.set()
 
     async def sync_mark(self) -> None:
-        """Make the newest mark durable, so that even a loss of power leaves the last group its witness."""
+        """Make the newest mark durable, so that even a loss of power leaves the last group its witness.
+
+        A full disk had no room for a mark.
+        """
         segment, self.unsynced_mark = self.unsynced_mark, None
         if segment is not None:
-            await self._disk.append(marks_name(segment), [], sync=True)
+            with contextlib.suppress(DiskFull):
+                await self._disk.append(marks_name(segment), [], sync=True)
 
     def _take(self) -> list[_Waiting]:
         group: list[_Waiting] = []

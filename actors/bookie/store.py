@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors.bookie.checkpoint import (
@@ -110,14 +110,17 @@ class BookieStore:
             replay.take(scanned)
             self.segments.close(scanned.segment, scanned.size)
             if self.index.tail_rows >= self.settings.checkpoint_runs:
-                await self.flush()
+                await self._if_there_is_room(self.flush)
         await self._note_damage()
+        if replay.last:
+            await self._settle(segment_name(replay.last), replay.size)
         if replay.lost:
             self.ledgers.doubt_all(self.watermark)
-        await self._begin()
-        if replay.records or replay.lost or everything:
-            await self.checkpoint()
-        if everything:
+            # The next segment says where this one ends, and from then on nobody sees that it ought to be longer.
+            await self._with_reserve(lambda: self.checkpoint((replay.last, replay.size)))
+        await self._with_reserve(lambda: self.log.open(replay.last + 1, replay.last, replay.size))
+        saved = replay.lost or not (replay.records or everything) or await self._if_there_is_room(self.checkpoint)
+        if everything and saved:
             await self.disk.delete(REBUILD)
 
     def apply(self, record: Envelope, readable: bool = True) -> None:
@@ -196,10 +199,13 @@ class BookieStore:
         table = await self.index.write_table(rows, self.index.table_name())
         self.index.thaw([*self.index.tables, table])
 
-    async def checkpoint(self) -> None:
-        """Save the state at this place of the journal. Raises DiskFull with the older checkpoints as they were."""
+    async def checkpoint(self, place: tuple[int, int] | None = None) -> None:
+        """Save the state at this place of the journal: a segment and an offset, if it is not where it has been applied.
+
+        Raises DiskFull with the older checkpoints as they were.
+        """
         # No await before everything is captured: rows, state and place belong together.
-        segment, offset = self.log.applied
+        segment, offset = place or self.log.applied
         written = self.log.written
         rows = self.index.freeze()
         name = self.index.table_name()
@@ -235,15 +241,23 @@ class BookieStore:
             if ledger not in self.ledgers.deleted and await self.index.find(ledger, run) is None:
                 self.index.insert(_row(envelope, 0))
 
-    async def _begin(self) -> None:
-        last, size = self.replayed.last, self.replayed.size
-        if last:
-            await self._settle(segment_name(last), size)
+    async def _with_reserve(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Write what a start cannot do without, on a full disk in the place of the reserve. Raises DiskFull."""
         try:
-            await self.log.open(last + 1, last, size)
+            await write()
         except DiskFull:
             await self.disk.delete(RESERVE)
-            await self.log.open(last + 1, last, size)
+            await write()
+
+    async def _if_there_is_room(self, write: Callable[[], Awaitable[None]]) -> bool:
+        """Whether it was written. On a full disk a start does without, and the next one replays more: what is stored
+        can be read, and where there is room again a later checkpoint has it.
+        """
+        try:
+            await write()
+        except DiskFull:
+            return False
+        return True
 
     async def _settle(self, name: str, size: int) -> None:
         """Make the last segment durable up to `size` before anything of it is served, and end it there.

@@ -8,6 +8,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,36 @@ async def test_a_full_device_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert await disk.append("log", [b"!"], sync=True) == 6
     assert await disk.read("log", 0, 99) == b"before!"
     assert await disk.names() == ["log"]
+    disk.close()
+
+
+@pytest.mark.parametrize("call", ["open", "rename"])
+async def test_no_room_for_a_file_is_a_full_device_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Where inodes or blocks of the folder are used up nothing was written either, and the disk can be read on."""
+    disk = FileDisk(tmp_path)
+    await disk.append("log", [b"before"], sync=True)
+    await disk.replace("state", b"old")
+    known = getattr(os, call)
+
+    def no_room(name: object, *args: Any) -> Any:
+        if call == "rename" or args[0] & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "no space")
+        return known(name, *args)
+
+    monkeypatch.setattr(os, call, no_room)
+    with pytest.raises(DiskFull):
+        await disk.replace("state", b"new")
+    if call == "open":
+        with pytest.raises(DiskFull):
+            await disk.append("other", [b"new"], sync=True)
+        assert await disk.append("log", [b"!"], sync=True, witness=("marks", b"m")) == 6
+    monkeypatch.undo()
+    assert (await disk.read("state", 0, 9), (await disk.read("log", 0, 6))) == (b"old", b"before")
+    assert sorted(os.listdir(tmp_path)) == [".lock", "log", "state"]
+    await disk.replace("state", b"new")
+    assert await disk.read("state", 0, 9) == b"new"
     disk.close()
 
 

@@ -1,6 +1,9 @@
-"""What a disk does not give back holds up the rest of a bookie's background work as little as it can."""
+"""What a disk does not give, bytes back or room, holds up the rest of a bookie's work as little as it can."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -8,10 +11,12 @@ from actors import messages
 from actors.bookie import Bookie
 from actors.bookie.commit import segment_name
 from actors.bookie.index import FAN
+from actors.ports import DiskFull
 from storage.errors import Unavailable
+from storage.frame import Buffer
 from storage.journal import ENVELOPE_BYTES, OVERHEAD
 from tests.actors.bookie.test_store import SETTINGS, check, fill
-from tests.actors.bookie.world import World
+from tests.actors.bookie.world import World, add, read
 from tests.sim.disk import SimDisk
 from tests.sim.loop import simulated
 
@@ -74,3 +79,49 @@ async def test_an_index_that_is_not_read_holds_up_no_checkpoint() -> None:
     bookie = await world.started(SETTINGS)
     assert bookie.store.replayed.records < 16
     await check(bookie, (1,), range(8 * FAN + 32))
+
+
+@pytest.mark.parametrize("reserve", [True, False], ids=["with its reserve", "without"])
+@simulated
+async def test_a_bookie_starts_on_a_full_disk_and_is_read(reserve: bool) -> None:
+    world = World()
+    bookie = await world.started()
+    for run in range(6):
+        await bookie.handle(add(1, run, epoch=4))
+    await world.kill()
+    if not reserve:
+        await world.disk.delete("reserve")
+    for _ in range(3):  # each start needs room for the beginning of a segment, and for nothing else
+        world.disk.faults.capacity = world.disk.used() + OVERHEAD
+        bookie = await world.started()
+        assert [await read(bookie, 1, run) is not None for run in range(7)] == [True] * 6 + [False]
+        with pytest.raises(Unavailable, match="read-only"):
+            await bookie.handle(add(1, 6, epoch=4))
+        await world.kill()
+        world.disk.crash()
+    world.disk.faults.capacity = 1 << 40
+    bookie = await world.started()
+    assert await bookie.handle(add(1, 6, epoch=4)) == messages.Done()
+    await world.kill()
+    bookie = await world.started()
+    assert [await read(bookie, 1, run) is not None for run in range(8)] == [True] * 7 + [False]
+
+
+@simulated
+async def test_a_mark_without_room_holds_up_nothing() -> None:
+    world = World()
+    bookie = await world.started()
+    append, refused = world.disk.append, list[str]()
+
+    async def no_marks(name: str, parts: Sequence[Buffer], *, sync: bool, witness: tuple[str, Buffer] | None) -> int:
+        if name.startswith("marks-"):
+            refused.append(name)
+            raise DiskFull(f"no space for the file {name}")
+        return await append(name, parts, sync=sync)
+
+    world.disk.append = partial(no_marks, witness=None)  # type: ignore[method-assign]
+    await bookie.handle(add(1, 0))
+    await bookie.maintain()
+    assert len(refused) == 1
+    assert bookie.refuses == ""
+    assert await bookie.handle(add(1, 1)) == messages.Done()
