@@ -225,20 +225,4 @@ HEARING_STRANGERS: list[Mutant] = [
         world=GATEWAY,
         test=f"{WEB}/test_messages.py::test_what_clients_say_of_a_message_is_shown",
     ),
-    Mutant(
-        name="what a client of Pulsar sent is never a dead letter",
-        module="actors.dispatcher.dead_letters",
-        old="                accepted=GIVEN_BY_CLIENTS,\n",
-        new="",
-        world=GATEWAY,
-        test="tests/actors/pulsar/test_dead_letters.py",
-    ),
-    Mutant(
-        name="a dead letter is still one of its batch",
-        module="actors.dispatcher.dead_letters",
-        old="rows = _alone(_with_origin(received, self._identity.topic))",
-        new="rows = _with_origin(received, self._identity.topic)",
-        world=GATEWAY,
-        test="tests/actors/pulsar/test_dead_letters.py",
-    ),
 ]
