@@ -262,6 +262,8 @@ class Controller(WorkerPools):
         check_growth(topic, settings, wanted)
         if topic in self._deleting or topic in self._growing:
             raise Unavailable(f"topic {topic!r} is being {'deleted' if topic in self._deleting else 'changed'}")
+        if self._is_changing(topic):
+            raise Unavailable(f"a subscription of {topic!r} is being deleted")
         self._growing[topic] = wanted
         try:
             await self._spread(topic, settings.partitions, wanted)
@@ -342,10 +344,14 @@ class Controller(WorkerPools):
         return await self._locate_dispatchers(request, topic)
 
     def _check_stays(self, request: LocateSubscription) -> None:
-        if request.topic in self._growing and request.settings is not None:
-            raise Unavailable(f"topic {request.topic!r} is being given more partitions")
+        if request.settings is not None:
+            self._check_not_growing(request.topic)
         if self._goes(request.topic, request.subscription):
             raise Unavailable(f"subscription {request.subscription!r} of {request.topic!r} is being deleted")
+
+    def _check_not_growing(self, topic: str) -> None:
+        if topic in self._growing:
+            raise Unavailable(f"topic {topic!r} is being given more partitions")
 
     def _goes(self, topic: str, subscription: str) -> bool:
         """Whether a subscription, or its topic, is being deleted."""
@@ -448,6 +454,7 @@ class Controller(WorkerPools):
 
     async def _delete_subscription(self, topic: str, subscription: str, force: bool) -> None:
         with self._deletion_of(topic, subscription):
+            self._check_not_growing(topic)  # what comes to be on new partitions would stay
             request = LocateSubscription(topic=topic, subscription=subscription)
             located = await self._locate_dispatchers(request, await self._topic_of(request))
             owners = dict(enumerate(located.addresses))
@@ -465,8 +472,7 @@ class Controller(WorkerPools):
         if not beyond:
             yield
             return
-        if topic in self._growing:
-            raise Unavailable(f"topic {topic!r} is being given more partitions")
+        self._check_not_growing(topic)
         self._growing[topic] = msgspec.structs.replace(settings, partitions=beyond[-1] + 1, partitioned=False)
         try:
             yield
@@ -523,8 +529,7 @@ class Controller(WorkerPools):
         await self._subscriptions_to_delete(topic, force)
         if topic in self._deleting:
             raise Unavailable(f"topic {topic!r} is being deleted")
-        if topic in self._growing:
-            raise Unavailable(f"topic {topic!r} is being given more partitions")
+        self._check_not_growing(topic)
         self._deleting[topic] = "subscriptions"
         try:
             await self._until_subscribed(topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,6 +16,7 @@ from actors.messages import (
     AddPartitions,
     CreateTopic,
     Done,
+    Ends,
     ListSubscriptions,
     ListTopics,
     Located,
@@ -27,6 +29,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Ports
+from actors.topic_log import TopicLog
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.test_controller import Stage, play
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker
@@ -188,6 +191,41 @@ def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
         assert isinstance(await broker.ports.net.call(CONTROLLER, RemoveTopic(topic=TOPIC), 60_000), Done)
 
     play_broker(scenario)
+
+
+def test_a_subscription_that_goes_meanwhile_comes_nowhere_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner on one of them has asked where the topic ends, and writes its record when the others have gone."""
+    ends = TopicLog.ends
+
+    async def slow(log: TopicLog, *arguments: Any) -> Ends:
+        found = await ends(log, *arguments)
+        await asyncio.sleep(3)
+        return found
+
+    async def scenario(broker: Broker) -> None:
+        monkeypatch.setattr(TopicLog, "ends", slow)
+        growing = asyncio.ensure_future(broker.directory.ask_controller(AddPartitions(topic=TOPIC, partitions=4)))
+        await broker.quiet(2_000)
+        await broker.directory.ask_controller(RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
+        await growing
+        await broker.quiet(10_000)
+        assert await broker.ports.meta.keys("subscription/") == []
+
+    play_broker(scenario)
+
+
+def test_a_topic_does_not_grow_while_a_subscription_goes() -> None:
+    async def scenario(stage: Stage) -> None:
+        await subscribed(stage, 2)
+        stage.slow_ms = 3_000
+        stage.world.background(stage.ask(RemoveSubscription(topic="t", subscription="s")), "unsubscribe")
+        await stage.world.loop.pause(1_000)
+        with pytest.raises(Unavailable, match="is being deleted"):
+            await stage.ask(AddPartitions(topic="t", partitions=4))
+        await stage.world.loop.pause(6_000)
+        await stage.ask(AddPartitions(topic="t", partitions=4))
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("forgets", [False, True])

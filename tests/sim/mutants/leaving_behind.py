@@ -143,4 +143,20 @@ LEAVING_BEHIND: list[Mutant] = [
         world="workers",
         test=f"{PLACES}::test_one_of_another_pool_of_its_name_ends",
     ),
+    Mutant(
+        name="a subscription is deleted while its topic grows",
+        module="actors.controller",
+        old="            self._check_not_growing(topic)  # what comes to be on new partitions would stay\n",
+        new="",
+        world=BROKER,
+        test=f"{GROWING}::test_a_subscription_that_goes_meanwhile_comes_nowhere_new",
+    ),
+    Mutant(
+        name="a topic grows while a subscription of it is deleted",
+        module="actors.controller",
+        old="        if self._is_changing(topic):\n",
+        new="        if False:\n",
+        world=BROKER,
+        test=f"{GROWING}::test_a_topic_does_not_grow_while_a_subscription_goes",
+    ),
 ]
