@@ -7,7 +7,8 @@ for all ledgers up to the one that was open then, which is closed. A ledger that
 is, on bookies or in the store. Of one that does, each object with such messages is written anew (storage.erasure), read
 back and compared; then one version of the record names the new objects, drops the copies on bookies, and counts the
 ledger and its messages. So a crash at any point leaves objects that no record names, which are collected, or work that
-is found again by looking.
+is found again by looking. A ledger that cannot be read, or may not leave, is told and tried again; it keeps the others
+from nothing but the end.
 
 The end is told when nothing of it is left: no ledger, no compacted table, no object that was replaced, and every bookie
 that is not lost for good has answered that it has forgotten the ledgers. A bookie's disk has the bytes until it
@@ -39,7 +40,7 @@ from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.compaction import Compaction
 from actors.topic.log import PartitionLog
-from actors.topic.offloading import Offloading
+from actors.topic.offloading import LedgerStays, Offloading
 from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS
 from storage.batch import MAX_KEY_BYTES, decode_body
 from storage.erasure import holds
@@ -132,12 +133,18 @@ class Erasing:
         Raises Fenced. What fails is told in `error` and tried again.
         """
         gone: list[LedgerRecord] = []
+        stays: SluiceError | None = None
         if not self.due():
             return gone
         try:
             await self._close_ledgers()
             for ledger in self._log.record.ledgers:
-                gone += await self._erase(ledger.id)
+                try:
+                    gone += await self._erase(ledger.id)
+                except (LedgerStays, Corrupt, NotFound) as error:
+                    stays = stays or error
+            if stays is not None:
+                raise stays
             await self._finish()
             self.error = ""
         except (*REFUSALS, Corrupt, NotFound) as error:
@@ -176,9 +183,9 @@ class Erasing:
         return gone
 
     async def _check_may_leave(self, ledger: LedgerRecord) -> None:
-        """Raises Unavailable if a ledger may not leave for the object store."""
+        """Raises LedgerStays if a ledger may not leave for the object store."""
         if any(lost.ledger == ledger.id for lost in self._log.record.given_up):
-            raise Unavailable(
+            raise LedgerStays(
                 f"ledger {ledger.id} holds such messages and stays on its bookies, because a run of it was given up; "
                 "they go when it is trimmed"
             )
@@ -187,7 +194,7 @@ class Erasing:
             await self._log.cover(lambda record: record)  # else the next owner would read it, head by head
 
     async def _holds(self, ledger: LedgerRecord, keys: Sequence[bytes]) -> bool:
-        """Whether a ledger has any of these keys' messages. Raises Unavailable, Corrupt, NotFound."""
+        """Whether a ledger has any of these keys' messages. Raises LedgerStays, Unavailable, Corrupt, NotFound."""
         if ledger.offloaded is not None:
             found = [await self._part_holds(part, keys) for part in ledger.offloaded.parts]
             return any(found)
@@ -195,7 +202,11 @@ class Erasing:
         for start in range(0, len(there), READ_AT_ONCE):
             self._log.check()
             reads = [self._log.reader.frame(ledger, run) for run in there[start : start + READ_AT_ONCE]]
-            for frame in await together(self._ports, "erase", reads):
+            try:
+                frames = await together(self._ports, "erase", reads)
+            except Unavailable as error:
+                raise LedgerStays(str(error)) from error
+            for frame in frames:
                 body = await self._ports.work(partial(decode_body, frame.body, frame.header.shape, frame.header.count))
                 if holds(body, keys):
                     return True

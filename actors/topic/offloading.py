@@ -34,12 +34,16 @@ from actors.store_attempts import REFUSALS
 from actors.topic.log import PartitionLog
 from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from actors.topic.table_following import TableFollowing
-from storage.errors import Corrupt, NotFound, SluiceError
+from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from storage.frame import Frame
 from storage.history import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart
 from storage.position import position
 
 NEVER = -1
+
+
+class LedgerStays(Unavailable):
+    """A ledger cannot leave now because of what it is itself, and not because of the store. Others can."""
 
 
 @dataclass(slots=True)
@@ -169,14 +173,20 @@ class Offloading:
 
         Raises Fenced. What fails is told in `state` and tried again.
         """
+        stays: LedgerStays | None = None
         try:
             await self.objects.clean_up()
             record, now = self._log.record, self._ports.clock.now()
             asked = record.asked
             for ledger_id in offloadable(record, settings, now, keep_bytes=asked.keep_bytes, before=asked.before):
                 ledger = self._log.record.ledger(ledger_id)
-                if ledger is not None:
-                    await self.offload(ledger)
+                try:
+                    if ledger is not None:
+                        await self.offload(ledger)
+                except LedgerStays as error:
+                    stays = stays or error
+            if stays is not None:
+                raise stays
             if asked.offload:
                 await self._log.metadata.update(partial(_without_asked, asked))
             self.state.error = ""
@@ -206,7 +216,7 @@ class Offloading:
     # -- one ledger --------------------------------------------------------------------------------------------------
 
     async def offload(self, ledger: LedgerRecord) -> None:
-        """Write, compare, name. Raises Fenced, Unavailable, Corrupt, NotFound."""
+        """Write, compare, name. Raises Fenced, LedgerStays, Unavailable, Corrupt, NotFound."""
         self.state.running, self.state.runs_done, self.state.runs_all = ledger.id, 0, ledger.last_run + 1
         parts: list[HistoryPart] = []
         try:
@@ -246,7 +256,7 @@ class Offloading:
             run, entry = sealed.headers[-1].run + 1, sealed.headers[-1].last_entry + 1
             undecoded += sealed.undecoded
         if entry != ledger.last_entry + 1:
-            raise Corrupt(f"ledger {ledger.id} ends at entry {entry - 1}, not {ledger.last_entry}")
+            raise LedgerStays(f"ledger {ledger.id} ends at entry {entry - 1}, not {ledger.last_entry}")
         return undecoded
 
     async def _sealed(self, ledger: LedgerRecord, first_run: int, first_entry: int) -> SealedPart:
@@ -254,18 +264,27 @@ class Offloading:
         writer = PartWriter(ledger.id, first_run, first_entry, await self.table.columns())
         run = first_run
         while run <= ledger.last_run and writer.bytes < PART_BYTES:
-            frames: list[Frame] = []
-            size = rows = 0
-            while run <= ledger.last_run and size < GROUP_BYTES and rows < GROUP_ROWS:
-                stop = min(run + READ_AT_ONCE, ledger.last_run + 1)
-                reads = [self._log.reader.frame(ledger, at) for at in range(run, stop)]
-                for frame in await together(self._ports, "offload", reads):
-                    frames.append(frame)
-                    size, rows, run = size + len(frame.payload), rows + frame.header.count, run + 1
-            await self._ports.work(lambda frames=frames: writer.add(frames))  # type: ignore[misc]
+            try:
+                frames = await self._frames(ledger, run)
+                await self._ports.work(lambda frames=frames: writer.add(frames))  # type: ignore[misc]
+            except (Unavailable, Corrupt) as error:
+                raise LedgerStays(str(error)) from error
+            run += len(frames)
             self.state.runs_done = run
             self._log.check()
         return await self._ports.work(writer.finish)
+
+    async def _frames(self, ledger: LedgerRecord, run: int) -> list[Frame]:
+        """The runs of the next row group, from their bookies. Raises Unavailable."""
+        frames: list[Frame] = []
+        size = rows = 0
+        while run <= ledger.last_run and size < GROUP_BYTES and rows < GROUP_ROWS:
+            stop = min(run + READ_AT_ONCE, ledger.last_run + 1)
+            reads = [self._log.reader.frame(ledger, at) for at in range(run, stop)]
+            for frame in await together(self._ports, "offload", reads):
+                frames.append(frame)
+                size, rows, run = size + len(frame.payload), rows + frame.header.count, run + 1
+        return frames
 
     def _named(self, ledger: LedgerRecord, sealed: SealedPart, run: int, entry: int) -> HistoryPart:
         """A file under a name that was never used."""

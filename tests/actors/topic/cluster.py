@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from actors.bookie.bookie import Bookie
+from actors.bookie.commit import segment_name
 from actors.messages import (
     BookieList,
     IndexRead,
@@ -111,6 +112,14 @@ class Cluster:
             bookies=self.list_bookies,
             resources=self.resources,
         )
+
+    def flip(self, ledger: int, run: int) -> None:
+        """Flip a byte of a run on every bookie that has it: nobody can read it. To flip it again mends it."""
+        for name in sorted(self.addresses):
+            bookie = cast(Bookie, self.world.process(name).actor)
+            row = bookie.store.index._tail.get(ledger, {}).get(run)
+            if row is not None:
+                self.world.disk(name).files[segment_name(row.segment)].data[row.offset + row.size - 3] ^= 1
 
     def topic(self) -> Topic:
         """The newest owner's actor."""

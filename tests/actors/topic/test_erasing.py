@@ -149,6 +149,30 @@ def test_a_bookie_that_is_away_is_waited_for() -> None:
     World(4).play(scenario)
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, STORED], ids=["on bookies", "in the store"])
+def test_a_ledger_that_cannot_be_read_holds_up_the_end_alone(settings: TopicSettings) -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, settings)
+        first = record_of(cluster).ledgers[0]
+        if settings is STORED:
+            await until(client, lambda: all(not one.fragments for one in record_of(cluster).ledgers[:4]))
+            stored = record_of(cluster).ledgers[0].offloaded
+            assert stored is not None
+            del world.objects.objects[stored.parts[0].name]
+            cluster.topic()._log.reader.history.forget()
+        else:
+            cluster.flip(first.id, 0)
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: cluster.topic()._upkeep.erasing.error != "")
+        told = await ask(client, cluster.current, Erase())
+        assert (told.keys, told.messages) == (1, 3)
+        assert ("no object" if settings is STORED else f"ledger {first.id} cannot be read") in told.error
+        (erasure,) = record_of(cluster).erasures
+        assert erasure.ledgers == tuple(one.id for one in record_of(cluster).ledgers[1:4])
+
+    World(5).play(scenario)
+
+
 def test_a_new_owner_goes_on_with_it() -> None:
     """Killed again and again, whatever it was doing."""
 

@@ -324,6 +324,25 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
     World(9).play(scenario)
 
 
+def test_a_ledger_that_cannot_be_read_keeps_no_other() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        for _ in range(9):
+            await producer.publish(3)
+        ledgers = [one.id for one in record_of(cluster).ledgers]
+        cluster.flip(ledgers[1], 0)
+        await ask(client, cluster.current, Offload(keep_bytes=0))
+        offloading = cluster.topic()._upkeep.offloading
+        await until(client, lambda: offloading.state.error != "")
+        gone = [one.id for one in record_of(cluster).ledgers if one.offloaded is not None]
+        assert gone == [ledgers[0], *ledgers[2:4]]
+        told = await ask(client, cluster.current, Offload())
+        assert told.asked
+        assert f"run 0 of ledger {ledgers[1]} cannot be read" in told.error
+
+    World(11).play(scenario)
+
+
 def test_a_run_whose_bytes_change_is_compared_by_its_rows() -> None:
     """A producer that compresses: other bytes come out of the table, and the same rows."""
 

@@ -223,4 +223,20 @@ KEEPING_HISTORY: list[Mutant] = [
         world=HISTORY,
         seed=2,
     ),
+    Mutant(
+        name="a ledger that cannot be read keeps all behind it from leaving",
+        module="actors.topic.offloading",
+        old="                    stays = stays or error\n",
+        new="                    raise\n",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_a_ledger_that_cannot_be_read_keeps_no_other",
+    ),
+    Mutant(
+        name="a ledger that cannot be read keeps a key in all behind it",
+        module="actors.topic.erasing",
+        old="                    stays = stays or error\n",
+        new="                    raise\n",
+        world=HISTORY,
+        test=f"{ERASE}::test_a_ledger_that_cannot_be_read_holds_up_the_end_alone",
+    ),
 ]
