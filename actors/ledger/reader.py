@@ -176,14 +176,22 @@ class LedgerReader:
         return data
 
     async def table(self, ledger: LedgerRecord) -> RunOffsets:
-        """The table of a closed ledger, from as few bookies as have all of it. Raises Unavailable, Corrupt."""
+        """The table of a closed ledger, from bookies or from the object store. Raises Unavailable, Corrupt."""
         if ledger.last_run < 0:
             return RunOffsets()
-        if not ledger.fragments:
+        if ledger.fragments:
             try:
-                return await self.history.table(ledger)
-            except Corrupt as error:
-                raise Unavailable(f"the runs of ledger {ledger.id} are not found: {error}") from error
+                return await self._table_from_bookies(ledger)
+            except Unavailable:
+                if ledger.offloaded is None:
+                    raise
+        try:
+            return await self.history.table(ledger)
+        except Corrupt as error:
+            raise Unavailable(f"the runs of ledger {ledger.id} are not found: {error}") from error
+
+    async def _table_from_bookies(self, ledger: LedgerRecord) -> RunOffsets:
+        """From as few as have all of it. Raises Unavailable, Corrupt."""
         builder = TableBuilder(ledger)
         fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
         reasons = []

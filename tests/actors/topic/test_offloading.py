@@ -214,6 +214,27 @@ def test_a_ledger_stays_on_its_bookies_for_the_lag() -> None:
     assert forgettable(chain(), 0, 10**9) == []
 
 
+def test_what_has_left_is_read_while_its_bookies_are_away() -> None:
+    """They keep a copy for the lag, and are asked first; the store has all of it, the places of its runs as well."""
+
+    async def scenario(world: World) -> None:
+        settings = msgspec.structs.replace(LEAVING, offload_deletion_lag_ms=10**9)
+        cluster, client, producer = await started(world, settings)
+        for _ in range(9):
+            await producer.publish(3)
+        await until(client, lambda: all(one.offloaded and one.fragments for one in record_of(cluster).ledgers[:4]))
+        cluster.topic()._reads._old.give_way(1 << 40)
+        cluster.topic()._log.tail.give_way(1 << 40)
+        cluster.topic()._log.tables.clear()  # an owner knows none of ledgers that it finds closed
+        for name in sorted(cluster.addresses):
+            world.crash(name)
+        first = record_of(cluster).ledgers[0]
+        reply = await ask(client, cluster.current, ReadPayload(ledger=first.id, entry=4))
+        assert (reply.first_entry, reply.count) == (3, 3)
+
+    World(17).play(scenario)
+
+
 def test_objects_go_with_the_ledgers_that_are_trimmed() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)

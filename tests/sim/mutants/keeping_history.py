@@ -239,4 +239,12 @@ KEEPING_HISTORY: list[Mutant] = [
         world=HISTORY,
         test=f"{ERASE}::test_a_ledger_that_cannot_be_read_holds_up_the_end_alone",
     ),
+    Mutant(
+        name="what has left cannot be read while its bookies are away",
+        module="actors.ledger.reader",
+        old="                return await self._table_from_bookies(ledger)\n            except Unavailable:\n",
+        new="                return await self._table_from_bookies(ledger)\n            except NotImplementedError:\n",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_what_has_left_is_read_while_its_bookies_are_away",
+    ),
 ]
