@@ -37,7 +37,7 @@ class ObjectStore(Protocol):
     """The protocol of object stores. Blocking, safe for threads. Names: parts of [A-Za-z0-9._-] joined by "/"."""
 
     def put(self, name: str, data: Buffer) -> bool:
-        """Create if absent, durable when True is returned. False: the name is taken.
+        """Create if absent. False: the name is taken. Either way the object is durable when this returns.
 
         Raises Unavailable (the outcome is unknown), Invalid (a bad name, or the store is set up wrongly).
         """
@@ -118,14 +118,16 @@ class LocalObjects:
             try:
                 make_private(path.parent)
                 os.link(draft, path)
+                created = True
             except FileExistsError:
-                return False
+                created = False
             finally:
                 os.unlink(draft)
+            # Also of a name that is taken: perhaps by a put whose own sync failed, or has not ended.
             _sync_folder(path.parent)
         except OSError as error:
             raise self._unavailable(error) from error
-        return True
+        return created
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)

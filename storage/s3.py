@@ -204,6 +204,9 @@ class S3Objects:
             return AccessDenied(f"there is no {self._where}; create it, or correct the bucket or the endpoint")
         if code in _MISSING:
             return NotFound(f"there is no object {name} in {self._where}")
+        if code == "NotImplemented" or status == 501:
+            needs = ", which needs If-None-Match: *" if doing == "writing" else ""
+            return Invalid(f"{self._where} cannot do what is asked while {doing} {name}{needs}: {code} (HTTP {status})")
         if code in _BUSY or status >= 500 or status == 429:
             return Unavailable(f"{self._where} cannot serve now while {doing} {name}: {code}")
         if code in _CREDENTIALS:

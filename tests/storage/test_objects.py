@@ -113,6 +113,27 @@ def test_content_is_synced_before_name_and_name_before_answer(tmp_path: Path, mo
     assert events == ["sync folder+"]
 
 
+def test_a_name_that_is_taken_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wrote it was told that nobody knows, and takes it for stored when it finds its own bytes there."""
+    store = LocalObjects(tmp_path)
+    fsync, synced, broken = os.fsync, list[str](), [tmp_path]
+
+    def fail_once(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path in broken:
+            broken.remove(path)
+            raise OSError(5, "Input/output error")
+        synced.append(path.name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        store.put("a", b"x")
+    synced.clear()
+    assert not store.put("a", b"x")
+    assert tmp_path.name in synced
+
+
 def test_old_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:
     LocalObjects(tmp_path)
     old, young = tmp_path / "+temporary+" / "1-old", tmp_path / "+temporary+" / "1-young"

@@ -362,6 +362,7 @@ def _stubbed() -> tuple[S3Objects, Stubber]:
         ("ExpiredToken", 400, AccessDenied),
         ("PermanentRedirect", 301, Invalid),
         ("MethodNotAllowed", 405, Invalid),
+        ("NotImplemented", 501, Invalid),
     ],
 )
 def test_answers_of_the_server_become_errors_of_ours(code: str, status: int, error: type[SluiceError]) -> None:

@@ -340,4 +340,12 @@ STORING: list[Mutant] = [
         world=BOOKIE,
         test="tests/actors/bookie/test_maintenance.py::test_a_mark_without_room_holds_up_nothing",
     ),
+    Mutant(
+        name="a name that is taken is perhaps not durable",
+        module="storage.objects",
+        old="            except FileExistsError:\n                created = False\n",
+        new="            except FileExistsError:\n                return False\n",
+        world=LEDGER,
+        test="tests/storage/test_objects.py::test_a_name_that_is_taken_is_durable",
+    ),
 ]
