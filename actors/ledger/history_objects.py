@@ -32,8 +32,18 @@ def object_name(prefix: str, ledger: int, epoch: int, number: int) -> str:
 
 def epoch_of(name: str) -> int:
     """The epoch of the owner that wrote an object; above all epochs for a name that is none of these."""
+    return _numbers_in(name)[1]
+
+
+def ledger_of_object(name: str) -> int:
+    """The ledger in an object's name; above all ids for a name that is none of these."""
+    return _numbers_in(name)[0]
+
+
+def _numbers_in(name: str) -> tuple[int, int]:
     pieces = name.rpartition("/")[2].removesuffix(".parquet").split("-")
-    return int(pieces[1]) if len(pieces) == 3 and all(piece.isdigit() for piece in pieces) else _NEVER
+    whole = len(pieces) == 3 and all(piece.isdigit() for piece in pieces)
+    return (int(pieces[0]), int(pieces[1])) if whole else (_NEVER, _NEVER)
 
 
 async def delete_history(ports: Ports, prefix: str, epoch: int) -> list[str]:

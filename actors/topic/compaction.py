@@ -62,7 +62,7 @@ class Compaction:
         self, ports: Ports, log: PartitionLog, topic: str, partition: int, marks: Callable[[], Mapping[str, int]]
     ) -> None:
         self._ports, self._log, self._marks = ports, log, marks
-        self.objects = StoredObjects(ports, log, compacted_prefix(topic, partition), self._named_objects)
+        self.objects = StoredObjects(ports, log, compacted_prefix(topic, partition), self._named_objects, copies=False)
         self.reader = CompactedReader(ports)
         self._asked = 0
         """How often it was asked for since the last one began. What operators ask for stands in the record as well."""

@@ -105,7 +105,7 @@ class Offloading:
 
     def __init__(self, ports: Ports, log: PartitionLog, topic: str, partition: int) -> None:
         self._ports, self._log = ports, log
-        self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects)
+        self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects, copies=True)
         self.table = TableFollowing(ports, log, topic, self._named_objects)
         self._not_before = 0
         self.state = OffloadState()

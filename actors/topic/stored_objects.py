@@ -2,18 +2,24 @@
 
 Names carry the epoch and a number of the owner that wrote them and are never used twice. What the record does not name,
 and was written under this epoch or an earlier one, is deleted: an owner that died, or a store that was late, left it.
+
+Unless the record is older than the object. One that was restored from a backup knows nothing of what left after that,
+and bookies may have forgotten it since. So an object stays while its ledger is neither in the record nor was trimmed, or
+ought to be on bookies and is not found there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from actors.ledger.history_objects import delete_history, epoch_of, object_name
+from actors.ledger.history_objects import delete_history, epoch_of, ledger_of_object, object_name
+from actors.ledger.record import LedgerRecord
 from actors.ports import Ports
 from actors.store_attempts import attempt
 from actors.topic.log import PartitionLog
-from storage.errors import Corrupt, SluiceError, Unavailable
+from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
 from storage.frame import Buffer
+from storage.position import position
 
 READ_AT_ONCE = 8
 """Runs that are read from bookies at a time, for objects that are made of them."""
@@ -24,10 +30,14 @@ COLLECT_MS = 3_600_000
 
 
 class StoredObjects:
-    """Objects under a prefix. named: the names that are in the record now."""
+    """Objects under a prefix. named: the names that are in the record now. copies: whether each is a copy of what is in
+    the ledger of its name.
+    """
 
-    def __init__(self, ports: Ports, log: PartitionLog, prefix: str, named: Callable[[], set[str]]) -> None:
-        self._ports, self._log, self._prefix, self._named = ports, log, prefix, named
+    def __init__(
+        self, ports: Ports, log: PartitionLog, prefix: str, named: Callable[[], set[str]], *, copies: bool
+    ) -> None:
+        self._ports, self._log, self._prefix, self._named, self._copies = ports, log, prefix, named, copies
         self._numbers = 0
         self._collect_at = 0
         self._unwanted: list[str] = []
@@ -83,10 +93,35 @@ class StoredObjects:
         await self._log.metadata.verify()
         named = self._named()
         for name in names:
-            if name not in named and epoch_of(name) <= self._log.epoch:
+            if name not in named and epoch_of(name) <= self._log.epoch and await self._is_left_over(name):
                 await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
                 self._ports.log("history_collected", name=name)
         self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
+
+    async def _is_left_over(self, name: str) -> bool:
+        """Whether what an object holds that the record does not name is elsewhere, or was forgotten on purpose."""
+        record, ledger_id = self._log.record, ledger_of_object(name)
+        if epoch_of(name) < record.first_epoch:
+            return True  # of a topic of this name that was deleted
+        ledger = record.ledger(ledger_id)
+        if ledger is None:
+            left_over = position(ledger_id, 0) < record.trimmed_before
+        else:
+            left_over = not self._copies or ledger.offloaded is not None or await self._is_on_bookies(ledger)
+        if not left_over:
+            self._ports.log("history_kept", name=name)
+        return left_over
+
+    async def _is_on_bookies(self, ledger: LedgerRecord) -> bool:
+        if ledger.last_run < 0:
+            return False  # what was not closed, or is empty, has not been copied by anybody whom the record knows
+        try:
+            await self._log.reader.table(ledger)
+        except Fenced:
+            raise
+        except SluiceError:
+            return False
+        return True
 
     async def delete_all(self) -> None:
         """The topic was deleted: nothing is named any more. What cannot be deleted now the garbage collection finds."""

@@ -337,7 +337,7 @@ def test_objects_go_with_the_topic_and_what_was_left_too() -> None:
         cluster, client, producer = await started(world, SETTINGS)
         await publish(producer, [("a", "1")])
         table = await compacted(client, cluster)
-        left = f"{compacted_prefix('t', 0)}{9:012d}-{1:012d}-{7:06d}.parquet"
+        left = f"{compacted_prefix('t', 0)}{1:012d}-{1:012d}-{7:06d}.parquet"
         world.objects.objects[left] = b"half of a table"
         await cluster.replace_owner()
         await until(client, lambda: sorted(world.objects.objects) == [part.name for part in table.parts])

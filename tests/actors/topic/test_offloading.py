@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger.garbage_collection import collect_garbage
-from actors.ledger.history_objects import epoch_of, history_prefix
+from actors.ledger.history_objects import epoch_of, history_prefix, ledger_of_object
 from actors.ledger.record import FORMAT, WITH_HISTORY, LedgerState, PartitionRecord
 from actors.messages import (
     AcceptLoss,
@@ -284,7 +284,8 @@ def test_what_a_deletion_left_is_collected(made_again: bool) -> None:
 def test_a_new_owner_deletes_what_no_record_names() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
-        left, foreign = f"{PREFIX}{9:012d}-{1:012d}-{7:06d}.parquet", f"{PREFIX}notes.txt"
+        first = record_of(cluster).ledgers[0].id
+        left, foreign = f"{PREFIX}{first:012d}-{1:012d}-{7:06d}.parquet", f"{PREFIX}notes.txt"
         world.objects.objects |= {left: b"half of a ledger", foreign: b"not ours"}
         await cluster.replace_owner()
         await until(client, lambda: left not in world.objects.objects and len(named(cluster)) == 5)
@@ -293,6 +294,33 @@ def test_a_new_owner_deletes_what_no_record_names() -> None:
         assert epoch_of(foreign) > 1 << 60
 
     World(7).play(scenario)
+
+
+def test_a_record_from_a_backup_has_no_object_deleted() -> None:
+    """What left after the backup was made is in the store alone."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, msgspec.structs.replace(LEAVING, offload_threshold_bytes=-1))
+        for _ in range(5):
+            await producer.publish(3)
+        backup = list(world.meta.records["partition/t/0"])
+        chain = [one.id for one in record_of(cluster).ledgers]
+        await ask(client, cluster.current, Offload(before=chain[2]))
+        await until(client, lambda: [bool(one.fragments) for one in record_of(cluster).ledgers] == [False, False, True])
+        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        later = f"{PREFIX}{chain[2] + 1:012d}-{1:012d}-{7:06d}.parquet"
+        world.objects.objects[later] = b"of a ledger that the backup does not know"
+        stored = sorted(world.objects.objects)
+        assert [ledger_of_object(name) for name in stored] == [*chain[:2], chain[2] + 1]
+        world.crash(f"owner{cluster.owners}")
+        world.meta.records["partition/t/0"] = backup
+        cluster.settings = LEAVING
+        await cluster.replace_owner()
+        objects = cluster.topic()._upkeep.offloading.objects
+        await until(client, lambda: not objects.collection_due())
+        assert [name for name in stored if name not in world.objects.objects] == []
+
+    World(18).play(scenario)
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone", "cut"])

@@ -247,4 +247,20 @@ KEEPING_HISTORY: list[Mutant] = [
         world=HISTORY,
         test=f"{OFFLOADING}::test_what_has_left_is_read_while_its_bookies_are_away",
     ),
+    Mutant(
+        name="what a restored record does not name is deleted",
+        module="actors.topic.stored_objects",
+        old=" and await self._is_left_over(name):",
+        new=":",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_a_record_from_a_backup_has_no_object_deleted",
+    ),
+    Mutant(
+        name="what a restored record has never heard of is deleted",
+        module="actors.topic.stored_objects",
+        old="            left_over = position(ledger_id, 0) < record.trimmed_before\n",
+        new="            left_over = True\n",
+        world=HISTORY,
+        test=f"{OFFLOADING}::test_a_record_from_a_backup_has_no_object_deleted",
+    ),
 ]
