@@ -101,6 +101,7 @@ class LocalObjects:
         """Make the folder if it is missing, unless it is only to be read. Raises Invalid if it cannot be used."""
         self.folder = Path(folder).absolute()
         self._temporary = self.folder / _TEMPORARY
+        self._read_only = read_only
         if read_only:
             return
         try:
@@ -136,6 +137,7 @@ class LocalObjects:
                 file.seek(start)
                 return file.read() if length is None else file.read(length)
         except (FileNotFoundError, NotADirectoryError):
+            self._check_there()
             raise NotFound(f"there is no object {name}") from None
         except OSError as error:
             raise self._unavailable(error) from error
@@ -151,6 +153,8 @@ class LocalObjects:
             self._walk(top, folder, prefix, found)
         except OSError as error:
             raise self._unavailable(error) from error
+        if not found:
+            self._check_there()
         return sorted(found)
 
     def delete(self, name: str) -> None:
@@ -166,6 +170,13 @@ class LocalObjects:
     def url_of(self, name: str) -> str:
         """Where other programs find an object. Nothing in it is escaped, as these expect it."""
         return f"file://{self._path(name)}"
+
+    def _check_there(self) -> None:
+        """Whoever finds nothing looks whether there is a store. Raises Unavailable where its disk is not mounted, or its
+        folder was moved: then nothing is known of any object. An empty folder may be where a disk was mounted.
+        """
+        if not self._read_only and not self._temporary.is_dir():
+            raise Unavailable(f"the object folder {self.folder} is not there: {self._temporary} is missing")
 
     def _path(self, name: str) -> Path:
         *folders, last = check_name(name).split("/")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import Buffer
 from storage.objects import LocalObjects, MemoryObjects, probe
 from tests.conformance.objects import Maker, ObjectStoreKit, ObjectStoreRaces
@@ -132,6 +132,35 @@ def test_a_name_that_is_taken_is_durable(tmp_path: Path, monkeypatch: pytest.Mon
     synced.clear()
     assert not store.put("a", b"x")
     assert tmp_path.name in synced
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["gone", "an empty folder in its place"])
+def test_a_folder_that_goes_away_says_nothing_of_objects(tmp_path: Path, left: bool) -> None:
+    """As where a disk is unmounted. Who is told that an object is missing gives it up for good."""
+    folder, elsewhere = tmp_path / "objects", tmp_path / "elsewhere"
+    store = LocalObjects(folder)
+    assert store.put("a/b", b"x")
+    with pytest.raises(NotFound):
+        store.get("a/c")
+    assert store.names("c") == []
+    folder.rename(elsewhere)
+    if left:
+        folder.mkdir()
+    for call in (lambda: store.get("a/b"), lambda: store.names("a/"), lambda: store.put("c", b"y")):
+        with pytest.raises(Unavailable):
+            call()
+    if left:
+        folder.rmdir()
+    elsewhere.rename(folder)
+    assert store.get("a/b") == b"x"
+    assert store.names("") == ["a/b"]
+
+
+def test_a_folder_that_is_only_looked_at_may_be_missing(tmp_path: Path) -> None:
+    looking = LocalObjects(tmp_path / "none", read_only=True)
+    assert looking.names("") == []
+    with pytest.raises(NotFound):
+        looking.get("a")
 
 
 def test_old_leftovers_of_crashed_writers_are_removed(tmp_path: Path) -> None:

@@ -348,4 +348,12 @@ STORING: list[Mutant] = [
         world=LEDGER,
         test="tests/storage/test_objects.py::test_a_name_that_is_taken_is_durable",
     ),
+    Mutant(
+        name="where the folder of objects is gone every object counts as deleted",
+        module="storage.objects",
+        old="        if not self._read_only and not self._temporary.is_dir():\n",
+        new="        if False:\n",
+        world=LEDGER,
+        test="tests/storage/test_objects.py::test_a_folder_that_goes_away_says_nothing_of_objects",
+    ),
 ]
