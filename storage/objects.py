@@ -172,7 +172,7 @@ class LocalObjects:
         return f"file://{self._path(name)}"
 
     def _check_there(self) -> None:
-        """Whoever finds nothing looks whether there is a store. Raises Unavailable where its disk is not mounted, or its
+        """Whoever finds nothing looks whether there is a store. Raises Unavailable if its disk is not mounted, or its
         folder was moved: then nothing is known of any object. An empty folder may be where a disk was mounted.
         """
         if not self._read_only and not self._temporary.is_dir():

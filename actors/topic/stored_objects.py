@@ -4,8 +4,8 @@ Names carry the epoch and a number of the owner that wrote them and are never us
 and was written under this epoch or an earlier one, is deleted: an owner that died, or a store that was late, left it.
 
 Unless the record is older than the object. One that was restored from a backup knows nothing of what left after that,
-and bookies may have forgotten it since. So an object stays while its ledger is neither in the record nor was trimmed, or
-ought to be on bookies and is not found there.
+and bookies may have forgotten it since. So an object stays while its ledger is neither in the record nor was trimmed,
+or ought to be on bookies and is not found there.
 """
 
 from __future__ import annotations

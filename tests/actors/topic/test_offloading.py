@@ -286,11 +286,12 @@ def test_a_new_owner_deletes_what_no_record_names() -> None:
         cluster, client, _ = await leaving(world)
         first = record_of(cluster).ledgers[0].id
         left, foreign = f"{PREFIX}{first:012d}-{1:012d}-{7:06d}.parquet", f"{PREFIX}notes.txt"
-        world.objects.objects |= {left: b"half of a ledger", foreign: b"not ours"}
+        newer = f"{PREFIX}{first:012d}-{99:012d}-{1:06d}.parquet"
+        world.objects.objects |= {left: b"half of a ledger", foreign: b"not ours", newer: b"of an owner to come"}
         await cluster.replace_owner()
         await until(client, lambda: left not in world.objects.objects and len(named(cluster)) == 5)
         assert all(one.offloaded for one in record_of(cluster).ledgers), "this owner found them closed"
-        assert sorted(world.objects.objects) == sorted([*named(cluster), foreign])
+        assert sorted(world.objects.objects) == sorted([*named(cluster), foreign, newer])
         assert epoch_of(foreign) > 1 << 60
 
     World(7).play(scenario)

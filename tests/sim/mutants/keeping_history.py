@@ -49,8 +49,8 @@ KEEPING_HISTORY: list[Mutant] = [
     Mutant(
         name="what is not ours is collected",
         module="actors.topic.stored_objects",
-        old="            if name not in named and epoch_of(name) <= self._log.epoch:",
-        new="            if name not in named:",
+        old="            if name not in named and epoch_of(name) <= self._log.epoch and",
+        new="            if name not in named and",
         world=HISTORY,
         test=OFFLOADING,
     ),
