@@ -79,7 +79,7 @@ def through(data_dir: Path, address: str) -> DirectNet | None:
     door = read_door(data_dir)
     if door is None or door.address != address:
         return None
-    asking = _Asking(data_dir, door)
+    asking = _Asking(data_dir.resolve(), door)  # which stays the same when the program changes its own folder
     token = ensure_token(Path(door.token_file)).encode() if door.token_file else b""
     asking.net = DirectNet(None, asking, token, controller=door.endpoint.name)
     return asking.net

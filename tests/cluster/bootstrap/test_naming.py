@@ -100,6 +100,22 @@ async def test_a_new_incarnation_is_found_where_the_old_one_was(tmp_path: Path) 
     again.close()
 
 
+async def test_who_changes_its_folder_comes_in_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    listener = keep(tmp_path)
+    net = through(Path("."), ADDRESS)
+    assert net is not None
+    assert isinstance(await ask(net, "bookie-1"), Listening)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    listener.close()
+    await answers(net, Unknown)
+    again = keep(tmp_path)
+    assert await net.find(CONTROLLER_HOST) == read_door(tmp_path).endpoint  # type: ignore[union-attr]
+    net.close()
+    again.close()
+
+
 async def test_another_keeper_of_the_door_is_taken_for_itself_alone(tmp_path: Path) -> None:
     """Another candidate is the controller now, or was for a while: it is not where the first one's name leads to."""
     listener = keep(tmp_path)
