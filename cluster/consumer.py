@@ -200,6 +200,7 @@ class Consumer:
         rows: Rows | None = None,
     ) -> None:
         """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these."""
+        self._loop.check_process()
         if isinstance(what, Message):  # most are, so this comes first and does little
             consumer = what.batch.consumer
             self._done_singly.append(what)
@@ -328,9 +329,10 @@ class Consumer:
     def close(self, drain_timeout_ms: int = 0, *, for_good: bool = False) -> None:
         """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other threads);
         the rest goes to the others in order, without counting as a redelivery. With `grace_ms` it waits for one of this
-        name instead, with the hashes; for_good: nobody will come back, and all goes to the others at once.
+        name instead, with the hashes; for_good: nobody will come back, and all goes to the others at once. In a forked
+        child it is its parent's, and stays.
         """
-        if self._closed:
+        if self._closed or not self._loop.is_here:
             return
         self._hand_over_now()
         self.pause()

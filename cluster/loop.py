@@ -59,10 +59,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine there and wait for it. Raises NoReplyInTime after `timeout` seconds, and Fenced if another
-        thread has closed the client, or does so meanwhile; see `check_process`.
+        thread has closed the client, or does so meanwhile; see `check_process` and `check_thread`.
         """
         try:
             self.check_process()
+            self.check_thread()
             with self._handing_over:
                 if self._ended:
                     raise Fenced(CLOSED)
@@ -111,6 +112,11 @@ class LoopThread:
             raise Invalid(
                 f"this client was made by process {self._made_in}; one that was forked from it connects itself"
             )
+
+    def check_thread(self) -> None:
+        """Raises Invalid on the loop's own thread: who waits there for the loop waits for ever, and all others do."""
+        if threading.current_thread() is self._thread:
+            raise Invalid("this waits for the thread that runs the callback; do it in a thread of your own")
 
     def stop(self) -> None:
         """End the loop and its thread; they are the parent's in a forked child."""

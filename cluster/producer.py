@@ -146,7 +146,7 @@ class Producer:
         Rows of one key go to one partition and keep their order. Every partition numbers its rows consecutively from
         the producer's first sequence, so an identical repetition under the same producer name stores nothing twice.
         """
-        now = self._ports.clock.now()
+        now = self._begin()
         with self._room:
             self._check_open()
             self._take_room(data.num_rows, data.nbytes)
@@ -182,6 +182,7 @@ class Producer:
         deliver_at: ms since 1970. deliver_after: from now. delay_id: a name of your own by which the client can cancel
         or reschedule it; it becomes a property, and the ordering key if there is no key. Raises SluiceErrors.
         """
+        self._loop.check_thread()
         sent = self.send_async(
             content,
             None,
@@ -212,7 +213,7 @@ class Producer:
         Blocks only for room.
         """
         payload = content if type(content) is bytes else _payload(content)
-        now = self._ports.clock.now()
+        now = self._begin()
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
         with self._room:
@@ -256,8 +257,8 @@ class Producer:
             self._loop.run(part.flush(), timeout_s)
 
     def close(self, timeout_s: float | None = 30) -> None:
-        """Wait for messages on their way, then refuse further sends."""
-        if self._closed:
+        """Wait for messages on their way, then refuse further sends. A forked child leaves it to its parent."""
+        if self._closed or not self._loop.is_here:
             return
         try:
             self.flush(timeout_s)
@@ -278,6 +279,11 @@ class Producer:
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)
 
+    def _begin(self) -> int:
+        """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock."""
+        self._loop.check_process()
+        return self._ports.clock.now()
+
     def _check_open(self) -> None:
         if self._closed:
             raise Fenced("the producer is closed")
@@ -290,6 +296,7 @@ class Producer:
         while self._pending_messages and (
             self._pending_messages + messages > MAX_PENDING_MESSAGES or self._pending_bytes + size > MAX_PENDING_BYTES
         ):
+            self._loop.check_thread()
             self._room.wait()
             self._check_open()
         self._pending_messages += messages

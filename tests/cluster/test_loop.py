@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.loop import LoopThread
-from storage.errors import Fenced
+from storage.errors import Fenced, Invalid
 from tests.cluster.helpers import PATIENCE_S
 
 LATE_S = 20.0
@@ -82,3 +82,17 @@ def test_who_asks_while_it_ends_does_not_wait_for_ever(monkeypatch: pytest.Monke
     loop.stop()
     assert waits.is_told()
     assert late[0].is_told()
+
+
+def test_who_would_wait_for_itself_is_told_so() -> None:
+    """A question that is asked in a callback stopped the client for ever."""
+    loop, told = LoopThread("callback"), threading.Event()
+
+    def callback() -> None:
+        with pytest.raises(Invalid, match="in a thread of your own"):
+            loop.run(for_ever())
+        told.set()
+
+    loop.soon(callback)
+    assert told.wait(LATE_S)
+    loop.stop()

@@ -115,12 +115,22 @@ def test_a_child_is_told_to_connect_itself(tmp_path: Path) -> None:
         client.create_topic("orders")
         producer = client.create_producer("orders")
         consumer = client.subscribe("orders", "billing")
+        producer.send(b"first")
+        message = consumer.receive(240_000)
 
         def child() -> None:
-            for call in (client.topics, lambda: producer.send_async(b"x"), lambda: consumer.receive(), producer.flush):
+            producer._send_scheduled = consumer._loop_told = True  # the fork may have come at such a moment
+            for call in (
+                client.topics,
+                lambda: producer.send_async(b"x"),
+                lambda: consumer.receive(),
+                lambda: consumer.acknowledge(message),
+                producer.flush,
+            ):
                 with pytest.raises(cluster.Invalid, match=f"made by process {os.getppid()}"):
                     call()
-            client.close()
+            for parents in (consumer, producer, client):
+                parents.close()
             with cluster.connect(embedded=True, data_dir=tmp_path / "childs") as own:
                 own.create_topic("its-own")
 
