@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -46,20 +47,20 @@ def test(context: typer.Context) -> int:
     failed = [name for name, command in checks.items() if _failed(name, [python, "-m", *command], root)]
     with ThreadPoolExecutor(1) as beside:
         types = beside.submit(_types, root)
-        tests = subprocess.run([python, "-m", "pytest", "-q", *arguments], cwd=root, check=False)
+        tests = hand_over([python, "-m", "pytest", "-q", *arguments], root)
         say("mypy --strict", prefix="== ")
         print(types.result().stdout, end="", flush=True)
     if types.result().returncode != 0:
         failed.append("mypy --strict")
     if failed:
         say(f"failed: {', '.join(failed)}")
-    return int(bool(failed) or tests.returncode != 0)
+    return int(bool(failed) or tests != 0)
 
 
 def simulate(context: typer.Context) -> int:
     """Run simulated clusters from seeds, with faults, and judge them. `./sluice simulate --help` shows the options."""
     command = [sys.executable, "-m", "tests.sim.cli", *context.args]
-    return subprocess.run(command, cwd=checkout(), check=False).returncode
+    return hand_over(command, checkout())
 
 
 def bench(
@@ -74,7 +75,27 @@ def bench(
         return 0
     if name not in scripts:
         raise NotFound(f"there is no benchmark {name!r}; there are: {', '.join(scripts)}")
-    return subprocess.run([sys.executable, str(scripts[name]), *context.args], check=False).returncode
+    return hand_over([sys.executable, str(scripts[name]), *context.args])
+
+
+def hand_over(command: list[str], folder: Path | None = None) -> int:
+    """Run a command to its end, in a folder if one is given; returns its exit code.
+
+    It may have started a cluster: whoever is interrupted waits until it has cleaned up. A Ctrl-C comes to both; of a
+    termination, which comes to this process alone, the other is told. A second one ends it at once.
+    """
+    with subprocess.Popen(command, cwd=folder) as child:
+        try:
+            return child.wait()
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args:
+                deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+                child.send_signal(signal.SIGTERM if deaf else signal.SIGINT)
+            try:
+                child.wait()
+            finally:
+                child.kill()  # without an effect on one that has ended
+            raise
 
 
 def _failed(name: str, command: list[str], root: Path) -> bool:

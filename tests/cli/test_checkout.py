@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +21,21 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Records commands in place of running them; `fails` names the ones that fail."""
     record: dict[str, Any] = {"commands": [], "fails": ""}
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command: list[str], *_: Any, **__: Any) -> Any:
         record["commands"].append(command[1:])
         return SimpleNamespace(returncode=int(bool(record["fails"]) and record["fails"] in command), stdout="")
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("cli.checkout.hand_over", lambda *given: run(*given).returncode)
     return record
+
+
+@pytest.fixture
+def fake_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkout without benchmarks."""
+    (tmp_path / "benchmarks").mkdir()
+    monkeypatch.setattr("cli.checkout.checkout", lambda: tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize(("fails", "code"), [("", 0), ("ruff", 1), ("mypy", 1), ("pytest", 1)])
@@ -43,16 +56,45 @@ def test_the_whole_suite_runs_in_lanes_that_share_no_file(cli: Cli, runs: dict[s
     assert " ".join(suite[2:]) == "-q -n 3 --dist loadfile --no-loadscope-reorder --tb short --durations 10"
 
 
-def test_bench_hands_its_arguments_on(
-    cli: Cli, runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    (tmp_path / "benchmarks").mkdir()
+def test_bench_hands_its_arguments_on(cli: Cli, runs: dict[str, Any], fake_checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "benchmarks" / "journal.py").write_text('"""Journal against the raw disk.\n\nMore."""\n')
-    monkeypatch.setattr("cli.checkout.checkout", lambda: tmp_path)
     assert cli("bench")[1].split(maxsplit=1) == ["journal", "Journal against the raw disk.\n"]
     assert cli("bench", "journal", "--size", "3")[0] == 0
     assert runs["commands"] == [[str(tmp_path / "benchmarks" / "journal.py"), "--size", "3"]]
     assert cli("bench", "nope")[::2] == (2, "sluice: there is no benchmark 'nope'; there are: journal\n")
+
+
+CLEANS_UP = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+begun, ended = sys.argv[1:]
+try:
+    open(begun, "w").close()
+    signal.pause()
+except KeyboardInterrupt:
+    deadline = time.monotonic() + 0.6  # longer than the standard library waits for it
+    while time.monotonic() < deadline:
+        pass
+    open(ended, "w").close()
+"""
+
+
+def test_what_is_terminated_cleans_up_first(cli: Cli, fake_checkout: Path, tmp_path: Path) -> None:
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    os.mkfifo(begun)
+    (fake_checkout / "benchmarks" / "slow.py").write_text(CLEANS_UP)
+
+    def terminate() -> None:
+        begun.read_bytes()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        assert cli("bench", "slow", str(begun), str(ended))[0] == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.exists()
 
 
 def test_simulate_hands_its_arguments_and_its_exit_code_on(capfd: pytest.CaptureFixture[str]) -> None:
