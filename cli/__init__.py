@@ -23,7 +23,9 @@ import sys
 def main() -> None:
     """The console script: run the command line of this process and exit with its code."""
     from cli.exit_codes import run
+    from cli.output import prepare_streams
     from cluster.arrow import without_pandas
 
+    prepare_streams()
     without_pandas()
     sys.exit(run(sys.argv[1:]))

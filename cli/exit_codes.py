@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ FINE = 0
 BROKEN = 1
 CALLER = 2
 INTERRUPTED = 130
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a file that takes no more, as standard output has them, which has no name."""
 
 # typer carries click inside, under a private name; its public exception leads to the base of all usage errors.
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -28,9 +31,10 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Errors go to standard error, one line each."""
     # Ray would start its workers through `uv run` if that is how this process was started; never wanted here.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    # A terminated command cleans up like an interrupted one.
+    # A terminated command cleans up like an interrupted one. What `nohup` has it ignore stays ignored.
     for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, _interrupt)
+        if signal.getsignal(name) is not signal.SIG_IGN:
+            signal.signal(name, _interrupt)
     try:
         from cli.app import app
 
@@ -74,6 +78,9 @@ def _explain(error: Exception) -> int:
         return BROKEN if isinstance(error, Corrupt) else CALLER
     if isinstance(error, OSError) and error.filename is not None:
         say(f"{error.strerror}: {error.filename}")
+        return CALLER
+    if isinstance(error, OSError) and error.errno in FULL:
+        say(f"{error.strerror}: make room there, or write elsewhere")
         return CALLER
     say(f"internal error: {type(error).__name__}: {_one_line(str(error))} (SLUICE_DEBUG=1 shows the whole story)")
     return BROKEN

@@ -13,6 +13,9 @@ from storage.errors import Unavailable
 CONNECT_SECONDS = 3
 """How long a connection to an address may take."""
 
+MOST_DIGITS = 5
+"""Of a port."""
+
 MAX_DURATION_MS = 100 * 365 * 86_400_000
 LEAST_MS, MOST_MS = 10**11, 10**14
 """Bare numbers that are times in milliseconds: 1973 to 5138. Seconds and microseconds of our days lie outside."""
@@ -85,13 +88,22 @@ def _check_address(text: str | None) -> str | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise typer.BadParameter(f"an address is HOST:PORT, not {text!r}")
+    if not host or not port.isdecimal() or len(port) > MOST_DIGITS or not 0 < int(port) < 1 << 16:
+        raise typer.BadParameter(f"an address is HOST:PORT, not {text[:_SHOWN]!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except UnicodeError:  # such a name cannot even be looked up
+        raise typer.BadParameter(f"an address is HOST:PORT, not {text[:_SHOWN]!r}") from None
     except OSError as error:
         raise Unavailable(f"nothing answers at {text}: {error.strerror or error}") from None
     return text
+
+
+def _folder(text: str) -> Path:
+    """A folder by name. A variable of the shell that is not set would else mean the current one."""
+    if not text:
+        raise typer.BadParameter("name a folder; `.` is the current one")
+    return Path(text)
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
@@ -110,7 +122,8 @@ ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML). Default: ./sluice.toml.")
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where the data lies. Default: ./sluice-data.")
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", parser=_folder, help="Where the data lies. Default: ./sluice-data."),
 ]
 ObjectsOption = Annotated[
     str | None, typer.Option("--objects", metavar="URL", help="Where snapshots go, s3://bucket/prefix.")

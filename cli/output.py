@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +21,24 @@ PIPE_WIDTH = 200
 
 WATCH_SECONDS = 2.0
 """How often --watch asks again."""
+
+
+def prepare_streams() -> None:
+    """Let everything be printed, wherever this process was started.
+
+    What the encoding of standard output lacks is shown as its code. A standard stream that is closed becomes an empty
+    one: the next file or socket that is opened would get its number, and libraries abort on that.
+    """
+    for descriptor in range(3):
+        with contextlib.suppress(OSError):
+            os.fstat(descriptor)
+            continue
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show(rows: Sequence[Row], as_json: bool, columns: Mapping[str, str] | None = None, title: str = "") -> None:
@@ -63,7 +84,9 @@ def show_partitions(answers: Sequence[Any], as_json: bool) -> None:
 
 def show_json(document: object) -> None:
     """One JSON document on one line; bytes as text where they are text, else as hexadecimal digits."""
-    print(printable_json(json.dumps(document, default=_plain, ensure_ascii=False)), flush=True)
+    # Else a terminal's encoding that lacks a character would have it as an escape that no reader of JSON understands.
+    escapes = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(printable_json(json.dumps(document, default=_plain, ensure_ascii=escapes)), flush=True)
 
 
 def watch(again: bool, once: Callable[[], None]) -> None:

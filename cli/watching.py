@@ -36,6 +36,7 @@ def watch(
 
     folder = load(config, data_dir=data_dir).values.data_dir
     server = Server(folder)
+    server.subscriptions()  # the files of a cluster that was killed lead nowhere
     if topic or text:
         topic, subscription = server.choose(topic, subscription)
     if not text:
@@ -65,9 +66,13 @@ class Server:
         chosen = {key: value for key, value in (("topic", topic), ("subscription", subscription)) if value}
         return f"http://127.0.0.1:{self.port}/watch{'?' if chosen else ''}{urlencode(chosen)}#token={self.token}"
 
+    def subscriptions(self) -> dict[str, list[str]]:
+        """Those of every topic. Raises Unavailable if the cluster does not answer."""
+        return dict(_json(self._get("/watch/subscriptions"), self.port))
+
     def choose(self, topic: str, subscription: str) -> tuple[str, str]:
         """A topic and a subscription of it, those that are wanted if they are given. Raises NotFound without them."""
-        known = json_module.loads(self._get("/watch/subscriptions").read())
+        known = self.subscriptions()
         for name, subscriptions in known.items():
             if topic in ("", name) and subscriptions and (not subscription or subscription in subscriptions):
                 return name, subscription or subscriptions[0]
@@ -99,11 +104,23 @@ class Server:
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
             answer = connection.getresponse()
-        except OSError as error:
-            raise Unavailable(f"no cluster answers at 127.0.0.1:{self.port}: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _no_cluster(self.port, error) from None
         if answer.status != 200:
-            raise Invalid(str(json_module.loads(answer.read()).get("reason", answer.reason)))
+            raise Invalid(str(_json(answer, self.port).get("reason", answer.reason)))
         return answer
+
+
+def _json(answer: Any, port: int) -> Any:
+    """What was answered. Raises Unavailable if it is not ours: another program may have the port by now."""
+    try:
+        return json_module.loads(answer.read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _no_cluster(port, error) from None
+
+
+def _no_cluster(port: int, error: Exception) -> Unavailable:
+    return Unavailable(f"no cluster answers at 127.0.0.1:{port} ({error}); start it again with `./sluice up`")
 
 
 def show_text(server: Server, topic: str, subscription: str) -> None:

@@ -17,6 +17,7 @@ Secrets have no place here: S3 credentials come from boto3's own chain, tokens f
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -110,6 +111,13 @@ def _unit(value: object, info: ValidationInfo) -> object:
     return with_unit(info.field_name or "", value)
 
 
+def _named(value: object) -> object:
+    """A variable that is set to nothing names no folder; a path would make the current one of it."""
+    if value == "":
+        raise ValueError("name a folder; `.` is the current one")
+    return value
+
+
 def _section(name: str, settings: type[msgspec.Struct]) -> type[BaseModel]:
     fields: dict[str, Any] = {
         field.name: (Annotated[field.type, BeforeValidator(_unit)], field.default)
@@ -133,7 +141,9 @@ class Configuration(BaseSettings):
     )
 
     address: str | None = Field(None, description="address of a running Ray cluster to join; none starts one here")
-    data_dir: Path = Field(Path("sluice-data"), description="where bookies, metadata and objects live on this machine")
+    data_dir: Annotated[Path, BeforeValidator(_named)] = Field(
+        Path("sluice-data"), description="where bookies, metadata and objects live on this machine"
+    )
     bookies: int = Field(3, ge=1, le=1000, description="bookies to start")
     bookie_lost_after_ms: Annotated[int, BeforeValidator(_unit)] = Field(
         LOST_AFTER_MS, ge=1000, description="how long a bookie may be away before its copies are made again elsewhere"
@@ -323,8 +333,11 @@ def find_file(named: Path | None = None) -> Path | None:
         if not chosen.is_file():
             raise Invalid(f"there is no configuration file {chosen}")
         return chosen
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return next((path for path in (Path("sluice.toml"), home / "sluice" / "config.toml") if path.is_file()), None)
+    candidates = [Path("sluice.toml")]
+    with contextlib.suppress(RuntimeError):  # a user without a home, as in containers
+        home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        candidates.append(home / "sluice" / "config.toml")
+    return next((path for path in candidates if path.is_file()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ def test_help_imports_nothing_heavy() -> None:
         (Corrupt("frame 3 fails its checksum"), 1, "sluice: frame 3 fails its checksum\n"),
         (InvariantViolation("two holders"), 1, "sluice: a promise of the broker was broken: two holders"),
         (FileNotFoundError(2, "No such file or directory", "a.csv"), 2, "sluice: No such file or directory: a.csv\n"),
+        (OSError(28, "No space left on device"), 2, "sluice: No space left on device: make room there, or write els"),
         (KeyError("oops"), 1, "sluice: internal error: KeyError: 'oops' (SLUICE_DEBUG=1 shows the whole story)\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -91,6 +92,47 @@ def test_termination_ends_like_an_interruption(cli: Cli, client: FakeClient, fak
 
     fake_module("loadgen.flood", flood_command=flood_command)
     assert cli("flood")[0] == 130
+
+
+def test_what_nohup_has_it_ignore_stays_ignored(cli: Cli, client: FakeClient, fake_module: Callable[..., None]) -> None:
+    def flood_command(**_: object) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    fake_module("loadgen.flood", flood_command=flood_command)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli("flood")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+STREAMS = """
+import socket, sys
+from cli.output import prepare_streams, say, show_json
+prepare_streams()
+first = socket.socket()
+assert first.fileno() > 2
+print("\u20ac")
+show_json("\u20ac")
+say("told")
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "out", "err"),
+    [
+        ("PYTHONIOENCODING=ascii {}", '\\u20ac\n"\\u20ac"\n', "sluice: told\n"),
+        ("PYTHONIOENCODING=utf-8 {}", '\u20ac\n"\u20ac"\n', "sluice: told\n"),
+        ("PYTHONIOENCODING=utf-8 {} >&-", "", "sluice: told\n"),
+        ("PYTHONIOENCODING=utf-8 {} 2>&-", '\u20ac\n"\u20ac"\n', ""),
+        ("PYTHONIOENCODING=utf-8 {} <&- >&- 2>&-", "", ""),
+    ],
+)
+def test_any_standard_stream_will_do(shell: str, out: str, err: str) -> None:
+    command = shell.format(f"'{sys.executable}' -c '{STREAMS}'")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, encoding="utf-8", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
+from cli.exit_codes import run
 from cli.watching import Server
 from cluster.http.admin import PORT_FILE, TOKEN_FILE
 from storage.errors import NotFound
@@ -100,6 +104,44 @@ def test_what_cannot_be_meant_is_refused(cli: Cli, tmp_path: Path, command: str,
     assert (code, out) == (2, "")
     assert reason in " ".join(err.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_a_name(cli: Cli, launch: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of a shell that is not set would begin a cluster in the current folder."""
+    code, _, err = cli("up", "--data-dir", "")
+    assert (code, "name a folder" in err) == (2, True)
+    monkeypatch.setenv("SLUICE_DATA_DIR", "")
+    code, _, err = cli("up")
+    assert (code, "name a folder" in err) == (2, True)
+    assert launch == []
+
+
+def test_no_page_of_a_cluster_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / TOKEN_FILE).write_text("x")
+    for answer in (b"", b"SSH-2.0\r\n", b"HTTP/1.1 404 No\r\n\r\nhello", b"HTTP/1.1 200 OK\r\n\r\nhello"):
+        with another_program(answer) as port:
+            (tmp_path / PORT_FILE).write_text(str(port))
+            code, err = run(["watch", "--data-dir", str(tmp_path)]), capsys.readouterr().err
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert f"no cluster answers at 127.0.0.1:{port}" in err
+    assert run(["watch", "--data-dir", str(tmp_path)]) == 2
+
+
+@contextmanager
+def another_program(answer: bytes) -> Iterator[int]:
+    """Has the port now; answers once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
 
 
 def test_watch_names_what_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.exit_codes import run
 from cluster.audit import audited_lines
 from storage.errors import NotFound
 from tests.cli.conftest import Cli, FakeClient
@@ -61,13 +62,23 @@ def test_stats_keep_every_field_in_json(cli: Cli, client: FakeClient) -> None:
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("host", "an address is HOST:PORT"), ("host:99999", "an address is HOST:PORT"), ("h:1", "nothing answers at h:1")],
+    [
+        ("host", "an address is HOST:PORT"),
+        ("host:99999", "an address is HOST:PORT"),
+        ("host:" + "1" * 5_000, "an address is HOST:PORT"),
+        ("h:1", "nothing answers at h:1"),
+    ],
 )
 def test_an_address_where_nothing_listens(cli: Cli, client: FakeClient, address: str, said: str) -> None:
     code, out, err = cli("topics", "list", "--address", address)
     assert (code, out) == (2, "")
     assert said in err
     assert client.calls == []
+
+
+def test_a_host_that_cannot_be_looked_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["topics", "list", "--address", "a..b:1"]) == 2
+    assert "an address is HOST:PORT, not 'a..b:1'" in capsys.readouterr().err
 
 
 def test_without_a_cluster_it_says_how_to_start_one(cli: Cli, client: FakeClient) -> None:

@@ -191,3 +191,14 @@ def test_places_in_the_largest_segment_can_be_written() -> None:
 def test_bad_subscription_settings(changes: dict[str, object]) -> None:
     with pytest.raises(Invalid):
         load().values.subscription_settings(**changes)
+
+
+def test_a_user_without_a_home_has_no_file_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+
+    def unknown(number: int) -> object:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert load().sources == {}
