@@ -119,8 +119,8 @@ class BookieStore:
             # The next segment says where this one ends, and from then on nobody sees that it ought to be longer.
             await self._with_reserve(lambda: self.checkpoint((replay.last, replay.size)))
         await self._with_reserve(lambda: self.log.open(replay.last + 1, replay.last, replay.size))
-        saved = replay.lost or not (replay.records or everything) or await self._if_there_is_room(self.checkpoint)
-        if everything and saved:
+        needed = replay.records or replay.lost or everything
+        if needed and await self._if_there_is_room(self.checkpoint) and everything:
             await self.disk.delete(REBUILD)
 
     def apply(self, record: Envelope, readable: bool = True) -> None:

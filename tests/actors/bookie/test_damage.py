@@ -165,6 +165,23 @@ async def test_after_unnamed_loss_nothing_old_is_denied() -> None:
     assert await read(bookie, fresh, 1) is None
 
 
+@simulated
+async def test_a_segment_that_is_gone_is_a_loss_once() -> None:
+    """What came after the loss is in no doubt when the bookie starts again."""
+    disk, meta = await written()
+    del disk.files[segments_of(disk)[-1]]
+    world = World(disk, meta)
+    bookie = await world.started(SETTINGS)
+    assert bookie.lost_records
+    assert await bookie.handle(add(5000, 0)) == messages.Done()
+    await world.kill()
+    bookie = await World(disk, meta).started(SETTINGS)
+    assert not bookie.lost_records
+    assert await read(bookie, 5000, 1) is None
+    with pytest.raises(Unavailable, match="may have lost"):
+        await read(bookie, 1, 50)
+
+
 @pytest.mark.parametrize("step", range(8))
 @simulated
 async def test_a_loss_is_known_after_a_start_that_was_ended(step: int) -> None:
