@@ -32,6 +32,13 @@ class Loop:
     def __init__(self) -> None:
         self.queued: list[Callable[[], object]] = []
         self.timers: list[tuple[int, Callable[[], object]]] = []
+        self.is_here = True
+
+    def check_process(self) -> None:
+        pass
+
+    def check_thread(self) -> None:
+        pass
 
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
         self.queued.append(lambda: call(*arguments))
