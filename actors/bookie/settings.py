@@ -7,7 +7,7 @@ import msgspec
 from storage.errors import Invalid
 
 MIB = 1024 * 1024
-_BYTES = 1 << 50
+_BYTES = 1 << 62
 LIMITS: dict[str, tuple[int, int]] = {
     "segment_bytes": (1, 2048 * MIB),
     "group_bytes": (1, 1024 * MIB),
