@@ -197,6 +197,10 @@ class FencedRecord:
         if not self._removable or self._seen >= since or self.is_proved(since):
             return False
         try:
+            if self._notices:  # who removes it has taken it before, with a notice; this look serves all of the process
+                await self._proof.look(self._ports)
+                if self.is_proved(since):
+                    return False
             newest = await self._ports.meta.read(self._key)
         except Corrupt:
             return False  # a version that follows it mends it
