@@ -26,7 +26,6 @@ from cluster.http.server import number_of
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, Named, named, subscription_of
 from cluster.pulsar.admin.statistics import moment
 from cluster.pulsar.admin.topics import TOPIC
-from storage.batch import LAST_TIME
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.position import entry_of, ledger_of, position
 
@@ -187,7 +186,7 @@ def _response(found: StoredMessage) -> web.Response:
     headers[f"{PREFIX}producer-name"] = _line(said.producer_name)
     headers[f"{PREFIX}sequence-id"] = str(said.sequence_id)
     if said.event_time:
-        headers[f"{PREFIX}event-time"] = _event_time(said.event_time)
+        headers[f"{PREFIX}event-time"] = str(moment(said.event_time))
     if said.deliver_at_time:
         headers[f"{PREFIX}deliver-at-time"] = str(moment(said.deliver_at_time))
     if said.HasField("partition_key") and not found.batched:
@@ -202,11 +201,6 @@ def _response(found: StoredMessage) -> web.Response:
     if properties:
         headers[f"{PREFIX}PROPERTY"] = json.dumps(properties)
     return web.Response(body=bytes(body.payload), headers=headers, content_type="application/octet-stream")
-
-
-def _event_time(at: int) -> str:
-    """The client's own time. Clients may send any number (uint64): one that is no date stays a number."""
-    return str(moment(at)) if at <= LAST_TIME else str(at)
 
 
 def _line(data: bytes) -> str:

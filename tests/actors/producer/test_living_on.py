@@ -7,7 +7,6 @@ import pytest
 from actors.messages import CreateTopic, RemoveTopic
 from actors.ports import Unknown
 from actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
-from actors.topic import producers
 from storage.errors import ProducerFenced, SluiceError
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
 
@@ -52,25 +51,6 @@ def test_in_a_topic_that_was_deleted_and_made_again() -> None:
         broker.directory.forget(TOPIC)
         later = await broker.join("later")
         await broker.until(lambda: later.came() == ["c", "d"])
-
-    play(scenario)
-
-
-def test_after_it_was_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its partition was closed meanwhile, and the next owner has forgotten it."""
-    monkeypatch.setattr(producers, "FORGET_MS", 1_000)
-
-    async def scenario(broker: Broker) -> None:
-        await broker.publish("a", "b")
-        for _ in range(2):
-            await broker.quiet(2_000)
-            address = await broker.directory.topic(TOPIC, 0)
-            broker.world.stop(address)
-            await broker.directory.suspect(address)
-        await publish(broker, "c")
-        await publish(broker, "d")
-        later = await broker.join("later")
-        await broker.until(lambda: later.came() == ["a", "b", "c", "d"])
 
     play(scenario)
 

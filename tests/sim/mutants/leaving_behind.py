@@ -21,7 +21,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="        if request.follows is not None:\n",
         new="        if self._log.record.ever_given_up and request.follows is not None:\n",
         world=BROKER,
-        test=f"{LIVING_ON}::test_after_it_was_silent_for_long",
+        test=f"{LIVING_ON}::test_in_a_topic_that_was_deleted_and_made_again",
     ),
     Mutant(
         name="what was deleted is found dead by a ping from before, and started",
