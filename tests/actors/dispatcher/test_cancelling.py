@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher import Dispatcher
-from actors.messages import Ends, request_of
-from actors.signal import Signal
-from actors.topic_log import FOREVER_MS
+from actors.messages import request_of
 from storage.errors import SluiceError
+from tests.actors.dispatcher.late_topic import begun_and_waiting
 from tests.scenarios.key_shared.broker import Broker, play
 
 
@@ -49,23 +47,12 @@ def test_what_is_sent_behind_a_cancellation_comes() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
         await broker.publish("k", delay=5_000)
-        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
-        assert isinstance(actor, Dispatcher)
-        log, begun, answered, told = actor.parts.context.log, Signal(), Signal(), list[Any]()
-        ends = log.ends
-
-        async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
-            begun.set()
-            await answered.wait(broker.ports)
-            return await ends(patience, subscription)
+        told = list[Any]()
 
         async def first() -> None:
             told.append(await broker.admin("cancel_delayed", everything=True))
 
-        log.ends = late  # type: ignore[method-assign]
-        broker.ports.spawn(first(), "first")
-        await begun.wait(broker.ports)
-        log.ends = ends  # type: ignore[method-assign]
+        answered = await begun_and_waiting(broker, first())
         assert (await broker.admin("cancel_delayed", everything=True))["cancelled"] == 1
         await broker.publish("k", delay=2_000)
         answered.set()

@@ -28,11 +28,11 @@ from actors.messages import (
 from actors.ports import Address
 from actors.signal import Signal
 from actors.topic.topic import Topic
-from actors.topic_log import FOREVER_MS
 from actors.wire import Request
 from storage.cursor import Cursor
 from storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from storage.position import parse, position, show
+from tests.actors.dispatcher.late_topic import begun_and_waiting
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Course, Size
@@ -297,25 +297,14 @@ def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
         await broker.publish(*"abcd")
         await broker.until(lambda: len(client.got) == 4)
         requests = {"seek": {"message_id": show(client.got[2].position)}, "clear_backlog": {}}
-        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
-        assert isinstance(actor, Dispatcher)
-        log, begun, answered, refused = actor.parts.context.log, Signal(), Signal(), Signal()
-        ends = log.ends
-
-        async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
-            begun.set()
-            await answered.wait(broker.ports)
-            return await ends(patience, subscription)
+        refused = Signal()
 
         async def first() -> None:
             with pytest.raises(Conflict, match="asked for later"):
                 await broker.admin(waits, **requests[waits])
             refused.set()
 
-        log.ends = late  # type: ignore[method-assign]
-        broker.ports.spawn(first(), "first")
-        await begun.wait(broker.ports)
-        log.ends = ends  # type: ignore[method-assign]
+        answered = await begun_and_waiting(broker, first())
         (other,) = {*requests} - {waits}
         await broker.admin(other, **requests[other])
         answered.set()
@@ -332,23 +321,12 @@ def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -
 
     async def scenario(broker: Broker) -> None:
         await broker.publish(*"abcd")
-        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
-        assert isinstance(actor, Dispatcher)
-        log, begun, answered, told = actor.parts.context.log, Signal(), Signal(), list[Any]()
-        ends = log.ends
-
-        async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
-            begun.set()
-            await answered.wait(broker.ports)
-            return await ends(patience, subscription)
+        told = list[Any]()
 
         async def first() -> None:
             told.append(await broker.admin(verb, **arguments))
 
-        log.ends = late  # type: ignore[method-assign]
-        broker.ports.spawn(first(), "first")
-        await begun.wait(broker.ports)
-        log.ends = ends  # type: ignore[method-assign]
+        answered = await begun_and_waiting(broker, first())
         cleared = await broker.admin("clear_backlog")
         assert cleared["skipped"] == 4
         await broker.publish("e")

@@ -1,0 +1,32 @@
+"""A request that waits for its topic while others are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+
+from actors.dispatcher.dispatcher import Dispatcher
+from actors.messages import Ends
+from actors.signal import Signal
+from actors.topic_log import FOREVER_MS
+from tests.scenarios.key_shared.broker import Broker
+
+
+async def begun_and_waiting(broker: Broker, request: Coroutine[object, object, None]) -> Signal:
+    """Begin what asks the topic where it ends. It hears that when the signal is set which is returned, and others hear
+    it at once.
+    """
+    actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+    assert isinstance(actor, Dispatcher)
+    log, begun, answered = actor.parts.context.log, Signal(), Signal()
+    ends = log.ends
+
+    async def late(patience: int = FOREVER_MS, subscription: str = "") -> Ends:
+        begun.set()
+        await answered.wait(broker.ports)
+        return await ends(patience, subscription)
+
+    log.ends = late  # type: ignore[method-assign]
+    broker.ports.spawn(request, "first")
+    await begun.wait(broker.ports)
+    log.ends = ends  # type: ignore[method-assign]
+    return answered
