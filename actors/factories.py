@@ -18,6 +18,7 @@ from actors.dispatcher import Dispatcher
 from actors.messages import SubscriptionSettings, TopicSettings
 from actors.messages.settings import shared_settings
 from actors.ports import Address, Ports
+from actors.running import SERVED
 from actors.topic.resources import ProcessResources
 from actors.topic.topic import Topic
 
@@ -43,13 +44,13 @@ def make_topic(
 
 def make_dispatcher(ports: Ports, settings: dict[str, Any], controller: Address, shared: SharedIndexes) -> Dispatcher:
     """The owner of a partition's subscription, not yet started."""
-    made_with = shared_settings(msgspec.convert(settings["subscription_settings"], SubscriptionSettings))
+    made_with = msgspec.convert(settings["subscription_settings"], SubscriptionSettings)
     return Dispatcher(
         ports,
         topic=settings["topic"],
         partition=settings["partition"],
         subscription=settings["subscription"],
-        settings=None if settings.get("served") else made_with,
+        settings=None if settings.get(SERVED) else shared_settings(made_with),
         directory=Directory(ports, controller, only=True),
         shared=shared.of(settings["topic"], settings["partition"]),
     )

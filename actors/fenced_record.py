@@ -114,10 +114,10 @@ class FencedRecord:
             return None
         number, value = newest
         self._number, self.epoch = number, int(value["epoch"]) + 1
-        self._newest = int(value["epoch"]), str(value.get("owner", ""))
+        self._newest = int(value["epoch"]), str(value["owner"])
         if not self._notices:
             return value
-        untold = [process_of(str(value.get("owner", ""))), *value.get("untold", ())]
+        untold = [process_of(str(value["owner"])), *value.get("untold", ())]
         self._untold = [process for process in dict.fromkeys(untold) if process]
         return value
 

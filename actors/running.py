@@ -18,6 +18,8 @@ from actors.signal import Signal
 from actors.start_order import Start
 
 NOWHERE = ""
+SERVED = "served"
+"""In the settings of a dispatcher: another one has served before, so what it serves is there, or was deleted."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from actors.host import why_ended
 from actors.messages import Alive, Ping
 from actors.ownership_proof import process_of
 from actors.ports import Address, Places, Ports, Unknown
-from actors.running import NOWHERE, Running, RunningActors, key_of
+from actors.running import NOWHERE, SERVED, Running, RunningActors, key_of
 from actors.signal import Signal
 from actors.start_order import Start, StartOrder
 from storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
@@ -36,8 +36,6 @@ BESIDE_MS = 1_000
 START_TRIES = 50
 RETRY_MS = 100
 OWNERS = ("dispatcher", "topic")
-SERVED = "served"
-"""In the settings of a dispatcher: another one has served before, so what it serves is there, or was deleted."""
 ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
 CALLER_PATIENCE = 20_000

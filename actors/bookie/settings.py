@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from storage.errors import Invalid
+from actors.messages.settings import YEARS, check_limits
 
 MIB = 1024 * 1024
 _BYTES = 1 << 62
@@ -17,7 +17,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "min_free_bytes": (0, _BYTES),
     "reserve_bytes": (0, 1024 * MIB),
     "compact_below": (0, 100),
-    "housekeeping_ms": (1, 100 * 366 * 24 * 3600 * 1000),
+    "housekeeping_ms": (1, YEARS),
 }
 """Smallest and largest value of each. Places in a segment have 32 bits, and a segment may become larger by a group."""
 
@@ -44,6 +44,4 @@ class BookieSettings(msgspec.Struct, kw_only=True, frozen=True):
     housekeeping_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        for name, (low, high) in LIMITS.items():
-            if not low <= (value := getattr(self, name)) <= high:
-                raise Invalid(f"{name} = {value}: it is {low} to {high}")
+        check_limits(self, LIMITS)

@@ -112,7 +112,7 @@ MAX_PARTITIONS = 1024
 """Most partitions of one topic."""
 SHORTEST_LEASE_MS = 2_000
 """A lease must outlast a long poll with some room, or consumers that live would be taken for dead."""
-_YEARS = 100 * 366 * 24 * 3600 * 1000
+YEARS = 100 * 366 * 24 * 3600 * 1000
 """A hundred years: longer than anything, and far from where sums of times overflow."""
 MOST_PROPERTY_BYTES = 16_384
 """Of the properties of a subscription: its record is written again with every group of acknowledgements."""
@@ -126,17 +126,17 @@ LIMITS: dict[str, tuple[int, int]] = {
     "ack_quorum": (1, 64),
     "roll_entries": (1, _MANY),
     "roll_bytes": (1, _BYTES),
-    "roll_ms": (1, _YEARS),
-    "retention_ms": (-1, _YEARS),
+    "roll_ms": (1, YEARS),
+    "retention_ms": (-1, YEARS),
     "retention_bytes": (-1, _BYTES),
-    "ttl_ms": (0, _YEARS),
+    "ttl_ms": (0, YEARS),
     "offload_threshold_bytes": (-1, _BYTES),
-    "offload_threshold_seconds": (-1, _YEARS // 1000),
-    "offload_deletion_lag_ms": (0, _YEARS),
-    "history_retention_ms": (-1, _YEARS),
+    "offload_threshold_seconds": (-1, YEARS // 1000),
+    "offload_deletion_lag_ms": (0, YEARS),
+    "history_retention_ms": (-1, YEARS),
     "history_retention_bytes": (-1, _BYTES),
     "compaction_threshold_bytes": (0, _BYTES),
-    "max_delay_ms": (0, _YEARS),
+    "max_delay_ms": (0, YEARS),
     "replica_points": (1, 1_000),
     "max_unacked_messages_per_consumer": (0, _MANY),
     "max_unacked_messages_per_subscription": (0, _MANY),
@@ -150,7 +150,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "park_max_bytes": (1, _BYTES),
     "delayed_delivery_tick_time_millis": (0, 24 * 3600 * 1000),
     "delayed_delivery_min_index_count_per_bucket": (1, 10_000_000),
-    "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds": (1, _YEARS // 1000),
+    "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds": (1, YEARS // 1000),
     "delayed_delivery_max_indexes_per_bucket_snapshot_segment": (1, 10_000_000),
     "delayed_delivery_max_num_buckets": (-1, 1_000_000),
 }
@@ -161,7 +161,7 @@ S = TypeVar("S", TopicSettings, SubscriptionSettings)
 
 def check_topic(settings: TopicSettings) -> None:
     """Refuse what could never work, or costs too much. Raises Invalid naming the setting and what it may be."""
-    _check_limits(settings)
+    check_limits(settings, LIMITS)
     if not settings.ack_quorum <= settings.write_quorum <= settings.ensemble:
         raise Invalid(
             f"ensemble = {settings.ensemble}, write_quorum = {settings.write_quorum}, ack_quorum = "
@@ -182,7 +182,7 @@ def check_subscription(settings: SubscriptionSettings) -> None:
             f"grace_ms = {settings.grace_ms} needs a subscription whose consumers own hashes in order: type key_shared "
             "without allow_out_of_order_delivery"
         )
-    _check_limits(settings)
+    check_limits(settings, LIMITS)
     if settings.dead_letter_policy != "skip":
         _check_parking(settings)
 
@@ -225,11 +225,12 @@ def keeps_keys(settings: SubscriptionSettings) -> bool:
     return settings.type in ("exclusive", "failover")
 
 
-def _check_limits(settings: TopicSettings | SubscriptionSettings) -> None:
+def check_limits(settings: msgspec.Struct, limits: Mapping[str, tuple[int, int]]) -> None:
+    """Raises Invalid if a number in these settings is below the smallest, or above the largest, of its name."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
-        if name in LIMITS and not LIMITS[name][0] <= value <= LIMITS[name][1]:
-            low, high = LIMITS[name]
+        if name in limits and not limits[name][0] <= value <= limits[name][1]:
+            low, high = limits[name]
             raise Invalid(f"{name} = {value}: it is {low} to {high}")
 
 

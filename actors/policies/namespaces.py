@@ -127,23 +127,21 @@ class Namespaces:
 
     async def remove(self, space: str) -> None:
         """Forget a namespace, whose topics are gone. Raises NotFound, Conflict."""
-        await self._remove(space, _SPACES, "namespace")
+        await self._check_goes(space, _SPACES, "namespace")
+        await self._meta.remove(_SPACES + space)
 
     async def remove_tenant(self, tenant: str) -> None:
         """Forget a tenant. Raises NotFound, Conflict while it has namespaces."""
         if await self.all_of(tenant):
             raise Conflict(f"tenant {tenant} has namespaces")
-        await self._remove(tenant, TENANTS, "tenant")
+        await self._check_goes(tenant, TENANTS, "tenant")
+        await forget_rights(self._meta, TENANTS + tenant)
 
-    async def _remove(self, name: str, prefix: str, kind: str) -> None:
+    async def _check_goes(self, name: str, prefix: str, kind: str) -> None:
         if name == TENANT_NAMESPACE:
             raise Conflict(f"{name} is always there")
         if prefix + name not in await self._meta.keys(prefix):
             raise NotFound(f"{kind} {name} does not exist")
-        if prefix == TENANTS:
-            await forget_rights(self._meta, prefix + name)
-        else:
-            await self._meta.remove(prefix + name)
 
 
 def tenant_in(tenant: str, value: bytes | None) -> Tenant:

@@ -37,6 +37,7 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Address, Ports, Unknown
+from actors.running import SERVED
 from actors.supervisor import MISSES, PING_MS, PING_TIMEOUT
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
 from tests.sim.world import World
@@ -135,7 +136,7 @@ class Stage:
     def stub(self, ports: Ports, settings: dict[str, Any]) -> Actor:
         """An actor that has nothing to do."""
         names = [settings.get(part) for part in ("bookie", "topic", "partition", "subscription")]
-        served = bool(settings.get("served")) and self.vanishing == "stopped"
+        served = bool(settings.get(SERVED)) and self.vanishing == "stopped"
         return Stub(ports, self, "/".join(str(name) for name in names if name is not None), served=served)
 
     async def begin(self) -> None:

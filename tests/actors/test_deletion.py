@@ -11,7 +11,6 @@ from actors.directory import Directory
 from actors.messages import (
     CreateTopic,
     DeleteSubscription,
-    Ends,
     LocateSubscription,
     LocateTopic,
     RemoveSubscription,
@@ -21,8 +20,8 @@ from actors.messages import (
 )
 from actors.ports import Unknown
 from actors.topic_catalog import TopicCatalog
-from actors.topic_log import TopicLog
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from tests.actors.dispatcher.late_topic import delay_ends
 from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 from tests.scenarios.key_shared.broker import TOPIC, Broker
 from tests.scenarios.key_shared.broker import play as play_broker
@@ -175,12 +174,6 @@ def test_what_another_controller_deletes_is_not_started_again() -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
     """The owner of the subscription has asked the topic where it ends, and writes its record when the topic goes."""
-    ends = TopicLog.ends
-
-    async def slow(log: TopicLog, *arguments: Any) -> Ends:
-        found = await ends(log, *arguments)
-        await asyncio.sleep(3)
-        return found
 
     async def scenario(broker: Broker) -> None:
         async def ask(request: Any) -> Any:
@@ -191,7 +184,7 @@ def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one(monkeypatch: py
         await ask(RemoveTopic(topic=TOPIC, force=True))
         await ask(CreateTopic(topic=TOPIC, settings=broker.topic))
         await ask(LocateTopic(topic=TOPIC))
-        monkeypatch.setattr(TopicLog, "ends", slow)
+        delay_ends(monkeypatch, 3)
         subscribe = LocateSubscription(topic=TOPIC, subscription="new", settings=SubscriptionSettings(), waits=False)
         await ask(subscribe)
         await broker.quiet(1_500)

@@ -16,7 +16,6 @@ from actors.messages import (
     AddPartitions,
     CreateTopic,
     Done,
-    Ends,
     ListSubscriptions,
     ListTopics,
     Located,
@@ -29,8 +28,8 @@ from actors.messages import (
     TopicSettings,
 )
 from actors.ports import Ports
-from actors.topic_log import TopicLog
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from tests.actors.dispatcher.late_topic import delay_ends
 from tests.actors.test_controller import Stage, play
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker
 from tests.sim.world import World
@@ -195,15 +194,9 @@ def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
 
 def test_a_subscription_that_goes_meanwhile_comes_nowhere_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner on one of them has asked where the topic ends, and writes its record when the others have gone."""
-    ends = TopicLog.ends
-
-    async def slow(log: TopicLog, *arguments: Any) -> Ends:
-        found = await ends(log, *arguments)
-        await asyncio.sleep(3)
-        return found
 
     async def scenario(broker: Broker) -> None:
-        monkeypatch.setattr(TopicLog, "ends", slow)
+        delay_ends(monkeypatch, 3)
         growing = asyncio.ensure_future(broker.directory.ask_controller(AddPartitions(topic=TOPIC, partitions=4)))
         await broker.quiet(2_000)
         await broker.directory.ask_controller(RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))

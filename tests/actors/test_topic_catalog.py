@@ -44,6 +44,16 @@ class _Counting(MemoryMeta):
         return found
 
 
+async def _read_late(topics: TopicCatalog, meta: _Counting) -> asyncio.Task[TopicSettings]:
+    """A read of a new topic's settings that has found them, and hears of it when `meta.slow` is set."""
+    await topics.create("t", TWO)
+    meta.slow.clear()
+    meta.found.clear()
+    late = asyncio.create_task(topics.settings("t"))
+    await meta.found.wait()
+    return late
+
+
 class _Refusing(MemoryMeta):
     """Once a key cannot be removed. comes: one that somebody writes just before the topic's record goes."""
 
@@ -144,11 +154,7 @@ async def test_a_read_that_a_removal_overtook_finds_no_topic() -> None:
     """Else its owners would be started, and be there with its settings when there is another one of its name."""
     meta = _Counting()
     topics = catalog(meta)
-    await topics.create("t", TWO)
-    meta.slow.clear()
-    meta.found.clear()
-    late = asyncio.create_task(topics.settings("t"))
-    await meta.found.wait()
+    late = await _read_late(topics, meta)
     await topics.remove("t")
     meta.slow.set()
     with pytest.raises(NotFound):
@@ -158,11 +164,7 @@ async def test_a_read_that_a_removal_overtook_finds_no_topic() -> None:
 async def test_a_read_that_a_change_overtook_does_not_count() -> None:
     meta = _Counting()
     topics = catalog(meta)
-    await topics.create("t", TWO)
-    meta.slow.clear()
-    meta.found.clear()
-    late = asyncio.create_task(topics.settings("t"))
-    await meta.found.wait()
+    late = await _read_late(topics, meta)
     await topics.replace("t", 1, FOUR)
     meta.slow.set()
     assert await late == FOUR

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
+from typing import Any
+
+import pytest
 
 from actors.dispatcher.dispatcher import Dispatcher
 from actors.messages import Ends
 from actors.signal import Signal
-from actors.topic_log import FOREVER_MS
+from actors.topic_log import FOREVER_MS, TopicLog
 from tests.scenarios.key_shared.broker import Broker
+
+
+def delay_ends(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Whoever asks a topic where it ends hears it so much later than the topic has looked."""
+    ends = TopicLog.ends
+
+    async def slow(log: TopicLog, *arguments: Any) -> Ends:
+        found = await ends(log, *arguments)
+        await asyncio.sleep(seconds)
+        return found
+
+    monkeypatch.setattr(TopicLog, "ends", slow)
 
 
 async def begun_and_waiting(broker: Broker, request: Coroutine[object, object, None]) -> Signal:
