@@ -38,7 +38,7 @@ pip)
     case "${UNKNOWN:-} $*" in
     yes*--constraint*) echo "No solution found: there is no version of numpy==2"; exit 1 ;;
     esac
-    if [ -n "${FAIL:-}" ]; then echo "error: no space left on device"; exit 1; fi
+    if [ -n "${FAIL:-}" ]; then echo "error: ${REASON:-no answer}"; exit 1; fi
     if [ -n "${SLOW:-}" ]; then : >"$SLOW"; while [ ! -e "$SLOW.go" ]; do sleep 0.05; done; fi
     printf '#!/bin/sh\\nprintf "ran:%%s\\\\n" "$*" "$PWD" "${RAY_ENABLE_UV_RUN_RUNTIME_ENV:-}"\\n' >.venv/bin/sluice
     chmod +x .venv/bin/sluice
@@ -291,6 +291,11 @@ def test_a_failed_installation_is_one_line_and_exit_2(checkout: Checkout, tools:
     assert (code, out) == (2, "")
     assert "error: no index here (everything that was said: " in err.splitlines()[-1]
     assert checkout.run("x")[0] == 0
+
+
+def test_of_all_that_failed_a_full_disk_is_the_reason(checkout: Checkout, tools: Path) -> None:
+    _, _, err = checkout.run("x", FAIL="yes", REASON="No space left on device")
+    assert "error: No space left on device (everything that was said: " in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

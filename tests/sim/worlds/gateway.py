@@ -48,7 +48,7 @@ from tests.sim.worlds.clients import SimConsumer
 from tests.sim.worlds.flooding import Flooder
 from tests.sim.worlds.guests import HOST, Guests, enforce
 from tests.sim.worlds.manner import FAILOVER, KEY_SHARED, SHARED, Manner
-from tests.sim.worlds.past import SOMEBODY
+from tests.sim.worlds.past import ON_ITS_WAY_US, SOMEBODY
 from tests.sim.worlds.types import ORDER, RELAYED
 from tests.sim.worlds.wire import Stamp
 from tests.sim.worlds.wire_consumers import WireConsumerModel
@@ -57,10 +57,6 @@ from tests.sim.worlds.wire_producers import WireProducerModel
 FIXED = 6650
 KINDS = {KEY_SHARED: "key_shared", SHARED: "shared", FAILOVER: "failover"}
 EXCUSED = {SHARED: ORDER, FAILOVER: RELAYED | {"acked_redelivered"}}
-ON_ITS_WAY_US = 1_000_000
-"""So long what its owner had sent to the next consumer may be on its way to the client, after somebody was told that it
-is acknowledged: see `_check_acknowledged`.
-"""
 
 
 class GatewayWorld(BrokerWorld):

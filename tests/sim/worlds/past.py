@@ -7,6 +7,7 @@ true order in which things happened.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ from tests.sim.world import World
 
 SOMEBODY = ""
 """A consumer that is known by its session alone."""
+ON_ITS_WAY_US = 1_000_000
+"""So long may a message be under way to a client, with what the client says in the other direction."""
 
 
 class History:
@@ -37,6 +40,8 @@ class History:
         self._open: set[tuple[bytes, int]] = set()
         self.finishes: list[tuple[bytes, int]] = []
         """Messages as they were acknowledged, one after the other."""
+        self._finished_for_all: list[tuple[str, int, int, int]] = []
+        """Consumer, partition, position, moment; see `finish_for_all`."""
 
     def confirmed(self, key: bytes, number: int) -> None:
         """A message is stored: somebody must acknowledge it."""
@@ -48,6 +53,13 @@ class History:
         self._finished.update(messages)
         self._open.difference_update(messages)
         self.finishes += messages
+
+    def finish_for_all(self, consumer: str, partition: int, positions: list[int]) -> None:
+        """A consumer acknowledges, over a later connection, what others may hold by now: then it is done, and they hold
+        nothing any more (KS-57), whatever they still do with it.
+        """
+        moment = self.stamp()
+        self._finished_for_all += [(consumer, partition, position, moment) for position in positions]
 
     def reopen(self, messages: set[tuple[bytes, int]]) -> int:
         """Of these, whoever finished them, every one must be acknowledged again. Returns how many."""
@@ -92,11 +104,23 @@ class History:
             for rows, schema in (
                 (self.sends, history.SENDS),
                 (self.receives, history.RECEIVES),
-                (self.acks, history.ACKS),
+                (self.acks + self._ended_by_others(), history.ACKS),
                 (self.events, history.EVENTS),
             )
         )
         return sends, receives, acks, events
+
+    def _ended_by_others(self) -> list[list[Any]]:
+        """Rows of acknowledgements that end what others held, or were just being sent."""
+        finished = defaultdict[tuple[int, int], list[tuple[str, int]]](list)
+        for consumer, partition, position, moment in self._finished_for_all:
+            finished[partition, position].append((consumer, moment))
+        return [
+            [who, session, partition, position, max(moment, came), 0, False]
+            for who, session, partition, position, *_, came in self.receives
+            for consumer, moment in finished.get((partition, position), ())
+            if who != consumer and came <= moment + ON_ITS_WAY_US
+        ]
 
 
 def _table(rows: list[list[Any]], schema: pa.Schema) -> pa.Table:

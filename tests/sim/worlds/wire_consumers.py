@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,18 @@ class _Entry:
         return [self.messages[row].position - self.position for row in rows]
 
 
+@dataclass(eq=False)
+class _Said:
+    """An acknowledgement that is to be said. done: positions that it says are done. rows: of the history, those that an
+    answer to it confirms.
+    """
+
+    entry: _Entry
+    message_id: dict[str, Any]
+    done: list[int]
+    rows: list[list[Any]]
+
+
 class WireConsumerModel:
     """One consumer on every partition over one connection: thinks, acknowledges, at times gives back, comes back."""
 
@@ -78,7 +90,7 @@ class WireConsumerModel:
         self._queue: deque[tuple[_Entry, int]] = deque()
         self._sessions: list[set[int]] = []
         self._learn(traffic.partitions)
-        self._said: list[tuple[int, dict[str, Any], list[list[Any]]]] = []
+        self._said: list[_Said] = []
         self._wire = Wire(
             pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._lost
         )
@@ -194,7 +206,7 @@ class WireConsumerModel:
         assert other is None or other.ended(entry.life), f"S: two frames at one client under the id {at}"
         self._ids[partition, at] = entry
         if self._manner.index and self._patience.limit():
-            self._said.append((partition, message_id(at, entry.still_open()), []))  # of which nothing is done
+            self._said.append(_Said(entry, message_id(at, entry.still_open()), [], []))  # of which nothing is done
         moment = self._past.stamp()
         for row, message in enumerate(messages):
             self._past.receives.append(
@@ -250,10 +262,11 @@ class WireConsumerModel:
             return
         fresh = sorted(entry.acked - entry.told)
         entry.told |= entry.acked
-        said = (entry.partition, message_id(entry.position, open_rows), [entry.acks[each] for each in fresh])
+        done = [entry.messages[each].position for each in sorted(entry.acked)]
+        said = _Said(entry, message_id(entry.position, open_rows), done, [entry.acks[each] for each in fresh])
         self._said.append(said)
         if self._rng.random() < self._manner.again:
-            self._said.append((*said[:2], []))
+            self._said.append(replace(said, rows=[]))
 
     async def _acknowledge_now_and_then(self) -> None:
         """Acknowledgements are gathered, also while there is no connection."""
@@ -263,15 +276,18 @@ class WireConsumerModel:
 
     def _say_acknowledged(self) -> None:
         for partition in sorted(self._open):
-            mine = [said for said in self._said if said[0] == partition]
+            mine = [said for said in self._said if said.entry.partition == partition]
             if not mine:
                 continue
-            self._said = [said for said in self._said if said[0] != partition]
+            self._said = [said for said in self._said if said.entry.partition != partition]
             number = {}
             if self._manner.receipts:
-                rows = [row for _, _, rows in mine for row in rows]
+                rows = [row for said in mine for row in said.rows]
                 number = {"request_id": self._wire.number(partial(self._confirmed, rows))}
-            self._wire.say("ack", consumer_id=partition, message_id=[told for _, told, _ in mine], **number)
+            self._wire.say("ack", consumer_id=partition, message_id=[said.message_id for said in mine], **number)
+            for said in mine:
+                if said.entry.life != self._lives[partition]:
+                    self._past.finish_for_all(self.name, partition, said.done)
 
     def _confirmed(self, rows: list[list[Any]], _: Any) -> None:
         moment = self._past.stamp()
