@@ -42,13 +42,13 @@ from cluster.bootstrap.own_node import own_node, watch_own_node
 from cluster.bootstrap.process_watch import ProcessWatch, this_process
 from cluster.bootstrap.processes import keep_warm
 from cluster.collector import collect_seldom
+from cluster.descriptors import raise_limit
 from cluster.metrics import EVERY_S, Exporter
 from cluster.net import NAMING, DirectNet, open_endpoint, session_folder
 from cluster.process import ProcessActors
 from cluster.real import Tasks, log_to_stderr, real_ports
 from cluster.wire.endpoint import Endpoint
 from cluster.wire.listener import Listener
-from cluster.wire.payloads import raise_limit
 from cluster.wire.tls import files_of
 from storage.errors import SluiceError, Unavailable
 

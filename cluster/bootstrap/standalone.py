@@ -178,10 +178,10 @@ def _say(what: Sequence[str] | None) -> None:
 def _serving(options: ClusterOptions) -> Iterator[None]:
     from cluster.arrow import without_pandas
     from cluster.collector import collect_seldom
+    from cluster.descriptors import raise_limit
     from cluster.embedded import running
     from cluster.net import DirectNet
     from cluster.real import log_to_stderr
-    from cluster.wire.payloads import raise_limit
 
     log_to_stderr(options.log_level)
     without_pandas()

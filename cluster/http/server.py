@@ -17,6 +17,7 @@ from aiohttp import web
 from actors.ports import Ports
 from cluster.bootstrap.environment import LOOPBACK
 from cluster.bootstrap.forks import keep_from_children
+from cluster.descriptors import HTTP, at_most
 from cluster.http.connections import HeadAlone, HttpDoor
 from cluster.http.guard import Handler
 from storage.errors import Invalid, Unavailable
@@ -48,7 +49,7 @@ class HttpServer:
         connection_seconds: float = CONNECTION_SECONDS,
         most: int = MOST_CONNECTIONS,
     ) -> None:
-        self._ports, self._seconds, self._most = ports, connection_seconds, most
+        self._ports, self._seconds, self._most = ports, connection_seconds, at_most(most, HTTP)
         application = web.Application(middlewares=[self._noted, guard, self._carry_out], client_max_size=MAX_BODY)
         application[_BODY_SECONDS] = connection_seconds
         application.add_routes(routes)

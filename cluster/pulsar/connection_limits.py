@@ -2,19 +2,41 @@
 
 A connection that comes when there is no room takes the place of the oldest one that was not let in yet: of one from its
 own address where that has as many as it may have, of any other where all are taken. Without such a one it is closed.
+
+A process that may open few descriptors keeps fewer than its settings say (`cluster.descriptors`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from cluster.descriptors import CLIENTS, at_most
+
+logger = logging.getLogger("sluice")
 
 MOST_CONNECTIONS = 1_000
 MOST_PER_ADDRESS = 500
 """So that one machine leaves room to the others."""
 MOST_HTTP_CONNECTIONS = 200
 """Those on which HTTP is spoken are counted apart."""
+
+
+def limits_of(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """How many connections of clients a gateway keeps, in all and from one address: what settings say, as far as this
+    process may open so many. It is logged where that is less.
+    """
+    wanted = int(settings.get("pulsar_max_connections", MOST_CONNECTIONS))
+    per_address = int(settings.get("pulsar_max_connections_per_address", MOST_PER_ADDRESS))
+    most = at_most(wanted, CLIENTS)
+    if most < wanted:
+        logger.warning(
+            "the gateway keeps at most %d connections of clients, because this process may open few files; raise the "
+            "limit (ulimit -n) for the %d of its settings", most, wanted,
+        )  # fmt: skip
+    return most, max(1, per_address * most // wanted)
 
 
 class OpenConnection(Protocol):

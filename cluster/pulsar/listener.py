@@ -25,12 +25,7 @@ from cluster.bootstrap.process_watch import this_process
 from cluster.http.connections import HttpDoor
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.authentication import authorization_of
-from cluster.pulsar.connection_limits import (
-    MOST_CONNECTIONS,
-    MOST_HTTP_CONNECTIONS,
-    MOST_PER_ADDRESS,
-    OpenConnections,
-)
+from cluster.pulsar.connection_limits import MOST_HTTP_CONNECTIONS, OpenConnections, limits_of
 from cluster.pulsar.machine_ports import RealMachinePorts
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, bound_hosts, refusal, wanted_ports
 from cluster.pulsar.renewal import RenewedAuthentication, RenewedTls
@@ -80,10 +75,7 @@ class PulsarGateway(GatewayActor):
             bound_hosts(settings, machine),
         )
         self._port_holder = PortHolder(ports, machine_ports, wanted_ports(settings), self._opened)
-        self._connections: OpenConnections[_Socket] = OpenConnections(
-            int(settings.get("pulsar_max_connections", MOST_CONNECTIONS)),
-            int(settings.get("pulsar_max_connections_per_address", MOST_PER_ADDRESS)),
-        )
+        self._connections: OpenConnections[_Socket] = OpenConnections(*limits_of(settings))
         self._most_http = int(settings.get("pulsar_web_max_connections", MOST_HTTP_CONNECTIONS))
         self._at = Addresses()
         self._http: GatewayHttp | None = None

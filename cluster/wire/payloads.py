@@ -14,16 +14,15 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import mmap
 import os
-import resource
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from actors.wire import Packed
+from cluster.descriptors import PAYLOADS, at_most
 from cluster.wire.frames import ATTACHED, MAX_DESCRIPTORS, MalformedFrame, WireFrame, encode
 from storage.errors import Unavailable
 from storage.frame import Buffer
@@ -31,10 +30,7 @@ from storage.frame import Buffer
 SHARE_FROM = 256 * 1024
 """Payloads of at least so many bytes are shared; smaller ones travel in the frame, which is cheaper for them."""
 MOST_OPEN = 8192
-SHARE_OF_LIMIT = 0.5
-"""Descriptors of payloads that a process keeps: so many, and so much of what it may open. Beyond them payloads travel
-in the frame.
-"""
+"""Descriptors of payloads that a process keeps, if it may open as many. Beyond them payloads travel in the frame."""
 
 POSSIBLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if POSSIBLE else 0
@@ -146,18 +142,8 @@ class SharedPayload:
             self._address = None
 
 
-def raise_limit() -> None:
-    """Let this process open as many descriptors as it may. Only for processes that are Sluice's own."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    _most_open.cache_clear()
-
-
-@functools.cache
 def _most_open() -> int:
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_OPEN if allowed < 0 else min(MOST_OPEN, int(allowed * SHARE_OF_LIMIT))
+    return at_most(MOST_OPEN, PAYLOADS)
 
 
 def written(kind: int, number: int, route: bytes, packed: Packed, passes: bool) -> tuple[list[Buffer], Sequence[int]]:

@@ -225,4 +225,12 @@ HEARING_STRANGERS: list[Mutant] = [
         world=GATEWAY,
         test=f"{WEB}/test_messages.py::test_what_clients_say_of_a_message_is_shown",
     ),
+    Mutant(
+        name="clients may have all files that a process may open",
+        module="cluster.pulsar.connection_limits",
+        old="    most = at_most(wanted, CLIENTS)",
+        new="    most = wanted",
+        world=GATEWAY,
+        test="tests/cluster/pulsar/test_few_files.py::test_connections_are_fewer_where_files_are",
+    ),
 ]
