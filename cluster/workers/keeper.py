@@ -28,6 +28,8 @@ REPLACE_FIRST_S, REPLACE_MOST_S = 0.1, 30.0
 """A worker that dies again and again is replaced less and less often."""
 ROLL_WAIT_S = 60.0
 """So long a roll waits for room for a second worker; then the old one ends first, and its keys wait for the new one."""
+CANNOT_BEGIN = (SluiceError, TypeError, ValueError)
+"""The last two are Ray's, of a handler or an option."""
 MOST_EVENTS = 100
 MOST_EVENT = 300
 """Letters."""
@@ -193,9 +195,11 @@ class PoolKeeper:
         if self.fenced:
             return
         self._stop_some(list(self._members))
+        nothing_more = threading.Event()  # it has been told to stop; what it waits for is its workers' ends
+        self._look_at_all()
         while self._members:
+            self._places.wait(LOOK_S, nothing_more, self._placed())
             self._look_at_all()
-            self._places.wait(LOOK_S, self._stopping, self._placed())
 
     # -- in the keeper's thread -------------------------------------------------------------------------------------
 
@@ -287,7 +291,7 @@ class PoolKeeper:
         assert member.placed is not None
         try:
             ready = self._places.is_ready()
-        except WorkerGone as error:
+        except (WorkerGone, *CANNOT_BEGIN) as error:
             with self._lock:
                 self._reason = f"a worker of version {self._version} cannot start: {error}"
             return
@@ -317,15 +321,18 @@ class PoolKeeper:
         try:
             report = member.successor.report()
         except WorkerGone as error:
-            self._note(f"the successor of {self._name(number)} died: {error}")
-            with self._lock:
-                member.successor = None
+            self._lose_successor(number, member, f"died: {error}")
             return
         if report is not None and report.ended:
-            member.successor.kill()
-            self._note(f"the successor of {self._name(number)} ended: {_last_line(report.error)}")
-            with self._lock:
-                member.successor = None
+            self._lose_successor(number, member, f"ended: {_last_line(report.error)}")
+
+    def _lose_successor(self, number: int, member: _Member, how: str) -> None:
+        """One that does not answer is not dead yet: it would stay, and what it has of Ray with it."""
+        assert member.successor is not None
+        member.successor.kill()
+        self._note(f"the successor of {self._name(number)} {how}")
+        with self._lock:
+            member.successor = None
 
     def _succeeded(self, number: int, member: _Member) -> None:
         with self._lock:
@@ -347,7 +354,7 @@ class PoolKeeper:
     def _begin(self, number: int, member: _Member) -> None:
         try:
             placed = self._places.begin(self._name(number))
-        except (SluiceError, TypeError, ValueError) as error:  # the last two are Ray's, of a handler or an option
+        except CANNOT_BEGIN as error:
             self._wait_longer(member, f"{self._name(number)} cannot start: {error}")
             return
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from cluster.client import Client
 
 __all__ = ["PoolStatus", "Workers"]
+
+logger = logging.getLogger("sluice")
 
 FENCED = "another program keeps a pool of this name now, so this one has stopped"
 LOOK_S = 0.1
@@ -56,7 +59,8 @@ class Workers:
         self._keeper: PoolKeeper | None = None
         self._reporter: registry.PoolReporter | None = None
         self._thread: threading.Thread | None = None
-        self._fenced = False
+        self._lost = ""
+        """Why nobody keeps the workers any more, though the pool was not stopped."""
 
     def __call__(self, handler: Handler) -> Workers:
         """As a decorator: this pool, with its handler."""
@@ -73,18 +77,25 @@ class Workers:
             raise Invalid("a pool of workers needs a handler")
         if self._thread is not None:
             raise Invalid("this pool was started already; make another one")
+        try:
+            self._start(self._handler)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _start(self, handler: Handler) -> None:
         if self.options.ray_actor_options is not None:
             _attach(self.options.connect)
         client = self._connected()
         if self.options.outputs:  # what is wrong with these does not mend when a worker tries again
             client.open_results(*self._place, self.options.outputs).close()
-        version = version_of(self._handler, self.options)
+        version = version_of(handler, self.options)
         if self.options.detached:
             from cluster.workers.detached import start_keeper
 
-            start_keeper(client, self._place, self._handler, self.options, version)
+            start_keeper(client, self._place, handler, self.options, version)
             return
-        places = self._places(client, version)
+        places = self._places(client, handler, version)
         self._keeper = PoolKeeper(self.options, version, places)
         self._reporter = reporter(client, self._place, self.options, version, self._keeper, on_fenced=self._lose)
         self._thread = threading.Thread(target=self._keep, name=self.options.name, daemon=True)
@@ -108,9 +119,7 @@ class Workers:
                 late = self._keeper.busy()
                 self._keeper.kill()
                 raise Unavailable(f"after {timeout_s:g} s these workers are still busy: {', '.join(late)}")
-        if self._own_client is not None:
-            self._own_client.close()
-            self._own_client = None
+        self._leave()
 
     def status(self) -> PoolStatus:
         """How the pool stands, as its workers said last; a detached one as its keeper reported. Raises NotFound."""
@@ -119,8 +128,8 @@ class Workers:
         if self._keeper is None:
             return status_of({"status": {}})
         status = self._keeper.status()
-        if self._fenced:
-            status = status_of({"status": {**plain(status), "reason": FENCED}})
+        if self._lost:
+            status = status_of({"status": {**plain(status), "reason": self._lost}})
         return status
 
     def __enter__(self) -> Workers:
@@ -137,25 +146,34 @@ class Workers:
         assert client is not None
         return client
 
-    def _places(self, client: Client, version: str) -> WorkerPlaces:
-        assert self._handler is not None
+    def _places(self, client: Client, handler: Handler, version: str) -> WorkerPlaces:
         if self.options.ray_actor_options is None:
-            return ThreadPlaces(client, self._place, self._handler, self.options, version)
+            return ThreadPlaces(client, self._place, handler, self.options, version)
         from cluster.workers.ray_places import RayPlaces
 
-        return RayPlaces(self._place, self._handler, self.options, version)
+        return RayPlaces(self._place, handler, self.options, version)
+
+    def _leave(self) -> None:
+        if self._own_client is not None:
+            self._own_client.close()
+            self._own_client = None
 
     def _keep(self) -> None:
         assert self._keeper is not None
         assert self._reporter is not None
         self._reporter.begin()
+        failed = ""
         try:
             self._keeper.run()
+        except Exception as error:  # a defect, or Ray has gone: workers that nobody keeps would be told nothing more
+            logger.exception("the keeper of the pool %s has failed", self.options.name)
+            self._lost = failed = f"its keeper has failed, and its workers end: {type(error).__name__}: {error}"
+            self._keeper.kill()
         finally:
-            self._reporter.end()
+            self._reporter.end(failed)
 
     def _lose(self) -> None:
-        self._fenced = True
+        self._lost = FENCED
         if self._keeper is not None:
             self._keeper.stop()
 
@@ -163,8 +181,10 @@ class Workers:
         client, until = self._connected(), time.monotonic() + timeout_s
         try:
             registry.drain(client, self.options.name)
-            while time.monotonic() < until:
+            while True:
                 rows = registry.pools(client, self.options.name)
+                if time.monotonic() >= until:
+                    break
                 time.sleep(LOOK_S)  # a keeper tells nobody but the controller
         except NotFound:
             return

@@ -246,6 +246,7 @@ class RayPlaces:
         self._wanted = {"num_cpus": 1, **(options.ray_actor_options or {})}
         self._spare: RayWorker | None = None
         self._spare_made_at = float("-inf")
+        self._closed = False
 
     def spares(self) -> int:
         spare = self._spare
@@ -301,7 +302,7 @@ class RayPlaces:
         if stopping.is_set() or not ends:
             stopping.wait(min(seconds, LOOK_S))
             return
-        if self._options.spares:
+        if self._options.spares and not self._closed:
             self._renew_spare()
         self._ray.wait(ends, num_returns=1, timeout=seconds)
 
@@ -310,6 +311,7 @@ class RayPlaces:
         return f"Ray cannot place one more worker: {short}" if short else ""
 
     def close(self) -> None:
+        self._closed = True
         if self._spare is not None:
             self._spare.kill()
             self._spare = None

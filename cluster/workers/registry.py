@@ -105,7 +105,7 @@ class PoolReporter:
                     self.claim()
                 report = ReportPool(name=self._claim.name, epoch=self._epoch, status=self._status())
                 if tails:
-                    report.tails = json.dumps(self._callbacks.tails())[:MOST_POOL_STATUS]
+                    report.tails = _fitting(self._callbacks.tails())
                 wanted: PoolWanted = self._client.ask_controller(report, PATIENCE_MS)
             except Fenced:
                 self._epoch = 0
@@ -122,3 +122,13 @@ class PoolReporter:
         if len(told) > MOST_POOL_STATUS:
             told = json.dumps({**status, "failures": {}, "events": []})
         return told
+
+
+def _fitting(tails: dict[str, str]) -> str:
+    """As JSON, with the ends of all of them where together they are too long to be reported."""
+    told = json.dumps(tails)
+    longest = max(map(len, tails.values()), default=0)
+    while len(told) > MOST_POOL_STATUS and longest:
+        longest //= 2
+        told = json.dumps({name: tail[len(tail) - min(longest, len(tail)) :] for name, tail in tails.items()})
+    return told

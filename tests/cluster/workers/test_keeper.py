@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.workers.handler_worker import WorkerReport
-from cluster.workers.keeper import PoolKeeper
+from cluster.workers.keeper import PoolKeeper, PoolStatus
 from cluster.workers.options import wanted_options
 from cluster.workers.places import PlacedWorker, Superseded, WorkerGone
 from cluster.workers.scaling import WorkerLoad
@@ -36,6 +36,7 @@ class FakeWorker:
     where: str = "here"
     ends_late: bool = True
     says: dict[str, Any] = field(default_factory=dict)
+    obeys: bool = True
     gone: Exception | None = None
     did: list[str] = field(default_factory=list)
 
@@ -50,7 +51,7 @@ class FakeWorker:
 
     def stop(self) -> None:
         self.did.append("stop")
-        self.says["ended"] = True
+        self.says["ended"] = self.obeys
 
     def kill(self) -> None:
         self.did.append("kill")
@@ -67,6 +68,8 @@ class FakePlaces:
         self.begun: list[FakeWorker] = []
         self.left: dict[str, PlacedWorker] = {}
         self.closed = False
+        self.wrong: Exception | None = None
+        self.did_not_wait = 0
 
     def spares(self) -> int:
         return 0
@@ -76,13 +79,15 @@ class FakePlaces:
         return self.begun[-1]
 
     def is_ready(self) -> bool:
+        if self.wrong is not None:
+            raise self.wrong
         return self.ready
 
     def adopt(self) -> dict[str, PlacedWorker]:
         return self.left
 
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
-        stopping.wait(0.005)
+        self.did_not_wait += stopping.wait(0.005)
 
     def why_not_placed(self) -> str:
         return "no room"
@@ -202,3 +207,46 @@ def test_what_is_wanted_changes_the_number(kept: Start, places: FakePlaces) -> N
     keeper.limit(3, 3)
     eventually(lambda: len(keeper.status().workers) == 3, lambda: str(keeper.status()))
     assert keeper.tails()["pool-2"] == "pool-2 says hello"
+
+
+def test_a_keeper_that_stops_waits_for_its_workers(kept: Start, places: FakePlaces) -> None:
+    """It looks now and then, and not as often as it can, which would be at the cost of their handlers."""
+    keeper = kept()
+    eventually(lambda: len(places.begun) == 1, lambda: "")
+    worker = places.begun[0]
+    worker.obeys = False
+    keeper.stop()
+    looked: list[bool] = []
+    eventually(lambda: looked.append("stop" in worker.did) or sum(looked) > 20, lambda: str(worker.did))
+    worker.says["ended"] = True
+    eventually(lambda: not keeper.status().workers, lambda: str(keeper.status()))
+    assert places.did_not_wait <= 1, "the one in which it was told to stop"
+
+
+@pytest.mark.parametrize("wrong", [ValueError("num_cpus < 0"), TypeError("cannot be pickled"), WorkerGone("no module")])
+def test_a_version_that_cannot_begin_leaves_the_old_one(
+    wrong: Exception, places: FakePlaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = FakeWorker("pool-0", "zero")
+    places.left, places.wrong = {"pool-0": old}, wrong
+    keeper = PoolKeeper(wanted_options({"name": "pool"}, "s"), places.version, places)
+    seen: list[PoolStatus] = []
+
+    def third_round(*_: object) -> None:
+        seen.append(keeper.status())
+        if len(seen) == 3:
+            keeper.stop()
+
+    monkeypatch.setattr(places, "wait", third_round)
+    keeper.run()
+    assert f"cannot start: {wrong}" in seen[-1].reason
+    assert (seen[-1].workers, old.did) == ({"pool-0": "running"}, ["stop", "kill"])
+
+
+def test_a_successor_that_does_not_answer_is_ended(kept: Start, places: FakePlaces) -> None:
+    places.left = {"pool-0": FakeWorker("pool-0", "zero")}
+    keeper = kept()
+    eventually(lambda: len(places.begun) == 1, lambda: str(keeper.status()))
+    places.begun[0].gone = WorkerGone("it did not answer for 30 s")
+    eventually(lambda: len(places.begun) == 2, lambda: str(keeper.status()))
+    assert places.begun[0].did == ["kill"]

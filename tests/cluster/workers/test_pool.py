@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -14,9 +15,11 @@ import pytest
 import cluster
 from cluster.client import Client
 from cluster.message import Message
+from cluster.workers import pool, registry
+from cluster.workers.keeper import PoolKeeper
 from cluster.workers.pool import Workers
 from cluster.workers.ray_places import lacking
-from storage.errors import Invalid
+from storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -439,3 +442,45 @@ def test_a_message_that_always_fails_goes_to_the_dead_letters(client: Client) ->
     assert handled == [b"0", b"2"]
     with client.subscribe("dead", "s", initial_position="earliest") as consumer:
         assert consumer.receive(60_000).data() == b"1"
+
+
+def test_a_keeper_that_fails_says_so_and_ends_its_workers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers("orders", "billing", lambda message: None, client=client)
+    workers.start()
+    eventually(lambda: "running" in workers.status().workers.values(), lambda: str(workers.status()))
+
+    kill, killed = PoolKeeper.kill, threading.Event()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("not foreseen")
+
+    def seen(keeper: PoolKeeper) -> None:
+        kill(keeper)
+        killed.set()
+
+    monkeypatch.setattr(PoolKeeper, "_scale", broken)
+    monkeypatch.setattr(PoolKeeper, "kill", seen)
+    assert killed.wait(20)
+    assert workers.status().reason == "its keeper has failed, and its workers end: RuntimeError: not foreseen"
+    eventually(lambda: not client.stats("orders", "billing")[0]["consumers"], lambda: str(workers.status()))
+    workers.stop()
+
+
+def test_a_pool_that_does_not_start_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = Mock(open_results=Mock(side_effect=Invalid("no such topic")))
+    monkeypatch.setattr(pool, "connect", lambda: refusing)
+    workers = Workers("orders", "billing", lambda message: None, output="not-there")
+    with pytest.raises(Invalid, match="no such topic"):
+        workers.start()
+    refusing.close.assert_called_once_with()
+
+
+def test_who_has_no_time_for_the_end_of_a_pool_hears_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(pool, "connect", Mock)
+    monkeypatch.setattr(registry, "drain", lambda _, name: asked.append(name))
+    monkeypatch.setattr(registry, "pools", lambda *_: [{"status": {"workers": {"late-0": "stopping"}}}])
+    workers = Workers("orders", "billing", name="late", detached=True, ray_actor_options={})
+    with pytest.raises(Unavailable, match="after 0 s the pool late has not ended: late-0"):
+        workers.stop(0)
+    assert asked == ["late"]

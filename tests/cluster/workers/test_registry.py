@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 from actors.messages import ClaimPool, PoolWanted, ReportPool
-from actors.messages.workers import MOST_REASON
+from actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
 from cluster.client import Client
 from cluster.workers.registry import KeeperCallbacks, PoolReporter
+from tests.cluster.helpers import eventually
 
 CLAIM = ClaimPool(
     name="billing", topic="orders", subscription="s", kind="detached", version="1", min_workers=1, max_workers=1
 )
 
 
+TAILS = {f"billing-{number}": f"begin {'x' * 4_000}\n\x1b end {number}" for number in range(300)}
+
+
 class FakeController:
-    """Wants four workers, whatever it is asked."""
+    """Wants four workers, and their last lines, whatever it is asked."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -24,11 +29,11 @@ class FakeController:
     def ask_controller(self, request: Any, patience: int) -> PoolWanted:
         self.asked.append(request)
         self.patience.append(patience)
-        return PoolWanted(epoch=7, min_workers=4, max_workers=4)
+        return PoolWanted(epoch=7, min_workers=4, max_workers=4, tails=True)
 
 
 def reporter(controller: FakeController, heard: list[PoolWanted]) -> PoolReporter:
-    callbacks = KeeperCallbacks(status=dict, tails=dict, on_wanted=heard.append, on_fenced=lambda: None)
+    callbacks = KeeperCallbacks(status=dict, tails=lambda: TAILS, on_wanted=heard.append, on_fenced=lambda: None)
     return PoolReporter(cast(Client, controller), CLAIM, callbacks)
 
 
@@ -51,3 +56,18 @@ def test_the_end_of_a_pool_is_told_with_the_reason() -> None:
     assert (last.epoch, last.ended, len(last.stopped)) == (7, True, MOST_REASON)
     assert last.stopped.endswith("ValueError: never")
     assert controller.patience[-1] == 77, "so long a controller that is being replaced is waited for"
+
+
+def test_last_lines_that_are_too_long_are_cut_in_front() -> None:
+    """And not behind, where it would be no JSON any more."""
+    controller = FakeController()
+    reports = reporter(controller, [])
+    reports.begin()
+    eventually(lambda: any(getattr(asked, "tails", "") for asked in controller.asked), lambda: "")
+    reports.end()
+    told = next(asked.tails for asked in controller.asked if getattr(asked, "tails", ""))
+    assert len(told) <= MOST_POOL_STATUS
+    tails = json.loads(told)
+    assert tails.keys() == TAILS.keys()
+    assert all(tail.endswith(f"end {number}") for number, tail in enumerate(tails.values()))
+    assert min(map(len, tails.values())) > 500

@@ -11,6 +11,8 @@ OFFLOADING = "tests/actors/topic/test_offloading.py"
 CATALOG = "tests/actors/test_topic_catalog.py"
 CONSUMER = "tests/actors/consumer/test_made_again.py"
 PLACES = "tests/cluster/workers/test_ray_places.py"
+KEEPER, POOL = "tests/cluster/workers/test_keeper.py", "tests/cluster/workers/test_pool.py"
+REGISTRY = "tests/cluster/workers/test_registry.py"
 FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
@@ -158,5 +160,53 @@ LEAVING_BEHIND: list[Mutant] = [
         new="        if False:\n",
         world=BROKER,
         test=f"{GROWING}::test_a_topic_does_not_grow_while_a_subscription_goes",
+    ),
+    Mutant(
+        name="a keeper looks for the ends of its workers as often as it can",
+        module="cluster.workers.keeper",
+        old="self._places.wait(LOOK_S, nothing_more, self._placed())",
+        new="self._places.wait(LOOK_S, self._stopping, self._placed())",
+        world="workers",
+        test=f"{KEEPER}::test_a_keeper_that_stops_waits_for_its_workers",
+    ),
+    Mutant(
+        name="a version that Ray does not take ends the keeper",
+        module="cluster.workers.keeper",
+        old="        except (WorkerGone, *CANNOT_BEGIN) as error:",
+        new="        except WorkerGone as error:",
+        world="workers",
+        test=f"{KEEPER}::test_a_version_that_cannot_begin_leaves_the_old_one",
+    ),
+    Mutant(
+        name="a successor that does not answer stays",
+        module="cluster.workers.keeper",
+        old="        member.successor.kill()\n",
+        new="",
+        world="workers",
+        test=f"{KEEPER}::test_a_successor_that_does_not_answer_is_ended",
+    ),
+    Mutant(
+        name="workers whose keeper has failed go on without one",
+        module="cluster.workers.pool",
+        old="            self._keeper.kill()\n        finally:",
+        new="        finally:",
+        world="workers",
+        test=f"{POOL}::test_a_keeper_that_fails_says_so_and_ends_its_workers",
+    ),
+    Mutant(
+        name="a pool that does not start keeps its client",
+        module="cluster.workers.pool",
+        old="        except BaseException:\n            self._leave()\n            raise",
+        new="        finally:\n            pass",
+        world="workers",
+        test=f"{POOL}::test_a_pool_that_does_not_start_leaves_no_client",
+    ),
+    Mutant(
+        name="last lines of workers are cut where they end",
+        module="cluster.workers.registry",
+        old="report.tails = _fitting(self._callbacks.tails())",
+        new="report.tails = json.dumps(self._callbacks.tails())[:MOST_POOL_STATUS]",
+        world="workers",
+        test=f"{REGISTRY}::test_last_lines_that_are_too_long_are_cut_in_front",
     ),
 ]
