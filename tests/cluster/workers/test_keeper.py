@@ -37,12 +37,15 @@ class FakeWorker:
     ends_late: bool = True
     says: dict[str, Any] = field(default_factory=dict)
     obeys: bool = True
+    looked_at: int = 0
+    """How often since it was told to stop."""
     gone: Exception | None = None
     did: list[str] = field(default_factory=list)
 
     def report(self) -> WorkerReport | None:
         if self.gone is not None:
             raise self.gone
+        self.looked_at += "stop" in self.did
         return WorkerReport(**RUNNING | self.says)
 
     def hand_over(self) -> bool:
@@ -216,8 +219,7 @@ def test_a_keeper_that_stops_waits_for_its_workers(kept: Start, places: FakePlac
     worker = places.begun[0]
     worker.obeys = False
     keeper.stop()
-    looked: list[bool] = []
-    eventually(lambda: looked.append("stop" in worker.did) or sum(looked) > 20, lambda: str(worker.did))
+    eventually(lambda: worker.looked_at > 20, lambda: str(worker.did))
     worker.says["ended"] = True
     eventually(lambda: not keeper.status().workers, lambda: str(keeper.status()))
     assert places.did_not_wait <= 1, "the one in which it was told to stop"
