@@ -55,7 +55,7 @@ from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.settings_input import wanted_settings, wanted_subscription
 from cluster.stored_messages import StoredMessages
 from storage.errors import Invalid, NotFound, Unavailable
-from storage.hashing import masked_hash
+from storage.hashing import key_bytes, masked_hash
 from storage.position import MAX_ENTRY, MAX_LEDGER, position, show
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Client(StoredMessages):
         """Forget the messages of a key that a topic has now, wherever they lie; each leaves an empty one at its place.
         Returns what `erase_status` returns as soon as it is durable; nothing is left of `keys` when all is done.
         """
-        return self._of_partitions(topic, Erase(key=key.encode() if isinstance(key, str) else bytes(key)))
+        return self._of_partitions(topic, Erase(key=key_bytes(key)))
 
     def erase_status(self, topic: str) -> list[dict[str, Any]]:
         """How the erasing of keys stands in each partition; fields: actors.messages.EraseStatus."""
@@ -454,7 +454,7 @@ class Client(StoredMessages):
         if message_id is not None:
             at = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
             return dict(self._ask_owner(topic, at.partition_index, subscription, Explain(position=at.position)))
-        encoded = key.encode() if isinstance(key, str) else key
+        encoded = None if key is None else key_bytes(key)
         if encoded is not None:
             home = masked_hash(encoded) % self._partitions(topic)
             return dict(self._ask_owner(topic, home, subscription, Explain(key=encoded)))

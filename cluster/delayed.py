@@ -16,7 +16,7 @@ from actors.messages import CancelDelayed, RescheduleDelayed, request_of, shown
 from actors.wire import Request
 from cluster.message import MessageId
 from storage.errors import Invalid, NotFound
-from storage.hashing import masked_hash
+from storage.hashing import key_bytes, masked_hash
 
 CALL_TIMEOUT = 120_000
 PATIENCE = 60_000
@@ -75,10 +75,10 @@ def requests(verb: str, chosen: Mapping[str, Any], partitions: int) -> dict[int,
             asked.setdefault(at.partition_index, {"message_ids": []})["message_ids"].append(_id_text(at))
     elif names:
         for name in names:
-            home = masked_hash(str(plain.get("key", name)).encode()) % partitions
+            home = masked_hash(_key(plain.get("key", name))) % partitions
             asked.setdefault(home, {"delay_ids": []})["delay_ids"].append(name)
     elif "key" in plain:
-        asked = {masked_hash(str(plain["key"]).encode()) % partitions: {}}
+        asked = {masked_hash(_key(plain["key"])) % partitions: {}}
     else:
         asked = {partition: {} for partition in range(partitions)}
     if "before" in plain:
@@ -88,6 +88,11 @@ def requests(verb: str, chosen: Mapping[str, Any], partitions: int) -> dict[int,
         if isinstance(request, CancelDelayed | RescheduleDelayed):
             request.check()
     return found
+
+
+def _key(given: object) -> bytes:
+    """Whatever else somebody gave as a key is refused where the request is made."""
+    return key_bytes(given if isinstance(given, bytes) else str(given))
 
 
 def due_time(deliver_at: int | None, deliver_after: timedelta | None, now: int) -> int:

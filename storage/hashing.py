@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from storage.errors import Invalid
+
 MASK = 0x7FFFFFFF
 HASH_RANGE = 65536
 """Size of every table that is indexed by a reduced hash. Value 0 is reserved for "not known" (KS-2)."""
@@ -22,6 +24,19 @@ Hashes = npt.NDArray[np.uint32]
 
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
+
+
+def key_bytes(key: str | bytes) -> bytes:
+    """A key as messages carry it. Text is UTF-8; the argument of a command may be none, and keeps its bytes.
+
+    Raises Invalid for text that stands for no bytes.
+    """
+    if isinstance(key, bytes):
+        return key
+    try:
+        return key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise Invalid(f"the key {key!r} is no text") from None
 
 
 def masked_hash(key: bytes) -> int:

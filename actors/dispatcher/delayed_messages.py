@@ -45,7 +45,7 @@ from actors.topic_log import READ_MOST
 from storage.delayed.entries import EMPTY, Entries, Mask, concat
 from storage.errors import Overloaded, Unavailable
 from storage.frame import index_columns
-from storage.hashing import Hashes, hash_column
+from storage.hashing import Hashes, hash_column, key_bytes
 from storage.position import Positions, parse, position, show
 
 RESCHEDULED_MOST = 1_000_000
@@ -318,7 +318,7 @@ def named_positions(wanted: SelectDelayed) -> Positions:
 def _hashes(wanted: SelectDelayed) -> Hashes | None:
     """The masked hashes that a wanted message may have; None: any."""
     if wanted.key is not None:
-        return hash_column(pa.array([wanted.key.encode()]))
+        return hash_column(pa.array([key_bytes(wanted.key)]))
     if wanted.delay_ids:
         return hash_column(pa.array([name.encode() for name in wanted.delay_ids]))
     return None
@@ -340,7 +340,7 @@ def _meant(wanted: SelectDelayed, rows: pa.RecordBatch) -> tuple[Mask, pa.Array]
     if "properties" in rows.schema.names:
         called = pc.map_lookup(rows.column("properties"), DELAY_ID, "last")
     if wanted.key is not None:
-        fits &= pc.equal(rows.column("key"), wanted.key.encode()).fill_null(False).to_numpy(zero_copy_only=False)
+        fits &= pc.equal(rows.column("key"), key_bytes(wanted.key)).fill_null(False).to_numpy(zero_copy_only=False)
     if wanted.delay_ids:
         fits &= pc.is_in(called, pa.array(wanted.delay_ids)).to_numpy(zero_copy_only=False)
     return fits, called

@@ -20,7 +20,7 @@ from actors.dispatcher.reader import LOOK_TIMEOUT, Reader
 from actors.messages import Explain, FindBacklog, FindOwner, ListBlockedKeys, ListDelayed, ListPending, Text
 from storage.errors import Invalid, SluiceError, Unavailable
 from storage.frame import index_columns
-from storage.hashing import masked_hash
+from storage.hashing import key_bytes, masked_hash
 from storage.position import run_positions, show
 
 
@@ -64,7 +64,7 @@ class Inspection:
         """See messages.FindOwner. Raises Invalid if neither a key nor a hash is given."""
         wanted = request.hash
         if request.key is not None:
-            wanted = int(self._core.reduce(np.array([masked_hash(request.key.encode())], np.uint32))[0])
+            wanted = int(self._core.reduce(np.array([masked_hash(key_bytes(request.key))], np.uint32))[0])
         if wanted is None:
             raise Invalid("owner needs a key or a hash")
         return {"hash": wanted, **self._core.owner(wanted, request.at)}

@@ -12,6 +12,7 @@ tell a later owner of it, which would send the failed message again, behind what
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +34,7 @@ from storage.batch import order_keys
 from storage.cursor import Cursor
 from storage.errors import Corrupt, Invalid, SluiceError, Unavailable
 from storage.frame import index_columns
-from storage.hashing import Hashes
+from storage.hashing import Hashes, key_bytes
 from storage.position import Positions, parse, positions_of, run_positions, show
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
@@ -160,7 +161,8 @@ class ParkedKeys:
         identity = self._identity
         since = datetime.fromtimestamp(held.since / 1000, UTC).isoformat(timespec="seconds")
         failed = f"{show(held.failed)}:{identity.partition}"
-        how = f"--message-id {failed}" if held.key is None else f"--key {_name(held)}"
+        typed = _as_text(held.key)
+        how = f"--message-id {failed}" if typed is None else f"--key {shlex.quote(typed)}"
         return {
             "gate": "parked" if parked else "blocked",
             "text": f"{'parked' if parked else 'blocked'} since {since}: {failed} was redelivered too often"
@@ -181,7 +183,7 @@ class ParkedKeys:
         if request.everything:
             return parking.held()
         if request.key is not None:
-            found = parking.find(request.key.encode("utf-8", "surrogateescape"))
+            found = parking.find(key_bytes(request.key))
             return [] if found is None else [found]
         at = parse(request.message_id or "")
         return [each for each in parking.held() if each.failed == at]
@@ -267,6 +269,15 @@ class RecordedParkedKeys:
             raise Corrupt(f"the parked keys of the record cannot be read: {error}") from error
         done = self._cursor.is_acknowledged
         self._core.parking.load(row for row in rows if not done(np.array([row[3]], np.int64))[0])
+
+
+def _as_text(key: bytes | None) -> str | None:
+    """A key as it can be typed; None if it cannot."""
+    try:
+        text = None if key is None else key.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if text is not None and text.isprintable() else None
 
 
 def _name(each: ParkedKey) -> str | None:

@@ -16,12 +16,12 @@ from msgspec import Meta
 
 from actors.messages.common import Done, Text
 from actors.messages.delayed import CancelDelayed, RescheduleDelayed
-from actors.messages.limits import MOST_ADDED, Name, Shown, Time
+from actors.messages.limits import MOST_ADDED, Key, Name, Shown, Time, check_key
 from actors.messages.parking import Discard, ListParked, Redrive
 from actors.messages.settings import SubscriptionSettings
 from actors.wire import Reply, Request
-from storage.batch import MAX_KEY_BYTES
 from storage.errors import Invalid
+from storage.hashing import key_bytes
 
 
 class Sought(Reply):
@@ -189,9 +189,12 @@ class FindOwner(Request[Text]):
     """Who owns the hash of this key, or this hash, now or at a time (ms)."""
 
     reply: ClassVar[type[Reply]] = Text
-    key: Annotated[str, Meta(max_length=MAX_KEY_BYTES)] | None = None
+    key: Key | None = None
     hash: Annotated[int, Meta(ge=1, le=65535)] | None = None
     at: Time | None = None
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
 
 
 class WhatIf(Request[Text]):
@@ -235,10 +238,20 @@ def request_of(verb: str, arguments: Mapping[str, Any]) -> Request[Any]:
     if kind is None:
         raise Invalid(f"unknown verb {verb!r}; there are {', '.join(sorted(VERBS))}")
     try:
-        request: Request[Any] = msgspec.convert(dict(arguments), kind)
+        request: Request[Any] = msgspec.convert(_sendable(arguments), kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Invalid(f"the arguments of {verb}: {error}") from None
     return request
+
+
+def _sendable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with a key that is no text as its bytes. Raises Invalid."""
+    key = arguments.get("key")
+    return dict(arguments) if not isinstance(key, str) or _is_text(key) else {**arguments, "key": key_bytes(key)}
+
+
+def _is_text(key: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in key)
 
 
 def shown(reply: Reply) -> Any:

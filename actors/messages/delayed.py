@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from actors.messages.common import Text
-from actors.messages.limits import MOST_SHOWN, Time
+from actors.messages.limits import MOST_SHOWN, Key, Time, check_key
 from actors.wire import Reply, Request
 from storage.batch import LAST_TIME, MAX_KEY_BYTES
 from storage.errors import Invalid
@@ -35,12 +35,15 @@ class SelectDelayed(Request[Text], kw_only=True):
     reply: ClassVar[type[Reply]] = Text
     message_ids: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=MOST_SHOWN)] = []
     delay_ids: Annotated[list[Annotated[str, Meta(max_length=MAX_KEY_BYTES)]], Meta(max_length=MOST_SHOWN)] = []
-    key: Annotated[str, Meta(max_length=MAX_KEY_BYTES)] | None = None
+    key: Key | None = None
     due_from: Time | None = None
     due_to: Time | None = None
     before: Annotated[str, Meta(max_length=64)] | None = None
     everything: bool = False
     dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
 
     def check(self) -> None:
         """Raises Invalid if it does not say which messages are meant."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from storage.batch import LAST_TIME
+from storage.batch import LAST_TIME, MAX_KEY_BYTES
 
 MOST_SHOWN = 10_000
 """Rows that one question may ask for."""
@@ -26,4 +26,14 @@ more run (64 MiB) and the columns an answer stays far below what a frame takes, 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 """A name as given; whoever makes something of that name checks it closer (`actors.names`)."""
 Shown = Annotated[int, Meta(ge=1, le=MOST_SHOWN)]
+Key = Any
+"""A message's key, see `check_key`; a field of msgspec is not text or bytes."""
 Time = Annotated[int, Meta(ge=-LAST_TIME, le=LAST_TIME)]
+
+
+def check_key(key: object) -> None:
+    """A key is text, or bytes where it is none, which an older process refuses. Raises ValueError."""
+    if not isinstance(key, str | bytes | None):
+        raise ValueError(f"a key is text, not {type(key).__name__}")
+    if key is not None and len(key) > MAX_KEY_BYTES:
+        raise ValueError(f"a key has at most {MAX_KEY_BYTES:,} bytes, not {len(key):,}")

@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from actors.messages.common import Text
-from actors.messages.limits import Shown
+from actors.messages.limits import Key, Shown, check_key
 from actors.wire import Reply, Request
-from storage.batch import MAX_KEY_BYTES
 from storage.errors import Invalid
 
 
@@ -24,9 +23,12 @@ class DecideParked(Request[Text], kw_only=True):
     """Selects a key by its name, by its failed message (`ledger:entry`), or all keys. Safe to repeat."""
 
     reply: ClassVar[type[Reply]] = Text
-    key: Annotated[str, Meta(max_length=MAX_KEY_BYTES)] | None = None
+    key: Key | None = None
     message_id: Annotated[str, Meta(max_length=64)] | None = None
     everything: bool = False
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
 
     def check(self) -> None:
         """Raises Invalid unless it says which keys are meant, in one way."""

@@ -24,8 +24,8 @@ small bodies only, no pages of other origins (cluster.http.guard), and no connec
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,12 @@ from msgspec import structs
 from actors.actor import Actor
 from actors.messages import DescribeCluster, Erase, Explain, ListDelayed, Ping, Stats, shown
 from actors.policies.permission_cache import PermissionCache
-from actors.ports import Ports, Unknown
+from actors.ports import Address, Ports, Unknown
 from cluster.audit import AuditLog, AuditTail
 from cluster.delayed import DelayedChanges
 from cluster.http.guard import RoleGuard, guard
 from cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
-from cluster.metrics import Distribution, Metric, distributions, series
+from cluster.metrics_text import text_of
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, named, subscription_of, topic_of
 from cluster.pulsar.admin.paths import pulsar_routes
@@ -54,10 +54,14 @@ from cluster.pulsar.renewal import RenewedAuthentication
 from cluster.tokens import ensure_token
 from cluster.watch.http import PAGE_PATHS, WatchHttp
 from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
+from storage.hashing import key_bytes
 
 TOKEN_FILE = "admin-token"
 PORT_FILE = "admin-port"
 OPEN_PATHS = ("/healthz", *PAGE_PATHS)
+METRICS_MS, MOST_ASKED = 5_000, 1_000
+"""Milliseconds after which owners that do not answer are left out of the metrics: Prometheus waits for ten seconds. So
+many owners are asked at once."""
 
 
 class AdminHttp(Actor):
@@ -171,33 +175,29 @@ class AdminHttp(Actor):
         return web.Response(text="ok\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        lines: dict[str, list[str]] = {}
-        for row in shown(await self._broker.ask_controller(DescribeCluster(), patience=0))["actors"]:
-            if row["kind"] not in ("dispatcher", "topic") or not row["address"]:
-                continue
+        """All are asked at once: those of a process that hangs are left out, and the others are told in time."""
+        actors = shown(await self._broker.ask_controller(DescribeCluster(), patience=0))["actors"]
+        owners = [row for row in actors if row["kind"] in ("dispatcher", "topic") and row["address"]]
+        turns = asyncio.Semaphore(MOST_ASKED)
+        until = self.ports.clock.monotonic() + METRICS_MS
+        told = await asyncio.gather(*(self._told(row["address"], turns, until) for row in owners))
+        found = [(row["kind"], stats) for row, stats in zip(owners, told, strict=True) if stats is not None]
+        return web.Response(text=text_of(found), content_type="text/plain")
+
+    async def _told(self, owner: Address, turns: asyncio.Semaphore, until: int) -> dict[str, Any] | None:
+        """The statistics of an owner; None if it tells none by then (monotonic ms)."""
+        async with turns:
+            left = until - self.ports.clock.monotonic()
             try:
-                reply = await self.ports.net.call(row["address"], Stats(), CALL_TIMEOUT)
+                reply = await self.ports.net.call(owner, Stats(), max(left, 1))
             except SluiceError:
-                continue  # an owner that is still finding its feet has nothing to tell; the others have
-            if isinstance(reply, Unknown):
-                continue
-            stats = json.loads(reply.json)
-            labels = {name: str(stats[name]) for name in ("topic", "partition") if name in stats}
-            if row["kind"] == "dispatcher":
-                labels["subscription"] = str(stats["subscription"])
-            for metric, extra, value in series(row["kind"], stats):
-                known = lines.setdefault(metric.name, _head(metric, "gauge"))
-                known.append(f"{metric.name}{_labels({**labels, **extra})} {value:g}")
-            for seen in distributions(stats):
-                known = lines.setdefault(seen.metric.name, _head(seen.metric, "histogram"))
-                known += _histogram(seen, {**labels, **seen.labels})
-        body = "\n".join(line for name in sorted(lines) for line in lines[name])
-        return web.Response(text=body + "\n", content_type="text/plain")
+                return None  # one that is still finding its feet has nothing to tell; the others have
+        return None if isinstance(reply, Unknown) else dict(shown(reply))
 
     async def _explain(self, request: web.Request) -> web.Response:
         query = request.query
         if "key" in query:
-            question = Explain(key=query["key"].encode("utf-8", "surrogateescape"))
+            question = Explain(key=key_bytes(query["key"]))
         elif "hash" in query:
             question = Explain(hash=number_of(query["hash"]))
         else:
@@ -223,7 +223,7 @@ class AdminHttp(Actor):
     async def _erase(self, request: web.Request) -> web.Response:
         match object_in(await body_of(request), "the body says which key"):
             case {"key": str(text), **rest} if text and not rest:
-                key = text.encode(errors="surrogatepass")
+                key = key_bytes(text)
             case _:
                 raise Invalid('the body is {"key": K}, whose messages are to be forgotten')
         return await self._erasing(request, Erase(key=key))
@@ -239,24 +239,3 @@ class AdminHttp(Actor):
         """The body as a JSON object. Raises Invalid."""
         complaint = 'the body is JSON that says which messages, for example {"key": "invoice-7"}'
         return object_in(await body_of(request), complaint)
-
-
-def _head(metric: Metric, kind: str) -> list[str]:
-    return [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} {kind}"]
-
-
-def _histogram(seen: Distribution, labels: dict[str, str]) -> list[str]:
-    """The lines of one histogram: in Prometheus' text each step counts those below it as well."""
-    name, below, lines = seen.metric.name, 0, []
-    for bound, count in zip((*(f"{bound:g}" for bound in seen.bounds), "+Inf"), seen.counts, strict=True):
-        below += count
-        lines.append(f"{name}_bucket{_labels({**labels, 'le': bound})} {below}")
-    return [*lines, f"{name}_sum{_labels(labels)} {seen.sum:g}", f"{name}_count{_labels(labels)} {below}"]
-
-
-def _labels(labels: dict[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(label)}"' for name, label in labels.items()) + "}"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

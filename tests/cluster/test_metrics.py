@@ -10,6 +10,7 @@ import pytest
 
 from actors.delayed.stats import CREATE, Operations
 from cluster.metrics import Exporter, distributions, series
+from cluster.metrics_text import text_of
 
 LATENCY = "pulsar_delayed_message_index_bucket_op_latency_ms"
 
@@ -132,3 +133,22 @@ def test_of_very_many_gauges_those_of_0_are_given_up(
     exporter.show("h/c", "topic", stats_of("c", 1))
     exporter.show_again("h/c")
     assert (BYTES, "c") in gauges
+
+
+def test_the_text_of_a_large_number_has_all_its_digits() -> None:
+    """Six of them hid the rise of every counter beyond a million."""
+    stats = {
+        "topic": "orders",
+        "partition": 3,
+        "subscription": "billing",
+        "msgBacklog": 12_345_678,
+        "hottestKeyShare": 0.25,
+        "bucketDelayedIndexStats": index_stats(1_234_567, 7_654_321),
+    }
+    text = text_of([("dispatcher", stats)])
+    labels = '{topic="orders",partition="3",subscription="billing"'
+    assert f"pulsar_subscription_back_log{labels}}} 12345678\n" in text
+    assert f"sluice_subscription_hottest_key_share{labels}}} 0.25\n" in text
+    assert f'{LATENCY}_sum{labels},type="create"}} 8888888\n' in text
+    assert f'{LATENCY}_bucket{labels},type="create",le="50"}} 0\n' in text
+    assert text.count(f"# TYPE {LATENCY} histogram\n") == 1

@@ -62,6 +62,8 @@ class Actors:
     def __init__(self) -> None:
         self.asked: list[Request[Any]] = []
         self.away = False
+        self.hangs, self.others, self._other = "", list[str](), asyncio.Event()
+        """Who answers no statistics before one of the others was asked for them."""
 
     async def call(self, to: str, request: Request[Any], timeout: int) -> Any:
         """One canned answer a request."""
@@ -77,7 +79,9 @@ class Actors:
         if isinstance(request, ListSubscriptions):
             return SubscriptionList(names=["billing"])
         if isinstance(request, DescribeCluster):
-            return Text(json=json.dumps({"actors": [{"kind": "dispatcher", "address": "host/d-0"}]}))
+            return Text(
+                json=json.dumps({"actors": [{"kind": "dispatcher", "address": at} for at in (self.hangs, "host/d-0")]})
+            )
         if isinstance(request, RemoveTopic | RemoveSubscription):
             return Done()
         if isinstance(request, ClientsHere):
@@ -98,6 +102,10 @@ class Actors:
             return EraseStatus(keys=int(request.key is not None))
         if isinstance(request, (Explain, *VERBS.values())):
             return Text(json=json.dumps({"gates": []}))
+        if to == self.hangs:
+            await asyncio.wait_for(self._other.wait(), 60)
+        elif to in self.others:
+            self._other.set()
         partition = int(to[-1])
         row = {"topic": "orders", "partition": partition, "epoch": 7, "msgInCounter": 10 + partition}
         if "/d-" in to:
@@ -302,7 +310,15 @@ async def test_metrics_are_prometheus_text(session: aiohttp.ClientSession) -> No
     """Labels are escaped; each series has its help and type."""
     text = await (await session.get("/metrics")).text()
     assert "# TYPE pulsar_subscription_back_log gauge" in text
-    assert 'pulsar_subscription_back_log{topic="orders",partition="0",subscription="bill\\"ing"} 5' in text
+    assert 'pulsar_subscription_back_log{topic="orders",partition="0",subscription="bill\\"ing"} 5\n' in text
+
+
+async def test_metrics_wait_for_nobody_in_turn(session: aiohttp.ClientSession, actors: Actors) -> None:
+    """An owner that hangs keeps the answer of another one from nobody."""
+    actors.hangs, actors.others = "host/d-1", ["host/d-0"]
+    text = await (await session.get("/metrics")).text()
+    assert 'partition="0",subscription=' in text
+    assert 'partition="1",subscription=' in text
 
 
 async def test_a_silent_controller_is_unhealthy(
