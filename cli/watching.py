@@ -6,19 +6,21 @@ import contextlib
 import http.client
 import json as json_module
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.options import ConfigOption, DataDirOption
-from cli.output import say
+from cli.output import PIPE_WIDTH, say
 from cli.printable import printable
 from storage.errors import Invalid, NotFound, Unavailable
 
 EVENTS_SHOWN = 12
 SILENCE_SECONDS = 30
+PRINT_EVERY_MS = 5_000
+"""Between two pictures in a pipe, a file, or a terminal that cannot go back."""
 
 
 def watch(
@@ -125,24 +127,54 @@ def _no_cluster(port: int, error: Exception) -> Unavailable:
 
 def show_text(server: Server, topic: str, subscription: str) -> None:
     """Draw what comes until it ends. Raises Unavailable then."""
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
+    from rich.text import Text
 
-    happened: deque[str] = deque(maxlen=EVENTS_SHOWN)
-    before: dict[str, Any] | None = None
+    title, events = f"{topic} / {subscription}", _once(server.events(topic, subscription))
     console = Console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        return _print_text(Console(width=PIPE_WIDTH), title, events)
+    happened: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    latest: dict[str, Any] | None = None
     with Live(console=console, auto_refresh=False) as live:
-        for name, data in server.events(topic, subscription):
-            if name == "trouble":
-                happened.append(printable(data["reason"]))
-            elif name == "events":
-                happened.extend(printable(event["text"]) for event in data)
+        for name, data in events:
+            if name == "picture":
+                latest = data
             else:
-                live.update(draw(f"{topic} / {subscription}", before, data, list(happened)), refresh=True)
-                before = data
+                happened.extend(_lines(name, data))
+            shown = Group(*map(Text, happened)) if latest is None else draw(title, latest, list(happened))
+            live.update(shown, refresh=True)
 
 
-def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], happened: list[str]) -> Any:
+def _print_text(console: Any, title: str, events: Iterable[tuple[str, Any]]) -> None:
+    """Where nothing can be redrawn: what happens at once, and a picture every few seconds."""
+    shown: int | None = None
+    for name, data in events:
+        if name != "picture":
+            for line in _lines(name, data):
+                console.print(line, markup=False, highlight=False)
+        elif shown is None or data["at"] >= shown + PRINT_EVERY_MS:
+            shown = data["at"]
+            console.print(draw(title, data, []))
+
+
+def _once(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The same without trouble that goes on, which is told in every round."""
+    trouble = None
+    for name, data in events:
+        if name == "trouble" and data == trouble:
+            continue
+        trouble = {"trouble": data, "picture": None}.get(name, trouble)
+        yield name, data
+
+
+def _lines(name: str, data: Any) -> list[str]:
+    """Trouble or events in words."""
+    return [printable(one) for one in ([data["reason"]] if name == "trouble" else [event["text"] for event in data])]
+
+
+def draw(title: str, picture: dict[str, Any], happened: list[str]) -> Any:
     """One picture as a rich renderable."""
     from rich.console import Group
     from rich.table import Table
@@ -151,7 +183,7 @@ def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], hap
     totals = picture["totals"]
     line = Text(f"{printable(title)}   ", style="bold")
     for name in ("published", "delivered", "acknowledged"):
-        line.append(f"{name} {_rate(before, picture, name):,.0f}/s   ", style="not bold")
+        line.append(f"{name} {picture['rates'].get(name, 0.0):,.0f}/s   ", style="not bold")
     counts = Text(
         "   ".join(f"{name} {totals[name]:,}" for name in ("backlog", "unacked", "delayed", "draining", "moved"))
     )
@@ -168,11 +200,3 @@ def draw(title: str, before: dict[str, Any] | None, picture: dict[str, Any], hap
             numbers = (hashes, consumer["delivered"], consumer["unacked"], consumer["permits"])
             table.add_row(str(part["partition"]), printable(consumer["name"]), *(f"{number:,}" for number in numbers))
     return Group(line, counts, table, *(Text(f"  {text}", style="dim") for text in happened))
-
-
-def _rate(before: dict[str, Any] | None, picture: dict[str, Any], name: str) -> float:
-    """Per second since the picture before."""
-    if before is None or picture["at"] <= before["at"]:
-        return 0.0
-    new = int(picture["totals"][name]) - int(before["totals"][name])
-    return max(new, 0) * 1000 / int(picture["at"] - before["at"])

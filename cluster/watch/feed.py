@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from actors.ports import Ports, Task
+from cluster.watch.rates import OwnerRates
 from cluster.watch.story import Picture, Stats, events, of_audit, picture
 from storage.errors import SluiceError
 
@@ -92,6 +93,8 @@ class _Channel:
         self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         self._latest: Picture | None = None
         self._error = ""
+        self._published = OwnerRates({"published": "msgInCounter"})
+        self._delivered = OwnerRates({"delivered": "msgOutCounter", "acknowledged": "msgAckCounter"})
         self._round = 0
         self._changed = asyncio.Condition()
         self._asking: Task = ports.spawn(self._ask(), f"watch-{topic}-{subscription}")
@@ -117,16 +120,18 @@ class _Channel:
 
     async def _ask(self) -> None:
         slow: tuple[Sequence[Stats | None], Sequence[Stats | None], Stats | None] = ([], [], None)
-        asked = 0
+        asked, published = 0, dict[str, float]()
         for number in count():
             began = self._ports.clock.monotonic()
             try:
                 if number % SLOW == 0:
                     slow, asked = await self._slow(), self._ports.clock.now()
+                    # Topics are asked less often: their rate is that between the last two answers.
+                    published = self._published.of(asked, slow[0])
                 fast = await self._owners.dispatchers(self._topic, self._subscription)
                 self._error = ""
                 new = picture(self._ports.clock.now(), fast, slow[0], slow[2])
-                new["topics_at"] = asked
+                new["rates"] = published | self._delivered.of(new["at"], fast)
                 new["pools"] = self._pools(slow[2])
                 self._take(new, slow[1])
             except SluiceError as error:

@@ -157,12 +157,14 @@ def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, s
     happened += [("join", f"{name}: {consumer} joined") for consumer, number in has if (consumer, number) not in had]
     if new["moved"] > old["moved"] and old["epoch"] == new["epoch"]:
         happened.append(("move", f"{name}: {new['moved'] - old['moved']} hashes moved, {new['draining']} are draining"))
-    if old["draining"] and not new["draining"]:
+    if old["draining"] and not new["draining"] and old["epoch"] == new["epoch"]:
         happened.append(("drained", f"{name}: everything is drained"))
-    if new["violations"] > old["violations"]:
-        happened.append(("violation", f"{name}: THE ORDER WAS BROKEN {new['violations'] - old['violations']} times"))
+    # A new dispatcher counts from zero.
+    known = old if old["epoch"] == new["epoch"] else {"violations": 0, "buckets": {}}
+    if new["violations"] > known["violations"]:
+        happened.append(("violation", f"{name}: THE ORDER WAS BROKEN {new['violations'] - known['violations']} times"))
     for kind, verb in (("create", "sealed"), ("merge", "merged"), ("delete", "released")):
-        if (count := new["buckets"].get(kind, 0) - old["buckets"].get(kind, 0)) > 0:
+        if (count := new["buckets"].get(kind, 0) - known["buckets"].get(kind, 0)) > 0:
             happened.append(("bucket", f"{name}: {count} bucket{'s' if count > 1 else ''} {verb}"))
     return happened
 

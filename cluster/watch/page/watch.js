@@ -14,7 +14,6 @@ const flow = new Lines(find("flow"), { published: "--soft", delivered: "--accent
 const waits = new Lines(find("waits"), { draining: "--warn", backlog: "--accent" });
 const ring = new Ring(find("ring"), (partition, hash) => explain({ hash }, `hash ${hash}`, partition));
 let before = null;
-let published = { at: 0, total: 0, rate: 0 };
 let stop = new AbortController();
 
 /** The token comes behind the #, which no browser sends to a server, and stays in this tab. */
@@ -69,7 +68,6 @@ async function follow() {
   const [topic, subscription] = watched();
   const mine = (stop = new AbortController());
   before = null;
-  published = { at: 0, total: 0, rate: 0 };
   flow.clear();
   waits.clear();
   while (!mine.signal.aborted) {
@@ -99,9 +97,7 @@ function showPicture(picture) {
   ring.take(picture.partitions, Date.now());
   const { totals } = picture;
   if (before && picture.at > before.at) {
-    const seconds = (picture.at - before.at) / 1000;
-    const rate = (key) => Math.max(totals[key] - before.totals[key], 0) / seconds;
-    flow.take(picture.at, { published: publishedRate(picture), delivered: rate("delivered"), acknowledged: rate("acknowledged") });
+    flow.take(picture.at, picture.rates);
     waits.take(picture.at, { draining: totals.draining, backlog: totals.backlog });
   }
   before = picture;
@@ -116,15 +112,6 @@ function showPicture(picture) {
   showConsumers(picture);
   showDue(picture);
   showMap(picture);
-}
-
-/** Topics are asked less often than dispatchers: their rate is that between the last two answers. */
-function publishedRate({ topics_at: at, totals }) {
-  if (at > published.at) {
-    const rate = published.at ? (Math.max(totals.published - published.total, 0) * 1000) / (at - published.at) : 0;
-    published = { at, total: totals.published, rate };
-  }
-  return published.rate;
 }
 
 function showConsumers(picture) {

@@ -87,6 +87,24 @@ def test_who_comes_and_goes_is_told_with_what_moved() -> None:
     ]
 
 
+def test_a_new_dispatcher_has_drained_nothing_and_counts_anew() -> None:
+    def stats(epoch: int, draining: int, created: int, violations: int) -> dict[str, Any]:
+        counts = {"pulsar_delayed_message_index_bucket_op_count": {"create": {"succeed": created}}}
+        return dispatcher(
+            epoch=epoch,
+            drainingHashesCount=draining,
+            bucketDelayedIndexStats=counts,
+            orderViolationsTotal=violations,
+        )
+
+    before, after = (picture(1, [stats(3, 4, 2, 5)], [], None), picture(2, [stats(4, 0, 3, 1)], [], None))
+    assert told(before, after) == [
+        "partition 0: a new dispatcher, epoch 3 to 4",
+        "partition 0: THE ORDER WAS BROKEN 1 times",
+        "partition 0: 3 buckets sealed",
+    ]
+
+
 def test_owners_that_change_or_fall_silent_are_told() -> None:
     before = picture(1, [dispatcher(), dispatcher(1)], [topic()], None)
     after = picture(2, [dispatcher(epoch=4, hashesMovedTotal=0), None], [topic(epoch=2)], None)
