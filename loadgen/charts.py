@@ -116,8 +116,8 @@ def distribution(report: Report) -> Any:
     figure = go.Figure()
     percents = np.concatenate([np.linspace(0, 90, 46), 100 - np.logspace(1, -3, 80)])
     for name, histogram, colour in (
-        ("published to delivered", measures.histogram, DELIVERED),
-        ("published to confirmed", measures.publish, PUBLISHED),
+        ("published to delivered", report.latency(), DELIVERED),
+        ("published to confirmed", report.publish_latency(), PUBLISHED),
         ("due to delivered (delayed)", measures.lateness, DRAINING),
     ):
         count = histogram.get_total_count()

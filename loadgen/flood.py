@@ -115,7 +115,7 @@ def flood_command(**values: Any) -> int:
             pages.write_html(report, options.report)
     console.print(pages.summary(report))
     if options.keep:
-        console.print(f"histories and data are in {folder}", highlight=False)
+        console.print(f"histories and data are in {folder}", highlight=False, markup=False)
     return report.exit_code
 
 

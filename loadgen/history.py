@@ -127,6 +127,7 @@ STATS = pa.schema(
     [
         pa.field("at", pa.int64()),
         pa.field("partition", pa.int32()),
+        pa.field("epoch", pa.int64()),
         pa.field("backlog", pa.int64()),
         pa.field("unacked", pa.int64()),
         pa.field("replay", pa.int64()),

@@ -56,4 +56,7 @@ def table(heaviest: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return str(row["key"]) if row["key"] is not None else "without a name"
+    """Keys may come from a file of anybody's: what a terminal would obey is shown as its code."""
+    if row["key"] is None:
+        return "without a name"
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(row["key"]))

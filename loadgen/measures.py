@@ -21,6 +21,7 @@ from hdrh.histogram import HdrHistogram
 from loadgen.history import OK, Int64s
 
 MAX_LATENCY_US = 3_600_000_000
+_NEVER = np.iinfo(np.int64).max
 _PER_DOUBLING = 6
 _COARSE_FLOOR = 6.0
 COARSE = 26 * _PER_DOUBLING
@@ -214,7 +215,7 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
             result.publish.add(of_act.publish)
     if delivered.num_rows == 0:
         return result
-    received, acked = _ints(delivered, "received_at"), _ints(delivered, "acked_at")
+    received, acked = _ints(delivered, "received_at"), _acked(delivered)
     result.delivered = np.bincount(span.steps(received), minlength=span.count)
     result.acked = np.bincount(span.steps(acked[acked > 0]), minlength=span.count)
     result.last_acked = int(acked.max())
@@ -246,6 +247,10 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
     firsts = np.lexsort((received, places))
     new = np.ones(len(firsts), np.bool_)
     new[1:] = np.diff(places[firsts]) != 0
+    # A message that was given back, or whose consumer died, is acknowledged at a later delivery.
+    acked_at = np.full(int(new.sum()), _NEVER)
+    done = _acked(delivered)[firsts]
+    np.minimum.at(acked_at, np.cumsum(new) - 1, np.where(done > 0, done, _NEVER))
     firsts = firsts[new]
     spot = np.searchsorted(sends[order], places[firsts]).clip(max=max(len(order) - 1, 0))
     if len(order) == 0:
@@ -254,7 +259,7 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
     rows, mates = firsts[match], order[spot[match]]
     latency = received[rows] - np.maximum(since[mates], due[mates])
     record(result.lateness, latency[due[mates] > 0])
-    _measure_acts(result, since[mates], latency, _ints(delivered, "acked_at")[rows])
+    _measure_acts(result, since[mates], latency, np.where(acked_at < _NEVER, acked_at, 0)[match])
     steps = result.span.steps(received[rows])
     doublings = np.log2(np.maximum(latency, 1)) - _COARSE_FLOOR
     bucket = np.floor(doublings * _PER_DOUBLING).astype(np.int64).clip(0, COARSE - 1)
@@ -265,7 +270,7 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
 
 
 def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64s) -> None:
-    """Of the first deliveries: when each was sent, how long it took, when it was let go (0: never)."""
+    """Of each message: when it was sent, how long its first delivery took, when it was acknowledged (0: never)."""
     act = result.span.act(since)
     for number in np.unique(act).tolist():
         mine, of_act = act == number, result.acts[number]
@@ -273,6 +278,12 @@ def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64
         result.histogram.add(of_act.histogram)
         of_act.acked = int((acked[mine] > 0).sum())
         of_act.last_acked = int(acked[mine].max())
+
+
+def _acked(delivered: pa.Table) -> Int64s:
+    """When each delivery was acknowledged; 0 if it was not, or was given back."""
+    given_back = np.asarray(delivered.column("negative").to_numpy(), np.bool_)
+    return np.where(given_back, 0, _ints(delivered, "acked_at"))
 
 
 def _ints(table: pa.Table, name: str) -> Int64s:

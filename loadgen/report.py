@@ -63,7 +63,11 @@ def render(report: Report) -> str:
                 _figure(charts.shares(report), "shares"),
                 "Each consumer's part of the deliveries." if report.two_acts else "Deliveries per second by consumer.",
             ),
-            _card("Latency", _figure(charts.distribution(report), "latency") + _latency_table(report)),
+            _card(
+                "Latency",
+                _figure(charts.distribution(report), "latency") + _latency_table(report),
+                "Of the act at a fixed rate." if report.two_acts else "",
+            ),
             _card("Promises", _verdict_table(report), _checked(report)),
             _card("Faults", _fault_table(report)),
             _card(
@@ -242,8 +246,8 @@ def _latency_table(report: Report) -> str:
     measures = report.judgement.measures
     rows = []
     for name, histogram in (
-        ("published to delivered", measures.histogram),
-        ("published to confirmed", measures.publish),
+        ("published to delivered", report.latency()),
+        ("published to confirmed", report.publish_latency()),
         ("due to delivered (delayed)", measures.lateness),
     ):
         if histogram.get_total_count():
@@ -406,7 +410,7 @@ def summary(report: Report) -> RenderableType:
         ("faults", _faults_in_words(report)),
         ("seed", str(report.seed)),
     ):  # fmt: skip
-        facts.add_row(Text(name, style="bold"), value)
+        facts.add_row(Text(name, style="bold"), Text(value))
     recovery = Table.grid(padding=(0, 2))
     for what, text in _recovery_rows(report) if report.faults else ():
         recovery.add_row(Text(what, style="dim"), text)

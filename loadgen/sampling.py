@@ -114,7 +114,7 @@ class Sampler(Sampling):
 
 def row_of(stats: dict[str, Any], at: int) -> dict[str, int]:
     """One row of STATS from the statistics of one partition."""
-    row = {"at": at, "partition": int(stats["partition"])}
+    row = {"at": at, "partition": int(stats["partition"]), "epoch": int(stats.get("epoch", 0))}
     row |= {name: int(stats[source]) for name, source in _ALWAYS.items()}
     sentinel = stats["sentinel"]
     return row | {name: sum(int(sentinel[one]) for one in sources) for name, sources in _SENTINEL.items()}

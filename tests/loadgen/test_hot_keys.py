@@ -42,6 +42,13 @@ def test_the_report_shows_them_everywhere() -> None:
     assert page.count("<td>&lt;customer-1&gt;</td>") == 3
 
 
+def test_a_key_is_shown_as_it_is_and_obeyed_by_nobody() -> None:
+    """One in brackets ended the report with an error of the table's markup, after minutes of load."""
+    report = make_report(hot_keys=merged([told_by(("[/red]", 20), ("a\x1b[2J\u202e", 5), whole=40)]))
+    assert "by bytes: [/red] 50.0%  a\\x1b[2J\\u202e 12.5%" in shown(report)
+    assert "\x1b" not in render(report)
+
+
 def test_who_could_not_be_asked_names_nobody() -> None:
     report = make_report()
     assert report.to_dict()["hot_keys"] == {}

@@ -90,6 +90,19 @@ def test_unconfirmed_sends_and_stray_deliveries_have_no_latency() -> None:
     assert result.delivered.sum() == 1
 
 
+def test_an_act_ends_with_the_last_acknowledgement_of_its_messages() -> None:
+    """What was given back, or held by one that died, is acknowledged when it comes again, and only then."""
+    given_back = delivered_row(1, 1_000, negative=True)
+    again = [delivered_row(1, 50_000, consumer="d"), delivered_row(2, 70_000, consumer="d")]
+    rows = [delivered_row(0, 1_000), given_back, delivered_row(2, 1_000, acked_at=0), *again]
+    lost = delivered_row(3, 1_000, acked_at=0)
+    result = measure(*tables([sent_row(entry) for entry in range(4)], [*rows, lost]), Span(START, 100_000, 4))
+    (act,) = result.acts
+    assert (act.confirmed, act.acked) == (4, 3)
+    assert act.last_acked == result.last_acked == START + 2_000 + 70_000 + 100
+    assert result.acked.sum() == 3
+
+
 def test_nothing_at_all() -> None:
     result = measure(SENT.empty_table(), DELIVERIES.empty_table(), Span.over(0, 1))
     assert result.first_sent == result.last_acked == 0

@@ -138,6 +138,9 @@ def test_each_act_has_its_figures() -> None:
         act.confirmed = act.acked = rate
         act.first_sent, act.last_confirmed, act.last_acked = START, START + 500_000, START + 1_000_000
         record(act.histogram, np.full(rate, latency))
+        record(act.publish, np.full(rate, latency // 4))
+        measures.histogram.add(act.histogram)
+        measures.publish.add(act.publish)
     acts = [Act(FAST, START, cut), Act(LOADED, cut, START + 5_000_000, 450.0), Act(AT_REST, START + 5_000_000)]
     report = make_report(acts=acts, judgement=Judgement(make_report().judgement.findings, measures))
     fast, loaded, rest = report.acts_shown()
@@ -145,12 +148,30 @@ def test_each_act_has_its_figures() -> None:
     assert loaded["latency_ms"]["p50"] == pytest.approx(4, rel=0.01)
     told = report.to_dict()
     assert (told["rates"]["end_to_end_msgs_per_s"], told["latency_ms"]["p50"]) == (900.0, loaded["latency_ms"]["p50"])
+    assert told["publish_latency_ms"]["p50"] == pytest.approx(1, rel=0.01)
+    page = " ".join(read(report).text)
+    assert "published to delivered 4 ms 4 ms 4 ms 4 ms" in page, "as in the tile and in the terminal"
+    assert "published to confirmed 1 ms 1 ms 1 ms 1 ms" in page
     text = shown(report)
     assert "act 1" in text
     assert "at rest: nothing is left" in text
     assert "<h2>Acts</h2>" in render(report)
     strips = [shape for shape in charts.timeline(report).layout.shapes if shape.type == "rect"]
     assert [strip.x0 for strip in strips] == [0.0, 2.0, 5.0]
+
+
+def test_counters_go_on_when_an_owner_is_replaced() -> None:
+    """Of a partition whose dispatcher was killed only what the busier of its owners had counted was told."""
+    stats = [
+        sample(START, 0, epoch=1, begun=6, cleared=5, blocked=9, order_violations=1),
+        sample(START, 1, epoch=1, begun=2, cleared=2),
+        sample(START + 1, 0, epoch=2, begun=3, cleared=4, blocked=1, order_violations=2),
+        sample(START + 1, 1, epoch=1, begun=2, cleared=2),
+    ]
+    report = make_report(stats=pa.Table.from_pylist(stats, STATS))
+    told = report.draining()
+    assert (told["begun_total"], told["cleared_total"], told["blocked_attempts"]) == (11, 11, 10)
+    assert report.sentinel == ["3 order violations counted by the broker itself"]
 
 
 def test_clean_report_is_ok() -> None:
