@@ -51,8 +51,8 @@ class Display(Protocol):
 
 
 def make_display(console: Console) -> Display:
-    """A live view if the console is a terminal, else lines."""
-    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
+    """A live view if the console is a terminal that can be redrawn, else lines."""
+    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay(console)
 
 
 class LineDisplay:
@@ -75,8 +75,9 @@ class LineDisplay:
         if progress.phase != self._phase:
             self._console.print(progress.phase, highlight=False)
         if progress.sent:
+            again = f" ({progress.redelivered:,} again)" if progress.redelivered else ""
             self._console.print(
-                f"  published {progress.confirmed:,}, delivered {progress.delivered:,}, "
+                f"  published {progress.confirmed:,}, delivered {progress.delivered:,}{again}, "
                 f"backlog {progress.backlog:,}, draining hashes {progress.draining:,}",
                 highlight=False,
             )
@@ -102,8 +103,9 @@ class LiveDisplay:
         now = time.monotonic()
         at, confirmed, delivered = self._before
         if now - at >= 0.5:
-            self._rates = ((progress.confirmed - confirmed) / (now - at), (progress.delivered - delivered) / (now - at))
-            self._before = (now, progress.confirmed, progress.delivered)
+            new = progress.delivered - progress.redelivered
+            self._rates = ((progress.confirmed - confirmed) / (now - at), max(new - delivered, 0) / (now - at))
+            self._before = (now, progress.confirmed, new)
         self._live.update(self._draw(progress, now - self._started))
 
     def _draw(self, progress: FloodProgress, seconds: float) -> RenderableType:

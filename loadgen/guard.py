@@ -20,7 +20,7 @@ from typing import Any
 from cluster.alarms import condition
 from cluster.bootstrap.environment import SESSION_PREFIX, SHORT_ROOT
 from cluster.bootstrap.identity import ID_FILE
-from cluster.bootstrap.stale_folders import claim, clear
+from cluster.bootstrap.stale_folders import alone_in, claim, clear
 from loadgen import pulsar_client
 from loadgen.display import FloodProgress
 from loadgen.faults import Fleet
@@ -39,34 +39,46 @@ def clear_leftovers() -> None:
 
 @contextlib.contextmanager
 def data_folder(options: FloodOptions) -> Iterator[Path]:
-    """The folder of the run; a temporary one goes away unless it is to be kept, a named one is never removed."""
-    if options.data_dir is None:
-        clear_leftovers()
-        folder = Path(tempfile.mkdtemp(prefix=FLOOD_PREFIX))
-        if not options.keep:
-            claim(folder)
-    else:
-        folder = options.data_dir
-        if (folder / ID_FILE).exists():
-            raise Invalid(f"{folder} is the data folder of a cluster; name another --data-dir for the data of the run")
+    """The folder of the run; a temporary one goes away unless it is to be kept, a named one is never removed.
+
+    Raises Invalid if a cluster or another run has its data there.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = _temporary(options.keep) if options.data_dir is None else _named(options.data_dir, stack)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # A second flood in the same folder must not judge the first one's histories.
-            shutil.rmtree(folder / "histories", ignore_errors=True)
-            (folder / "histories").mkdir()
-        except OSError as error:
-            raise Invalid(f"cannot write to --data-dir {folder}: {error.strerror}") from error
+            yield folder
+        finally:
+            shutil.rmtree(folder / "spark", ignore_errors=True)
+            (folder / "ray.log").unlink(missing_ok=True)
+            if not options.keep:
+                if options.data_dir is None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    for part in ("histories", "broker"):
+                        shutil.rmtree(folder / part, ignore_errors=True)
+
+
+def _temporary(keep: bool) -> Path:
+    clear_leftovers()
+    folder = Path(tempfile.mkdtemp(prefix=FLOOD_PREFIX))
+    if not keep:
+        claim(folder)
+    return folder
+
+
+def _named(folder: Path, stack: contextlib.ExitStack) -> Path:
+    """A folder that a person named, for this run alone as long as the stack is open. Raises Invalid."""
+    if (folder / ID_FILE).exists():
+        raise Invalid(f"{folder} is the data folder of a cluster; name another --data-dir for the data of the run")
     try:
-        yield folder
-    finally:
-        shutil.rmtree(folder / "spark", ignore_errors=True)
-        (folder / "ray.log").unlink(missing_ok=True)
-        if not options.keep:
-            if options.data_dir is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                for part in ("histories", "broker"):
-                    shutil.rmtree(folder / part, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone_in(folder))
+        # A second flood in the same folder must not judge the first one's histories.
+        shutil.rmtree(folder / "histories", ignore_errors=True)
+        (folder / "histories").mkdir()
+    except OSError as error:
+        raise Invalid(f"cannot write to --data-dir {folder}: {error.strerror}") from error
+    return folder
 
 
 def broker_folder(options: FloodOptions, folder: Path) -> Path:

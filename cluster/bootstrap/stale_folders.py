@@ -11,9 +11,11 @@ import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.bootstrap.forks import keep_from_children
+from storage.errors import Invalid
 
 OWNER_FILE = ".owner"
 _held: list[int] = []
@@ -24,6 +26,23 @@ def claim(folder: Path) -> None:
     handle = keep_from_children(os.open(folder / OWNER_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     fcntl.flock(handle, fcntl.LOCK_EX)
     _held.append(handle)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else who asks for this uses the folder meanwhile. Raises Invalid if somebody does.
+
+    The folder itself is locked, so that nothing is left in it.
+    """
+    handle = keep_from_children(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Invalid(f"another run has its data in {folder}; wait for it, or name another folder") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def clear(parent: Path, prefix: str) -> list[Path]:

@@ -65,3 +65,16 @@ def test_the_data_of_a_cluster_are_no_place_for_those_of_a_run(tmp_path: Path) -
     ):
         raise AssertionError
     assert sorted(path.name for path in tmp_path.iterdir()) == [ID_FILE, "ray.log"]
+
+
+def test_two_runs_at_once_are_not_in_one_folder(tmp_path: Path) -> None:
+    """The second one removed the histories of the first, and at its end the data of its cluster."""
+    options = FloodOptions.of(data_dir=tmp_path)
+    with data_folder(options) as folder:
+        (folder / "histories" / "sends").mkdir()
+        with pytest.raises(Invalid, match="another run has its data in"), data_folder(options):
+            raise AssertionError
+        assert (folder / "histories" / "sends").is_dir()
+    with data_folder(options) as again:
+        assert list(again.iterdir()) == [again / "histories"]
+    assert list(tmp_path.iterdir()) == []
