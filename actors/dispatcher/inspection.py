@@ -83,15 +83,19 @@ class Inspection:
     async def explain(self, request: Explain) -> dict[str, Any]:
         """Run the dispatch predicate with reasons on, and add the outer gates."""
         due = 0 if request.position is None else await self._due(request.position)
+        await self._reader.know_end()
         # No await from here on.
         key_hash = None if request.key is None else masked_hash(request.key)
         now = self._ports.clock.now()
         answer = self._core.explain(key_hash=key_hash, hash=request.hash, position=request.position, now=now)
+        nothing_read = answer["verdict"] == "nothing_to_deliver" and request.position is None
+        if nothing_read:
+            answer |= self._unless_unread(answer["reasons"])
         self._add_leases(answer["reasons"])
         reasons = self._with_outer_gates(answer["reasons"], read=answer.get("state", "not here") != "not here")
         if request.position is not None:
             reasons = self._gates_of(request.position, reasons, due)
-        elif answer.get("verdict") == "nothing_to_deliver" and (delayed := self._tracker.count()):
+        elif nothing_read and (delayed := self._tracker.count()):
             text = f"{delayed} messages of the subscription are delayed, and some of them may be of this key"
             command = f"sluice subscriptions cancel-delayed {self._identity.topic} {self._identity.subscription}"
             reasons.append(_gate("delayed", text, f"time; `{command} --key KEY --dry-run` counts those of a key"))
@@ -100,6 +104,18 @@ class Inspection:
         verdict = reasons[0]["gate"] if reasons else answer.get("verdict")
         findings = {"verdict": verdict, "reasons": reasons, "partition": self._identity.partition, "key": request.key}
         return {**answer, **findings}
+
+    def _unless_unread(self, reasons: list[dict[str, Any]]) -> dict[str, Any]:
+        """Verdict and reasons for a key or hash of which nothing was read: it may be among what was not."""
+        first = max(self._reader.position, self._cursor.mark_delete + 1, 0)
+        unread = self._cursor.unacknowledged_in(first, self._reader.end) if first <= self._reader.end else 0
+        if unread:
+            text = f"{unread} messages of the partition were not read yet, and some of them may be of it"
+            held_back = [reason for reason in reasons[1:] if reason["gate"] != "not_read"]
+            reasons = [*held_back, _gate("not_read", text, "the next reads")]
+        elif self._reader.end_known:
+            reasons = [reason for reason in reasons if reason["gate"] != "not_read"]
+        return {"verdict": reasons[0]["gate"], "reasons": reasons}
 
     def blocked_keys(self, request: ListBlockedKeys) -> list[dict[str, Any]]:
         """See messages.ListBlockedKeys; each with the outer gates as well."""
@@ -191,6 +207,9 @@ class Inspection:
             if bool(self._changes.is_moved(at)[0]):
                 text = f"it was rescheduled, and is not due before {_date(due)}"
             return [_gate("delayed", text, "time"), *reasons]
+        if self._reader.end_known and position > self._reader.end:
+            end = f"ends at {show(self._reader.end)}" if self._reader.end >= 0 else "is empty"
+            return [_gate("nothing_to_deliver", f"there is no such message: the partition {end}", "a publish")]
         if position >= self._reader.position:
             text = f"the dispatcher has read up to {show(self._reader.position)} only"
             reads = "the owner of the topic answers the read that is under way"

@@ -314,6 +314,11 @@ class Reader:
             return True
         return False
 
+    async def know_end(self) -> None:
+        """Look where the topic ends, unless this waits there: then it hears of it, and of every ledger on the way."""
+        if not self.reading or not self.end_known or self.position <= self.end:
+            await self.look()
+
     def has_all(self) -> bool:
         """Whether everything is done, and what comes next is waited for."""
         return self.reading and self.end_known and self._cursor.mark_delete >= self.end and self._core.idle()

@@ -50,8 +50,7 @@ class Statistics:
         whoever waits for an empty one must not be told of one.
         """
         reader = self._reader
-        if not reader.reading or not reader.end_known or reader.position <= reader.end:
-            await reader.look()
+        await reader.know_end()
         if not reader.end_known:
             raise Unavailable(
                 f"how far partition {self._identity.partition} of {self._identity.topic!r} reaches is not known yet"

@@ -8,6 +8,7 @@ import pytest
 
 from actors.dispatcher import Dispatcher
 from actors.messages import Explain, shown
+from storage.position import show
 from tests.scenarios.key_shared.broker import Broker, play
 
 LEASE_MS = 3_000
@@ -23,6 +24,13 @@ async def asked(broker: Broker, question: Explain) -> dict[str, Any]:
     told = await broker.ask(question)
     found: dict[str, Any] = shown(told)
     return found
+
+
+def dispatcher(broker: Broker) -> Dispatcher:
+    """The one of the first partition."""
+    actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+    assert isinstance(actor, Dispatcher)
+    return actor
 
 
 def test_explain_tells_when_the_lease_of_a_frozen_holder_ends() -> None:
@@ -129,11 +137,12 @@ def test_a_problem_of_reading_holds_nothing_back_that_was_read() -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)
         await broker.publish("a", "b")
         await broker.until(lambda: len(client.got) == 1)
-        actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
-        assert isinstance(actor, Dispatcher)
-        actor.parts.reader.problem = "no bookie has it"
+        reader = dispatcher(broker).parts.reader
+        reader.problem = "no bookie has it"
         last = client.got[0].position + 1
-        answers = [await asked(broker, Explain(position=at)) for at in (last, last + 1)]
+        with reader.held():
+            await broker.publish("c")
+            answers = [await asked(broker, Explain(position=at)) for at in (last, last + 1)]
         assert [answer["verdict"] for answer in answers] == ["no_permits", "not_read"]
         assert "no bookie has it" in answers[1]["reasons"][0]["text"]
 
@@ -151,5 +160,40 @@ def test_a_key_with_delayed_messages_alone_is_explained() -> None:
         await broker.until(lambda: len(client.got) == 2)
         await broker.quiet(500)
         assert "delayed" not in [reason["gate"] for reason in (await explained(broker, "b"))["reasons"]]
+
+    play(scenario)
+
+
+def test_a_key_whose_messages_were_not_read_waits_for_a_consumer() -> None:
+    """There was nothing to deliver, and a publish would help, although two messages of it waited."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.until(lambda: client.came() == ["a"])
+        await broker.quiet(500)
+        nothing = (await explained(broker, "a"))["reasons"]
+        assert [reason["gate"] for reason in nothing] == ["nothing_to_deliver"], "and nothing is to be read"
+        await client.close()
+        with dispatcher(broker).parts.reader.held():
+            await broker.publish("a", "a", "b")
+            waits = await explained(broker, "a")
+        assert (waits["verdict"], [each["gate"] for each in waits["reasons"]]) == ("no_owner", ["no_owner", "not_read"])
+        assert waits["reasons"][1]["text"].startswith("3 messages of the partition were not read yet")
+
+    play(scenario)
+
+
+def test_a_message_that_is_not_there_waits_for_nothing() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        empty = await asked(broker, Explain(position=1 << 40))
+        assert empty["reasons"][0]["text"] == "there is no such message: the partition is empty"
+        await broker.publish("a")
+        await broker.until(lambda: client.came() == ["a"])
+        last = client.got[0].position
+        answer = await asked(broker, Explain(position=last + 1))
+        assert [reason["gate"] for reason in answer["reasons"]] == ["nothing_to_deliver"]
+        assert answer["reasons"][0]["text"] == f"there is no such message: the partition ends at {show(last)}"
 
     play(scenario)

@@ -57,6 +57,22 @@ TELLING: list[Mutant] = [
         test="tests/actors/dispatcher/test_hot_keys.py::test_a_key_that_holds_a_partition_back_is_named",
     ),
     Mutant(
+        name="of a key that was not read there is nothing",
+        module="actors.dispatcher.inspection",
+        old="        if unread:\n",
+        new="        if unread < 0:\n",
+        world="broker",
+        test="tests/actors/dispatcher/test_inspection.py::test_a_key_whose_messages_were_not_read_waits_for_a_consumer",
+    ),
+    Mutant(
+        name="a message that is not there was not read",
+        module="actors.dispatcher.inspection",
+        old="if self._reader.end_known and position > self._reader.end:",
+        new="if False:",
+        world="broker",
+        test="tests/actors/dispatcher/test_inspection.py::test_a_message_that_is_not_there_waits_for_nothing",
+    ),
+    Mutant(
         name="what is due and has no consumer with permits waits for time",
         module="actors.dispatcher.inspection",
         old="if 0 < due <= self._ports.clock.now():",
@@ -67,8 +83,8 @@ TELLING: list[Mutant] = [
     Mutant(
         name="a key with delayed messages alone has none",
         module="actors.dispatcher.inspection",
-        old="(delayed := self._tracker.count()):",
-        new="(delayed := 0):",
+        old="nothing_read and (delayed := self._tracker.count()):",
+        new="nothing_read and (delayed := 0):",
         world="delays",
         test="tests/actors/dispatcher/test_inspection.py::test_a_key_with_delayed_messages_alone_is_explained",
     ),
