@@ -23,8 +23,9 @@ SHORTEST_MS, LONGEST_MS = 1_000, 600_000
 """Rates are of no shorter time, and who asked longer ago is forgotten."""
 _NO_COUNTERS = ("partition", "epoch", "producers")
 _NO_QUOTA = {"backlogQuotaLimitSize": -1, "backlogQuotaLimitTime": -1, "oldestBacklogMessageAgeSeconds": -1}
-_NO_SUMS = (*_NO_QUOTA, "hottestKeyShare", "graceMillis")
-"""Shares and settings: that of all partitions is the largest."""
+_LARGEST = ("millisMedian", "millisMax", "blockedAttemptsMedian", "blockedAttemptsMax", "assignmentEpoch")
+_NO_SUMS = (*_NO_QUOTA, *_LARGEST, "hottestKeyShare", "graceMillis")
+"""Shares, settings, numbers of a change and medians: that of all partitions is the largest."""
 ACCESS = {
     "shared": "Shared",
     "exclusive": "Exclusive",
@@ -205,19 +206,22 @@ def merged(partitions: Mapping[str, Row], *, shown: bool) -> Row:
 
 
 def _one_of(rows: list[Row]) -> Row:
-    """Sums of the numbers and lists of all; of everything else the first that says anything, and so of yes and no
-    whether any says yes.
+    """Sums of the numbers and lists of all, also of those within objects; of everything else the first that says
+    anything, and so of yes and no whether any says yes.
     """
-    made = dict(rows[0])
-    for name, value in rows[0].items():
+    made = {name: value for row in reversed(rows) for name, value in row.items()}
+    for name, value in made.items():
+        inner = [row[name] for row in rows if row.get(name)]
         if type(value) in (int, float):
             last = name.startswith("last") and name.endswith("Timestamp")
             known = [row.get(name, 0) for row in rows]
             made[name] = max(known) if last or name in _NO_SUMS else round(sum(known), 3)
         elif isinstance(value, list):
             made[name] = [each for row in rows for each in row.get(name, ())]
+        elif inner and all(isinstance(each, dict) for each in inner):
+            made[name] = _one_of(inner)
         else:
-            made[name] = next((row[name] for row in rows if row.get(name)), value)
+            made[name] = inner[0] if inner else value
     return made
 
 

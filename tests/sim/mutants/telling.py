@@ -122,8 +122,8 @@ TELLING: list[Mutant] = [
     ),
     Mutant(
         name="ledgers that no read has come through count for nothing",
-        module="actors.dispatcher.statistics",
-        old=" or reader.position <= reader.end:",
+        module="actors.dispatcher.reader",
+        old=" or self.position <= self.end:",
         new=":",
         world="broker",
         test="tests/actors/dispatcher/test_statistics.py::test_ledgers_that_no_read_has_told_of_count_as_well",

@@ -56,3 +56,31 @@ def test_each_of_equal_names_has_a_rate_of_its_own() -> None:
         return [each["msgRateOut"] for each in row["subscriptions"]["s"]["consumers"]]
 
     assert [rates(10_000, 20), rates(12_000, 60)] == [[0, 0], [0, 20]]
+
+
+def test_what_lies_within_is_that_of_all_partitions() -> None:
+    """The delayed index, the order sentinel and the drains were those of the first partition alone."""
+    shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
+
+    def inner(violations: int, buckets: int, **drains: int) -> dict[str, Any]:
+        operations = {"create": {"succeed": buckets, "failed": 0}}
+        return {
+            "sentinel": {"checkedOrder": 5, "violationsOrder": violations, "stories": [violations] * violations},
+            "bucketDelayedIndexStats": {"buckets": buckets, "op_count": operations, "alarm": "", "fallback": None},
+            "drainingHashesByConsumer": {
+                name: {"hashes": 2, "millisMedian": median} for name, median in drains.items()
+            },
+            "subscriptionProperties": {"team": "billing"},
+        }
+
+    partitions = [told(0, **inner(0, 1)), told(1, **inner(1, 2, a=7)), told(2, **inner(2, 4, a=9, b=3))]
+    whole = merged({each.name: shapes.topic(each, SETTINGS) for each in partitions}, shown=False)
+    found = whole["subscriptions"]["s"]
+    assert found["sentinel"] == {"checkedOrder": 15, "violationsOrder": 3, "stories": [1, 2, 2]}
+    index = found["bucketDelayedIndexStats"]
+    assert (index["buckets"], index["op_count"]["create"]["succeed"], index["fallback"]) == (7, 7, None)
+    assert found["drainingHashesByConsumer"] == {
+        "a": {"hashes": 4, "millisMedian": 9},
+        "b": {"hashes": 2, "millisMedian": 3},
+    }
+    assert found["subscriptionProperties"] == {"team": "billing"}
