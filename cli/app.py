@@ -34,7 +34,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Sluice: a message broker that keeps the order of each key, on Ray or in one process. "
     "Try `./sluice flood`, or `./sluice up`, then `produce` and `consume`. "
-    "Exit codes: 0 fine, 1 a promise was broken, 2 the call was wrong.",
+    "Exit codes: 0 fine, 1 a promise was broken or Sluice itself failed, 2 the call was wrong or nobody answered, "
+    "130 interrupted.",
 )
 
 

@@ -19,6 +19,9 @@ Row = Mapping[str, Any]
 PIPE_WIDTH = 200
 """Columns of a table that goes into a pipe or a file."""
 
+_TIMES = ("timestamp", "_at", "time", "since")
+"""Ends of the names of times; `deliverAt` is one as well, and `format` is none."""
+
 WATCH_SECONDS = 2.0
 """How often --watch asks again."""
 
@@ -83,10 +86,17 @@ def show_partitions(answers: Sequence[Any], as_json: bool) -> None:
 
 
 def show_json(document: object) -> None:
-    """One JSON document on one line; bytes as text where they are text, else as hexadecimal digits."""
+    """One JSON document on one line; bytes as text where they are text, else as hexadecimal digits. What is no number,
+    or has no end, is null: JSON has no word for it.
+    """
     # Else a terminal's encoding that lacks a character would have it as an escape that no reader of JSON understands.
     escapes = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    print(printable_json(json.dumps(document, default=_plain, ensure_ascii=escapes)), flush=True)
+    try:
+        text = json.dumps(document, default=_plain, ensure_ascii=escapes, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(document, default=_plain), parse_constant=lambda _: None)
+        text = json.dumps(finite, ensure_ascii=escapes)
+    print(printable_json(text), flush=True)
 
 
 def watch(again: bool, once: Callable[[], None]) -> None:
@@ -152,7 +162,7 @@ def _cell(name: str, value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and name.lower().endswith(("timestamp", "_at", "time")) and value > 10**12:
+    if isinstance(value, int) and (name.lower().endswith(_TIMES) or name.endswith("At")) and value > 10**12:
         return iso_time(value)
     if isinstance(value, float):
         return f"{value:,.1f}"

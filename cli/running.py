@@ -104,7 +104,7 @@ def status(
     address: AddressOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show nodes, actors, topics with their owners and epochs, disk, objects, alarms."""
+    """Show nodes, actors and where they run, topics, disk, objects, alarms. `topics partitions` has owners and epochs."""
     from cluster.config import load
     from cluster.status import describe
 

@@ -182,10 +182,12 @@ def delete(
     """Delete a subscription with its position, acknowledgements and delayed index."""
     with target.join() as client:
         if dry_run:
-            _show_stats(client.stats(target.topic, target.subscription), False)
+            _show_stats(client.stats(target.topic, target.subscription), target.json)
             say(f"would delete {target.subscription} of {target.topic}")
             return
         client.delete_subscription(target.topic, target.subscription, force=force)
+    if target.json:
+        show_json({"topic": target.topic, "subscription": target.subscription, "deleted": True})
     say(f"deleted {target.subscription} of {target.topic}")
 
 

@@ -15,6 +15,21 @@ def test_json_has_text_where_there_is_text(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == {"a": "text", "b": "ff00", "c": [1, 2], "d": []}
 
 
+def test_json_has_no_word_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    show_json([{"mean": float("nan"), "most": float("inf"), "at": 1.5, "key": b"\xff", "text": "NaN"}])
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert told == [{"mean": None, "most": None, "at": 1.5, "key": "ff", "text": "NaN"}]
+
+
+def test_times_are_shown_as_times(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"connectedSince": 1_700_000_000_000, "openedAt": 1_700_000_000_001, "format": 1_700_000_000_002}], False)
+    out = capsys.readouterr().out
+    assert all(part in out for part in ("22:13:20.000Z", "22:13:20.001Z", "1700000000002"))
+
+
 def test_a_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     show([{"name": "[bold]x[/bold]", "seen_timestamp": 1_700_000_000_000, "ok": True, "none": None}], False)
     out = capsys.readouterr().out

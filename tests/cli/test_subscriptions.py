@@ -129,6 +129,14 @@ def test_list(cli: Cli, client: FakeClient) -> None:
     assert json.loads(cli("subscriptions", "list", "T", "--json")[1]) == [{"subscription": "s1"}]
 
 
+def test_a_deletion_answers_in_json(cli: Cli, client: FakeClient) -> None:
+    """A table of what would be deleted came for a program, and nothing at all when it was."""
+    client.answers["stats"] = [{"msgBacklog": 5, "consumers": []}]
+    assert json.loads(cli("subscriptions", "delete", "T", "S", "--dry-run", "--json")[1]) == client.answers["stats"]
+    told = json.loads(cli("subscriptions", "delete", "T", "S", "--json")[1])
+    assert told == {"topic": "T", "subscription": "S", "deleted": True}
+
+
 def test_delete(cli: Cli, client: FakeClient) -> None:
     assert cli("subscriptions", "delete", "T", "S", "--force")[0] == 0
     assert client.calls[1:] == [("delete_subscription", "T", "S", {"force": True})]

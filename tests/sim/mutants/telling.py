@@ -107,10 +107,18 @@ TELLING: list[Mutant] = [
     Mutant(
         name="only the first partition has alarms",
         module="cluster.pulsar.admin.statistics",
-        old="made[name] = next((row[name] for row in rows if row.get(name)), value)",
-        new="made[name] = value",
+        old="made[name] = inner[0] if inner else value",
+        new="made[name] = rows[0].get(name, value)",
         world="gateway",
         test=f"{_MERGED}::test_what_is_wrong_with_one_partition_is_told_of_all",
+    ),
+    Mutant(
+        name="only the first partition has a delayed index",
+        module="cluster.pulsar.admin.statistics",
+        old="made[name] = _one_of(inner)",
+        new="made[name] = inner[0]",
+        world="gateway",
+        test=f"{_MERGED}::test_what_lies_within_is_that_of_all_partitions",
     ),
     Mutant(
         name="a deleted subscription stays on partitions that a topic was to get",
