@@ -3,7 +3,7 @@
 They go through ray.util.metrics, so Ray's own agent exports them (with the prefix `ray_`, as for all). Names are
 Pulsar's where Pulsar has one. No key, hash or message id is ever a label: magnitude is a metric, identity is a question
 (`./sluice subscriptions explain`, `blocked-keys`). Totals are gauges of a count since the owner started, because an
-owner that is replaced starts anew.
+owner that is replaced starts anew; a topic or subscription that is closed (nobody uses it) has none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ class Metric:
     name: str
     statistic: tuple[str, ...]
     description: str
+
+    @property
+    def help(self) -> str:
+        """The description for who sees nothing but this series."""
+        counts = self.name.endswith(("_total", "_expired", "_op_count")) and self is not BUCKETS
+        return f"{self.description}, since the owner started" if counts else self.description
 
 
 BUCKETS = Metric(
@@ -97,7 +103,7 @@ SUBSCRIPTION = (
     Metric("sluice_order_checked_total", ("orderCheckedTotal",), "Messages that the order sentinel looked at"),
     Metric("sluice_order_violations_total", ("orderViolationsTotal",), "Broken promises that it found"),
     Metric("sluice_subscription_revoked_messages", ("msgRevoked",), "Messages that consumers were asked to give back"),
-    Metric("sluice_subscription_revoked_total", ("msgRevokedTotal",), "The same, all that ever were"),
+    Metric("sluice_subscription_revoked_total", ("msgRevokedTotal",), "The same, counted"),
     Metric("sluice_subscription_parked_keys", ("parkedKeys",), "Keys that are parked until an operator decides"),
     Metric("sluice_subscription_blocked_keys", ("blockedKeys",), "Keys that wait for a decision and are not parked"),
     Metric("sluice_subscription_parked_messages", ("msgParked",), "Messages of parked keys"),
@@ -107,7 +113,7 @@ SUBSCRIPTION = (
         ("parkingLimitReached",),
         "1 when messages are blocked because the limit of parked keys or bytes is reached",
     ),
-    Metric("sluice_subscription_keys_parked_total", ("keysParkedTotal",), "Keys that were ever parked or blocked"),
+    Metric("sluice_subscription_keys_parked_total", ("keysParkedTotal",), "Keys that were parked or blocked"),
     Metric("sluice_subscription_redriven_total", ("msgRedrivenTotal",), "Messages that were redriven"),
     Metric("sluice_hashes_moved_total", ("hashesMovedTotal",), "Hashes that changed their consumer"),
     Metric("sluice_kept_hashes", ("keptHashes",), "Hashes that are kept for consumers that left"),
@@ -122,6 +128,11 @@ TOPIC = (
     Metric("pulsar_in_messages_total", ("msgInCounter",), "Messages published"),
     Metric("pulsar_in_bytes_total", ("bytesInCounter",), "Bytes published"),
     Metric("pulsar_storage_size", ("storageSize",), "Bytes that the partition's ledgers hold"),
+    Metric(
+        "pulsar_storage_backlog_size",
+        ("backlogBytes",),
+        "About how many bytes lie behind the slowest subscription, also one that is closed because nobody uses it",
+    ),
     Metric("sluice_under_replicated_ledgers", ("underReplicated",), "Ledgers with fewer copies than they should have"),
     BUCKETS,
     SNAPSHOTS,
@@ -264,7 +275,7 @@ class Exporter:
         if metric.name not in self._gauges:
             from ray.util.metrics import Gauge
 
-            self._gauges[metric.name] = Gauge(metric.name, description=metric.description, tag_keys=(*LABELS, *extra))
+            self._gauges[metric.name] = Gauge(metric.name, description=metric.help, tag_keys=(*LABELS, *extra))
         return self._gauges[metric.name]
 
 

@@ -25,7 +25,7 @@ def text_of(owners: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _head(metric: Metric, kind: str) -> list[str]:
-    return [f"# HELP {metric.name} {metric.description}", f"# TYPE {metric.name} {kind}"]
+    return [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {kind}"]
 
 
 def _histogram(seen: Distribution, labels: dict[str, str]) -> list[str]:

@@ -39,6 +39,8 @@ def test_a_shared_index_is_exported_with_its_topic() -> None:
 def test_a_topic_without_a_shared_index_exports_none() -> None:
     stats = {"topic": "orders", "partition": 0, "msgInCounter": 5, "bucketDelayedIndexStats": None}
     assert [metric.name for metric, _, _ in series("topic", stats)] == ["pulsar_in_messages_total"]
+    behind = {metric.name: value for metric, _, value in series("topic", stats | {"backlogBytes": 700})}
+    assert behind["pulsar_storage_backlog_size"] == 700, "its subscription may be closed, and tells nothing"
     assert distributions(stats) == []
 
 
@@ -152,3 +154,6 @@ def test_the_text_of_a_large_number_has_all_its_digits() -> None:
     assert f'{LATENCY}_sum{labels},type="create"}} 8888888\n' in text
     assert f'{LATENCY}_bucket{labels},type="create",le="50"}} 0\n' in text
     assert text.count(f"# TYPE {LATENCY} histogram\n") == 1
+    assert "# HELP pulsar_subscription_back_log Messages that are not acknowledged\n" in text
+    sent = text_of([("dispatcher", {"subscription": "billing", "msgOutCounter": 1})])
+    assert "# HELP pulsar_out_messages_total Messages sent to consumers, since the owner started\n" in sent
