@@ -104,7 +104,10 @@ def status(
     address: AddressOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show nodes, actors and where they run, topics, disk, objects, alarms. `topics partitions` has owners and epochs."""
+    """Show nodes, actors and where they run, topics, disk, objects, alarms.
+
+    Owners of partitions and their epochs: `topics partitions`.
+    """
     from cluster.config import load
     from cluster.status import describe
 

@@ -134,7 +134,8 @@ def show_text(server: Server, topic: str, subscription: str) -> None:
     title, events = f"{topic} / {subscription}", _once(server.events(topic, subscription))
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:
-        return _print_text(Console(width=PIPE_WIDTH), title, events)
+        _print_text(Console(width=PIPE_WIDTH), title, events)
+        return
     happened: deque[str] = deque(maxlen=EVENTS_SHOWN)
     latest: dict[str, Any] | None = None
     with Live(console=console, auto_refresh=False) as live:

@@ -112,14 +112,10 @@ def shares(report: Report) -> Any:
 
 def distribution(report: Report) -> Any:
     """Latency by percentile, on the scale where each step right is ten times rarer."""
-    measures = report.judgement.measures
     figure = go.Figure()
     percents = np.concatenate([np.linspace(0, 90, 46), 100 - np.logspace(1, -3, 80)])
-    for name, histogram, colour in (
-        ("published to delivered", report.latency(), DELIVERED),
-        ("published to confirmed", report.publish_latency(), PUBLISHED),
-        ("due to delivered (delayed)", measures.lateness, DRAINING),
-    ):
+    colours = (DELIVERED, PUBLISHED, DRAINING)
+    for (name, histogram), colour in zip(report.latencies().items(), colours, strict=True):
         count = histogram.get_total_count()
         if count == 0:
             continue

@@ -63,11 +63,7 @@ def render(report: Report) -> str:
                 _figure(charts.shares(report), "shares"),
                 "Each consumer's part of the deliveries." if report.two_acts else "Deliveries per second by consumer.",
             ),
-            _card(
-                "Latency",
-                _figure(charts.distribution(report), "latency") + _latency_table(report),
-                "Of the act at a fixed rate." if report.two_acts else "",
-            ),
+            _card("Latency", *_latency(report)),
             _card("Promises", _verdict_table(report), _checked(report)),
             _card("Faults", _fault_table(report)),
             _card(
@@ -242,19 +238,17 @@ def _checked(report: Report) -> str:
     )
 
 
-def _latency_table(report: Report) -> str:
-    measures = report.judgement.measures
+def _latency(report: Report) -> tuple[str, str]:
+    """A picture and a table, and of what they are."""
     rows = []
-    for name, histogram in (
-        ("published to delivered", report.latency()),
-        ("published to confirmed", report.publish_latency()),
-        ("due to delivered (delayed)", measures.lateness),
-    ):
+    for name, histogram in report.latencies().items():
         if histogram.get_total_count():
             values = "".join(f'<td class="number">{_short_ms(ms)}</td>' for ms in percentiles(histogram).values())
             rows.append(f"<tr><td>{name}</td>{values}</tr>")
     head = "".join(f'<th class="number">{name}</th>' for name in ("p50", "p99", "p99.9", "max"))
-    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+    table = f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+    of = "Of the act at a fixed rate." if report.two_acts else ""
+    return _figure(charts.distribution(report), "latency") + table, of
 
 
 def _fault_table(report: Report) -> str:

@@ -193,6 +193,14 @@ class Report:
         measures = self.judgement.measures
         return measures.acts[1].publish if self.two_acts else measures.publish
 
+    def latencies(self) -> dict[str, Any]:
+        """The histograms of these and of delayed messages, which no other act has, in words."""
+        return {
+            "published to delivered": self.latency(),
+            "published to confirmed": self.publish_latency(),
+            "due to delivered (delayed)": self.judgement.measures.lateness,
+        }
+
     def rates(self) -> dict[str, float]:
         """Messages per second from the first send to the last confirmation, and to the last acknowledgement.
 

@@ -160,7 +160,7 @@ def _of_partition(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, s
     if old["draining"] and not new["draining"] and old["epoch"] == new["epoch"]:
         happened.append(("drained", f"{name}: everything is drained"))
     # A new dispatcher counts from zero.
-    known = old if old["epoch"] == new["epoch"] else {"violations": 0, "buckets": {}}
+    known: dict[str, Any] = old if old["epoch"] == new["epoch"] else {"violations": 0, "buckets": {}}
     if new["violations"] > known["violations"]:
         happened.append(("violation", f"{name}: THE ORDER WAS BROKEN {new['violations'] - known['violations']} times"))
     for kind, verb in (("create", "sealed"), ("merge", "merged"), ("delete", "released")):

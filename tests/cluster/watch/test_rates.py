@@ -23,7 +23,11 @@ def test_the_rise_of_all_owners_is_added_up() -> None:
 
 def test_an_owner_that_was_silent_is_no_burst() -> None:
     """What it ever counted fell out of the sum, and came back into it within a fifth of a second."""
-    rounds = ([stats(1_000_000), stats(5)], [None, stats(6)], [stats(1_000_004), stats(7)])
+    rounds: list[list[dict[str, Any] | None]] = [
+        [stats(1_000_000), stats(5)],
+        [None, stats(6)],
+        [stats(1_000_004), stats(7)],
+    ]
     assert seen(*rounds) == [0.0, 1.0, 1.0 + 2.0]
 
 
