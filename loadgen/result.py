@@ -274,6 +274,10 @@ def not_shown(report: Report) -> list[str]:
         planned = report.planned.count(kind)
         if planned > kinds.count(kind):
             missing.append(f"{kind}: {kinds.count(kind)} of {planned} came before everything was delivered")
+    if report.passed_over and not report.faults:
+        missing.append(
+            f"no fault came; {len(report.passed_over):,} were passed over, the first {report.passed_over[0]}"
+        )
     received = report.judgement.measures.shares
     newcomers = [fault["target"] if fault["kind"] == JOIN else fault.get("helper", "") for fault in report.faults]
     for newcomer in filter(None, newcomers):

@@ -29,6 +29,8 @@ _ALWAYS = {
     "blocked": "drainingHashesBlockedTotal",
     "held_back": "heldBackByPolicyTotal",
 }
+COUNTERS = ("cleared", "begun", "blocked", "held_back", "order_checked", "order_violations")
+"""What an owner counts from its start, columns in STATS."""
 _SENTINEL = {
     "order_checked": ("checkedOrder", "checkedHolder"),
     "order_violations": ("violationsOrder", "violationsHolder"),
@@ -73,7 +75,10 @@ class Sampling:
 
 @dataclass
 class Sampler(Sampling):
-    """Asks `client.stats` again and again; `latest` is the newest sum over partitions, empty before the first."""
+    """Asks `client.stats` again and again; `latest` is the newest sum over partitions, empty before the first.
+
+    Counters go on in it when an owner is replaced, which begins at zero.
+    """
 
     name, schema, every_s = "sampler", STATS, 0.2
 
@@ -87,6 +92,8 @@ class Sampler(Sampling):
     draining: list[int] = field(default_factory=list)
     drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     """What each owner of each partition, by (partition, epoch), told last of finished drains, by consumer."""
+    counted: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
+    """The last row of each owner of each partition."""
     hot_keys: list[dict[str, Any]] = field(default_factory=list)
     """What each partition told of its heaviest keys in the end."""
 
@@ -104,6 +111,9 @@ class Sampler(Sampling):
         for stats in answers:
             self.drains[int(stats["partition"]), int(stats.get("epoch", 0))] = stats["drainingHashesByConsumer"]
         sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}
+        for row in rows:
+            self.counted[row["partition"], row["epoch"]] = row
+        sums |= {name: sum(row[name] for row in list(self.counted.values())) for name in COUNTERS}
         self.rows.extend(rows)
         self.draining.append(sums["draining"])
         # In this order: whoever sees the new time also sees the new sums.

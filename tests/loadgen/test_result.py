@@ -123,6 +123,15 @@ def test_who_came_to_help_and_received_nothing_is_named() -> None:
     assert report.not_shown == ["consumer-11 joined and received nothing"]
 
 
+def test_a_run_whose_faults_were_all_passed_over_says_so() -> None:
+    """A chaos that broke nothing ended with "every promise held", and a word of it nowhere in the terminal."""
+    idle = make_report(faults=[], passed_over=["kill-bookie: bookie-1 is on another machine"] * 2, moves_expected=False)
+    expected = "no fault came; 2 were passed over, the first kill-bookie: bookie-1 is on another machine"
+    assert (idle.not_shown, idle.exit_code) == ([expected], 0)
+    assert f"! not shown: {expected}" in shown(idle)
+    assert make_report(faults=[], passed_over=["kill-bookie: x"], strict=True, moves_expected=False).exit_code == 1
+
+
 def test_another_policy_must_have_held_something_back() -> None:
     config = FloodOptions.of(policy="read_position").describe()
     idle = make_report(config=config, faults=[])
