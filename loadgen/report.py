@@ -310,10 +310,7 @@ def _recovery_rows(report: Report) -> list[tuple[str, str]]:
 
 def _pause_rows(report: Report) -> list[tuple[str, ...]]:
     pauses = report.recovery()["pauses_ms"].items()
-    return [
-        (kind, f"{of['count']:,}", *(_short_ms(of[name]) if of[name] else "none" for name in _PAUSES))
-        for kind, of in pauses
-    ]
+    return [(kind, f"{of['count']:,}", *(_short_ms(of[name]) for name in _PAUSES)) for kind, of in pauses]
 
 
 def _pause_table(report: Report) -> str:
@@ -456,6 +453,9 @@ def _faults_in_words(report: Report) -> str:
 
 
 def _short_ms(value: float) -> str:
+    """Of nothing there is no time: whatever was measured took some."""
+    if not value:
+        return "none"
     if value >= 10_000:
         return f"{value / 1000:,.1f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.2g} ms" if value < 10 else f"{value:.0f} ms"

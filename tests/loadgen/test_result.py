@@ -339,6 +339,16 @@ def test_page_shows_the_memory_of_each_kind_of_process() -> None:
     assert 'id="memory"' not in render(make_report())
 
 
+def test_where_nothing_was_delivered_there_is_no_latency() -> None:
+    """It was 0 ms, the best of all."""
+    empty = make_report(
+        judgement=Judgement(Findings(), Measures(Span.over(0, 1))), stats=STATS.empty_table(), faults=[]
+    )
+    assert "p50 none  p99 none" in shown(empty)
+    page = read(empty).text
+    assert page[page.index("latency p99") - 1] == "none"
+
+
 def test_page_of_an_empty_run_can_be_made() -> None:
     empty = make_report(
         judgement=Judgement(Findings(), Measures(Span.over(0, 1))), stats=STATS.empty_table(), faults=[]
