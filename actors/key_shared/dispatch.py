@@ -32,7 +32,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import arrivals, explain, hash_assignments, heaviest, nacks, parking, revocation, stats
+from actors.key_shared import arrivals, explain, hash_assignments, heaviest, nacks, parking, revocation, stats, what_if
 from actors.key_shared.acks import acknowledge, acknowledge_all, remove
 from actors.key_shared.assignments import Assignments
 from actors.key_shared.check import check
@@ -399,7 +399,7 @@ class Dispatch:
 
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
         """How many hashes would move if `add` consumers joined and the named ones left."""
-        return explain.what_if(self._core, add, remove)
+        return what_if.what_if(self._core, add, remove)
 
     @property
     def history(self) -> History:

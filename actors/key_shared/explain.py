@@ -7,8 +7,6 @@ what the broker does.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +28,12 @@ from actors.key_shared.window import (
     UNORDERED,
     WAITING,
 )
-from storage.errors import Invalid, InvariantViolation, NotFound
+from storage.errors import Invalid, InvariantViolation
 from storage.hashing import HASH_RANGE, MASK
 from storage.position import show
 
 Reason = dict[str, Any]
 _SHOWN = 20
-MOST_POINTS = 100_000
-"""Points on the ring that `what_if` may add: a quarter of a second, in which the broker does nothing else."""
 _ENDS = "its acknowledgement, or the consumer giving it back or leaving"
 _WAITING = (FRESH, REPLAY, UNORDERED)
 
@@ -176,14 +172,27 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
             held=held[:_SHOWN],
         )
     if gate == Gate.RECENTLY_JOINED and isinstance(core.policy, RecentlyJoined):
-        limit = show(core.policy.recent[int(core.tables.owner[value])])
-        return _reason(
-            "recently_joined",
-            f"{owner} joined when {limit} was the last position, and not all up to it is acknowledged",
-            f"acknowledgement of everything up to {limit}",
-            joined_at=limit,
-        )
+        return _recently_joined(core, core.policy, row, now)
     return _reason("no_owner", "no connected consumer owns the hash", "a consumer that takes it joining")
+
+
+def _recently_joined(core: Core, policy: RecentlyJoined, row: int, now: int) -> Reason:
+    """Whose joining holds the row back, which for a redelivery may be that of another newcomer than its owner."""
+    window, slot = core.window, int(core.tables.owner[int(core.window.hash[row])])
+    whose, position = policy.limit(slot, fresh=bool(window.state[row] == FRESH))
+    limit = show(position)
+    text = f"{owner_name(core, whose)} joined when {limit} was the last position, and not all up to it is acknowledged"
+    if whose != slot:
+        text += f"; what goes out again, to {owner_name(core, slot)}, waits for that as well"
+    unblocks = f"acknowledgement of everything up to {limit}"
+    if not policy.remember_unacked_keys:
+        return _reason("recently_joined", text, unblocks, joined_at=limit)
+    pending = window.rows_in(PENDING)
+    mine = (window.hash[pending] == window.hash[row]) & (window.consumer[pending] != slot)
+    held = _holders(core, pending[mine], now)
+    text += f"; {held[0]['consumer']} holds {len(held)} unacknowledged of the hash"
+    unblocks = f"acknowledgement of these, or of everything up to {limit}"
+    return _reason("recently_joined", text, unblocks, joined_at=limit, held=held[:_SHOWN])
 
 
 def _redelivery(core: Core, value: int, now: int) -> Reason:
@@ -231,7 +240,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
         return [
             _reason(
                 "no_permits",
-                f"{ahead} messages are before it and {_owner_name(core, slot)} has {int(allowance[slot])} permits",
+                f"{ahead} messages are before it and {owner_name(core, slot)} has {int(allowance[slot])} permits",
                 "the consumer asking for more",
                 permits=int(allowance[slot]),
             )
@@ -240,7 +249,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
         return [
             _reason(
                 "no_permits",
-                f"{_owner_name(core, slot)} has no permits",
+                f"{owner_name(core, slot)} has no permits",
                 "the consumer receiving what it was sent",
                 permits=0,
             )
@@ -252,7 +261,7 @@ def _unacked(core: Core, slot: int) -> Reason:
     members = core.members
     return _reason(
         "unacked_limit",
-        f"{_owner_name(core, slot)} has {int(members.unacked[slot])} unacknowledged messages, the limit is "
+        f"{owner_name(core, slot)} has {int(members.unacked[slot])} unacknowledged messages, the limit is "
         f"{members.max_unacked_each}",
         f"acknowledgements, down to {members.max_unacked_each // 2}",
         unacked=int(members.unacked[slot]),
@@ -293,7 +302,7 @@ def _elsewhere(core: Core, position: int) -> dict[str, Any]:
     """A position that is not in the window."""
     holder = next((member for member in core.members.claiming() if position in member.claims), None)
     if holder is not None:
-        held = [{"message_id": show(position), "consumer": _owner_name(core, holder.slot), "session": holder.number}]
+        held = [{"message_id": show(position), "consumer": owner_name(core, holder.slot), "session": holder.number}]
         text = f"it is with {held[0]['consumer']} since an earlier owner of the subscription, unacknowledged"
         reasons = [_reason("delivered", text, _ENDS, held=held)]
     elif position <= core.window.last_read:
@@ -399,7 +408,7 @@ def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
     return [
         {
             "message_id": show(int(window.position[row])),
-            "consumer": _owner_name(core, int(window.consumer[row])),
+            "consumer": owner_name(core, int(window.consumer[row])),
             "session": core.members.at(int(window.consumer[row])).number,
             **({"removed": True} if window.flags[row] & REMOVED else {}),
             "age_ms": max(now - int(window.since[row]), 0),
@@ -408,14 +417,15 @@ def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
     ]
 
 
-def _owner_name(core: Core, slot: int) -> str:
+def owner_name(core: Core, slot: int) -> str:
+    """What the consumer in a slot that is taken is called in answers."""
     member = core.members.at(slot)
     return f"{member.name}#{member.number}"
 
 
 def _owner(core: Core, hash: int) -> str | None:
     slot = int(core.tables.owner[hash])
-    return None if slot == NO_SLOT else _owner_name(core, slot)
+    return None if slot == NO_SLOT else owner_name(core, slot)
 
 
 def _reason(gate: str, text: str, unblocks: str, **more: object) -> Reason:
@@ -441,57 +451,3 @@ def blocked_keys(core: Core, top: int, now: int) -> list[dict[str, Any]]:
         }
         for at in order
     ]
-
-
-def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
-    """How many hashes would move if consumers came or left, beside the fewest possible, and how many would drain.
-
-    Consumers are removed by name, or by `name#number`. Nothing changes. Raises NotFound for an unknown name.
-    """
-    if core.settings.type != "key_shared" or core.settings.selector == "sticky":
-        raise Invalid("what_if is for Key_Shared subscriptions whose selector divides the hashes itself")
-    if core.settings.selector == "consistent_hashing" and add * core.settings.replica_points > MOST_POINTS:
-        most = MOST_POINTS // core.settings.replica_points
-        raise Invalid(f"{add} consumers with {core.settings.replica_points} points each: ask for at most {most}")
-    trial = copy.deepcopy(core.selector)
-    leaving = {member.number for name in remove for member in _named(core, name)}
-    slot = core.members.slots
-    for number in range(add):
-        trial.add(slot + number, f"new-{number + 1}")
-    for member in core.members:
-        if member.number in leaving:
-            trial.remove(member.slot)
-    before, after = core.tables.owner[1:], trial.owners()[1:]
-    moved = before != after
-    pending, holder = core.tables.pending[1:], core.tables.holder[1:]
-    would_drain = moved & (pending > 0) & (holder != after)
-    gone = np.isin(holder, [m.slot for m in core.members if m.number in leaving])
-    would_drain &= ~gone
-    holders, pending = holder[would_drain], pending[would_drain]
-    left = len(core.members) - len(leaving) + add
-    return {
-        "consumers": left,
-        "hashes_moved": int(moved.sum()),
-        "hashes_moved_at_least": _least_moved(core, leaving, add),
-        "hashes_draining": int(would_drain.sum()),
-        "pending_by_holder": {
-            _owner_name(core, int(slot)): int(pending[holders == slot].sum()) for slot in np.unique(holders)
-        },
-    }
-
-
-def _least_moved(core: Core, leaving: set[int], add: int) -> int:
-    """Fewest hashes that any even division would move: all of the leavers', and the newcomers' fair share."""
-    total = HASH_RANGE - 1
-    owner = core.tables.owner[1:]
-    stay = [member for member in core.members if member.number not in leaving]
-    orphaned = total - sum(int((owner == member.slot).sum()) for member in stay)
-    share = total * add // max(len(stay) + add, 1)
-    return max(orphaned, share)
-
-
-def _named(core: Core, name: str) -> list[Any]:
-    found = [member for member in core.members if name in (member.name, f"{member.name}#{member.number}")]
-    if not found:
-        raise NotFound(f"no connected consumer is called {name!r}")
-    return found

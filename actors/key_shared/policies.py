@@ -66,6 +66,14 @@ class Policy(Protocol):
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
         """Which rows may not go to their owner, bool, one a row; None: all may."""
 
+    def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
+        """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
+
+        What waits for redelivery may be held back on account of another newcomer that came before this one.
+        """
+        whose = slot if fresh else min((slot, *self.recent), key=self.recent.__getitem__)
+        return whose, self.recent[whose]
+
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """A consumer joined `others` others. last_read: highest position read forward."""
 
@@ -90,6 +98,14 @@ class DrainingHashes:
         if tables.draining == 0:
             return None
         return Gate.DRAINING, tables.drains[rows.hashes]
+
+    def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
+        """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
+
+        What waits for redelivery may be held back on account of another newcomer that came before this one.
+        """
+        whose = slot if fresh else min((slot, *self.recent), key=self.recent.__getitem__)
+        return whose, self.recent[whose]
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """Nothing to remember: draining is derived."""
@@ -141,14 +157,20 @@ class RecentlyJoined:
         if not self.recent:
             return None
         limits = np.full(HASH_RANGE, np.iinfo(np.int64).max, np.int64)
-        lowest = min(self.recent.values())
-        for slot, limit in self.recent.items():
-            # What waits for redelivery may be held back on account of another newcomer that came before this one.
-            limits[slot] = limit if rows.fresh else min(limit, lowest)
+        for slot in self.recent:
+            _, limits[slot] = self.limit(slot, fresh=rows.fresh)
         above = rows.positions > limits[rows.owners]
         if self.remember_unacked_keys and above.any():
             above &= held_elsewhere(window, rows.hashes, rows.owners)
         return Gate.RECENTLY_JOINED, above
+
+    def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
+        """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
+
+        What waits for redelivery may be held back on account of another newcomer that came before this one.
+        """
+        whose = slot if fresh else min((slot, *self.recent), key=self.recent.__getitem__)
+        return whose, self.recent[whose]
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """Remember the position if there are other consumers and unacknowledged messages (LS-5)."""

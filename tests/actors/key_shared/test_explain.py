@@ -109,6 +109,43 @@ def test_recently_joined() -> None:
     assert answer["reasons"][0]["joined_at"] == "1:0"
 
 
+def test_a_redelivery_names_whose_joining_holds_it_back() -> None:
+    """It named the owner's own, of a position behind the message, and an acknowledgement that lifted nothing."""
+    owners = keys_by_owners(("c1",), ("c2",), ("c3",))
+    kept, moved = owners["c1", "c1", "c1"][0], owners["c1", "c1", "c3"][0]
+    flow = Driver(policy="read_position")
+    flow.join("c1")
+    flow.send(kept)
+    flow.join("c2")
+    flow.send(kept, moved)
+    flow.join("c3")
+    flow.nack("c1", "1:2")
+    assert flow.route() == {}
+    answer = flow.dispatch.explain(position=int(at("1:2")[0]), now=flow.now)
+    (reason,) = answer["reasons"]
+    assert (answer["verdict"], reason["joined_at"]) == ("recently_joined", "1:0")
+    assert reason["text"].startswith("c2#2 joined when 1:0 was the last position")
+    assert "what goes out again, to c3#3, waits for that as well" in reason["text"]
+    flow.ack("1:0")
+    flow.dispatch.mark_deleted(int(at("1:0")[0]))
+    assert flow.route() == {"c3": ["1:2"]}
+
+
+def test_with_remembered_keys_their_holder_is_named() -> None:
+    flow = Driver(policy="last_sent_position", remember_unacked_keys=True)
+    flow.join("c1")
+    flow.send(X, Y)
+    flow.join("c2")
+    flow.send(X)
+    answer = flow.dispatch.explain(position=int(at("1:2")[0]), now=flow.now)
+    (reason,) = answer["reasons"]
+    assert (answer["verdict"], reason["joined_at"]) == ("recently_joined", "1:1")
+    assert [(held["message_id"], held["consumer"]) for held in reason["held"]] == [("1:0", "c1#1")]
+    assert reason["unblocks"] == "acknowledgement of these, or of everything up to 1:1"
+    flow.ack("1:0")
+    assert flow.route() == {"c2": ["1:2"]}, "1:1 is not acknowledged, and of another key"
+
+
 def test_delivered_delayed_dead_and_unknown() -> None:
     flow = Driver(max_redeliver_count=1)
     flow.join("c1")
