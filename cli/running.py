@@ -19,6 +19,7 @@ from cli.options import (
     parse_settings,
 )
 from cli.output import say, show, show_json, show_one, watch
+from cli.printable import printable
 from cli.topics import TOPICS
 
 MOST_NODES = 64
@@ -144,10 +145,13 @@ def _show_status(answer: Mapping[str, Any], json: bool) -> None:
     if json:
         show_json(answer)
         return
-    show_one({name: value for name, value in answer.items() if not _is_table(value)}, False)
+    show_one({name: value for name, value in answer.items() if not _is_table(value) and name != "alarms"}, False)
     for name, value in answer.items():
         if _is_table(value):
             show(value, False, TOPICS if name == "topics" else None, title=name)
+    # Last, where they are seen, and one a line.
+    for line in [f"alarm: {alarm}" for alarm in answer.get("alarms", ())] or ["no alarms"]:
+        print(printable(line, lines=False))
 
 
 def _is_table(value: object) -> bool:

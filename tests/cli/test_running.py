@@ -83,6 +83,16 @@ def test_status(cli: Cli, launch: Calls) -> None:
     assert "b1" in out
     assert "orders" in out
     assert "offload" not in out, "twenty settings of each topic leave no room for what they say"
+    assert out.endswith("no alarms\n")
+
+
+def test_status_ends_with_the_alarms(cli: Cli, fake_module: Callable[..., None]) -> None:
+    """They were a list in JSON, above the tables of all actors and topics."""
+    status = {"alarms": ["bookie-0 is read-only", "topic/\x1b[2J is broken"], "topics": [{"topic": "orders"}]}
+    fake_module("cluster.status", describe=lambda values: status)
+    out = cli("status")[1]
+    assert out.splitlines()[-2:] == ["alarm: bookie-0 is read-only", "alarm: topic/\\x1b[2J is broken"]
+    assert "alarms" not in out
 
 
 def test_config_show(cli: Cli, tmp_path: Path) -> None:
