@@ -34,7 +34,7 @@ from cluster.watch.http import PAGE_PATHS, page_routes
 from storage.errors import Invalid, NotFound, Unavailable
 
 MAX_BODY = 4 * 1024
-EXPLAIN = "/admin/v2/persistent/public/default/{topic}/subscription/{subscription}/explain"
+EXPLAIN = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/explain"
 _HANDED_ON = ("/watch/events", "/watch/subscriptions", EXPLAIN)
 _CONNECT_S = 5.0
 _LOOK_EVERY_S = 0.1

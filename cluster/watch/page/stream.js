@@ -16,3 +16,9 @@ export async function* messages(body) {
     }
   }
 }
+
+/** A topic in a path of the admin interface: tenant, namespace and name, which two dots join. */
+export function pathOf(topic) {
+  const parts = topic.split("..");
+  return (parts.length === 3 ? parts : ["public", "default", topic]).map(encodeURIComponent).join("/");
+}

@@ -3,7 +3,7 @@
 import { Lines, drawDue, short } from "./charts.js";
 import { Faults } from "./faults.js";
 import { Ring, colourOf } from "./ring.js";
-import { messages } from "./stream.js";
+import { messages, pathOf } from "./stream.js";
 
 const find = (id) => document.getElementById(id);
 const EVENTS_SHOWN = 300;
@@ -176,7 +176,7 @@ function showEvents(events) {
 async function explain(question, title, partition) {
   const [topic, subscription] = watched();
   const query = new URLSearchParams(question);
-  const path = `/admin/v2/persistent/public/default/${encodeURIComponent(topic)}/subscription/${encodeURIComponent(subscription)}/explain?${query}`;
+  const path = `/admin/v2/persistent/${pathOf(topic)}/subscription/${encodeURIComponent(subscription)}/explain?${query}`;
   try {
     const rows = await (await ask(path)).json();
     const row = rows.find((one) => one.partition === partition) ?? rows.find((one) => one.verdict !== "nothing_to_deliver") ?? rows[0];

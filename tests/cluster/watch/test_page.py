@@ -13,6 +13,7 @@ from aiohttp import web
 
 from actors.ports import Ports
 from cluster.watch.http import PAGE_PATHS, WatchHttp
+from cluster.watch.panel import EXPLAIN
 from tests.cluster.watch.browser import CHROMIUM, browser
 from tests.cluster.watch.test_feed import Owners
 from tests.cluster.watch.test_story import consumer, dispatcher
@@ -43,13 +44,15 @@ class Cluster(Owners):
         ]
 
     async def subscriptions(self) -> dict[str, list[str]]:
-        return {"orders": ["billing"], "trips": ["audit", "billing"]}
+        return {"orders": ["billing"], "trips": ["audit", "billing"], "sales..eu..trips": ["billing"]}
 
 
 async def explain(request: web.Request) -> web.Response:
     """What the admin interface would answer."""
     assert request.headers["Authorization"].startswith("Bearer s")
     asked = request.query.get("key") or f"hash {request.query['hash']}"
+    assert request.match_info["topic"] == "trips"
+    asked += {"public": "", "sales": " of the topic in eu"}[request.match_info["tenant"]]
     reason = {"gate": "draining", "text": f"{asked} drains at c1", "unblocks": "c1 acknowledges"}
     return web.json_response([{"partition": 0, "verdict": "draining", "reasons": [reason]}])
 
@@ -60,7 +63,7 @@ async def served(ports: Ports) -> AsyncIterator[tuple[Cluster, str]]:
     cluster = Cluster()
     app = web.Application()
     app.add_routes(WatchHttp(ports, cluster).routes())
-    app.router.add_get("/admin/v2/persistent/public/default/{topic}/subscription/{subscription}/explain", explain)
+    app.router.add_get(EXPLAIN, explain)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -129,3 +132,15 @@ async def test_keys_are_explained_with_keyboard_alone(served: tuple[Cluster, str
         await page.press("Enter")
         await page.until("document.querySelector('#answer').innerText.includes('hash 512 drains at c1')")
         assert page.problems == []
+
+
+@needs_browser
+async def test_a_topic_of_another_tenant_is_explained(served: tuple[Cluster, str], tmp_path: Path) -> None:
+    """It was asked for in public/default, where there is none of that name."""
+    _, url = served
+    async with browser(tmp_path / "profile") as page:
+        await page.open(f"{url}/watch?topic=sales..eu..trips&subscription=billing#token=secret")
+        await page.until("document.querySelector('#state').textContent === 'live'")
+        await page.value("document.querySelector('#ring').focus()")
+        await page.press("Enter")
+        await page.until("document.querySelector('#answer').innerText.includes('of the topic in eu drains at c1')")
