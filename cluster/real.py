@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from actors.ports import Address, InCommon, Meta, Net, Objects, Places, Ports, Watch
 from cluster.impairments import IMPAIRMENTS
+from cluster.log_filter import FewOfEachKind
 
 logger = logging.getLogger("sluice")
 MOST_TROUBLES = 4
@@ -182,5 +183,6 @@ def log_to_stderr(level: str) -> None:
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.addFilter(FewOfEachKind())
         logger.addHandler(handler)
         logger.setLevel(level.upper())
