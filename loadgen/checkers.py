@@ -59,7 +59,7 @@ INFORMATION = {
     "early": "{:,} delayed messages early by a clock that leapt",
 }
 """What is told without being a broken promise, in words."""
-CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed")
+CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed", "ordered")
 MAX_EXAMPLES = 5
 _FOREVER = np.iinfo(np.int64).max
 
@@ -347,6 +347,7 @@ class _Case:
         findings.checked["delayed"] = int((self.deliver_at[self.got[rows]] > 0).sum())
         rows = rows[self.keyed[rows] & (self.deliver_at[self.got[rows]] == 0)]
         rows = rows[np.lexsort((self.rank[rows], self.message_key[self.got[rows]]))]
+        findings.checked["ordered"] = len(rows)
         numbers = self.got[rows]
         # Numbers rise with the key as well, so one running maximum serves all keys.
         newest = np.maximum.accumulate(numbers) if len(numbers) else numbers

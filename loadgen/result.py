@@ -278,6 +278,9 @@ def not_shown(report: Report) -> list[str]:
         missing.append(
             f"no fault came; {len(report.passed_over):,} were passed over, the first {report.passed_over[0]}"
         )
+    checked = report.judgement.findings.checked
+    if checked["keys"] and not checked["ordered"]:
+        missing.append("order: every message with a key was delayed, and of those none is promised")
     received = report.judgement.measures.shares
     newcomers = [fault["target"] if fault["kind"] == JOIN else fault.get("helper", "") for fault in report.faults]
     for newcomer in filter(None, newcomers):

@@ -66,14 +66,6 @@ class Policy(Protocol):
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
         """Which rows may not go to their owner, bool, one a row; None: all may."""
 
-    def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
-        """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
-
-        What waits for redelivery may be held back on account of another newcomer that came before this one.
-        """
-        whose = slot if fresh else min((slot, *self.recent), key=self.recent.__getitem__)
-        return whose, self.recent[whose]
-
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """A consumer joined `others` others. last_read: highest position read forward."""
 
@@ -98,14 +90,6 @@ class DrainingHashes:
         if tables.draining == 0:
             return None
         return Gate.DRAINING, tables.drains[rows.hashes]
-
-    def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
-        """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
-
-        What waits for redelivery may be held back on account of another newcomer that came before this one.
-        """
-        whose = slot if fresh else min((slot, *self.recent), key=self.recent.__getitem__)
-        return whose, self.recent[whose]
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
         """Nothing to remember: draining is derived."""

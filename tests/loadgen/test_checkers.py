@@ -32,6 +32,7 @@ def test_clean_history_passes_and_counts_what_it_checked() -> None:
         "keys_in_flight_together": 2,
         "hashes_moved": 2,
         "delayed": 0,
+        "ordered": 6,
     }
     assert findings.messages == {
         "published": 6,
@@ -198,7 +199,7 @@ def test_delayed_messages_may_come_behind_but_not_early() -> None:
         story.ack("c2", entry, at=41_000)
     findings = story.judge()
     only(findings)
-    assert findings.checked["delayed"] == 1
+    assert (findings.checked["delayed"], findings.checked["ordered"]) == (1, 7)
 
 
 def test_early_delayed_message() -> None:

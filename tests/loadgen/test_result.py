@@ -38,6 +38,7 @@ def sample(at: int, partition: int, **counters: int) -> dict[str, int]:
 def make_report(**changes: Any) -> Report:
     findings = Findings()
     findings.checked |= {"messages": 1_000, "keys": 90, "keys_in_flight_together": 40, "hashes_moved": 7}
+    findings.checked["ordered"] = 1_000
     findings.messages |= {"published": 1_000, "confirmed": 1_000, "delivered": 1_000, "acked": 1_000}
     measures = Measures(Span(START, 500_000, 20))
     measures.confirmed[:8] = 125
@@ -130,6 +131,13 @@ def test_a_run_whose_faults_were_all_passed_over_says_so() -> None:
     assert (idle.not_shown, idle.exit_code) == ([expected], 0)
     assert f"! not shown: {expected}" in shown(idle)
     assert make_report(faults=[], passed_over=["kill-bookie: x"], strict=True, moves_expected=False).exit_code == 1
+
+
+def test_where_everything_was_delayed_no_order_was_shown() -> None:
+    """Its line had a tick, although it had looked at nothing."""
+    report = make_report()
+    report.judgement.findings.checked["ordered"] = 0
+    assert report.not_shown == ["order: every message with a key was delayed, and of those none is promised"]
 
 
 def test_another_policy_must_have_held_something_back() -> None:
