@@ -380,8 +380,10 @@ class LogReads:
     async def find_time(self, time: int) -> PositionFound:
         """The first message published at or after `time` (ms), by halving: ledgers, then runs, then rows.
 
-        Publish times are the producers'; where their clocks disagree the answer is near, as in Pulsar.
+        Publish times are the producers'; where their clocks disagree the answer is near, as in Pulsar. Where all are
+        earlier it is the end as it was when the search began: what comes while runs are read was not looked at.
         """
+        end = self.ends().next
         chain = [ledger for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0]
         low, high = 0, len(chain)
         while low < high:  # the first ledger whose last run reaches the time
@@ -391,7 +393,7 @@ class LogReads:
             else:
                 low = middle + 1
         if low == len(chain):
-            return PositionFound(position=self.ends().next)
+            return PositionFound(position=end)
         ledger = chain[low]
         first, last = 0, await self._last_run(ledger)
         while first < last:

@@ -83,9 +83,9 @@ class StoredObjects:
         and what else the store refuses with.
         """
         while self._unwanted:
-            name = self._unwanted[-1]
+            name = self._unwanted[0]
             await attempt(self._ports, lambda: self._ports.objects.delete(name))  # noqa: B023
-            self._unwanted.pop()
+            self._unwanted.remove(name)  # others may have come meanwhile
         if not self.collection_due():
             return
         names = await attempt(self._ports, lambda: self._ports.objects.names(self._prefix))

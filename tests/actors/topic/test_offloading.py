@@ -247,6 +247,28 @@ def test_objects_go_with_the_ledgers_that_are_trimmed() -> None:
     World(4).play(scenario)
 
 
+def test_what_comes_while_an_object_is_deleted_is_deleted_too() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await leaving(world)
+        objects = cluster.topic()._upkeep.offloading.objects
+        first, second = (objects.new_name(one.id) for one in record_of(cluster).ledgers[:2])
+        world.objects.objects |= {first: b"of a ledger that was trimmed", second: b"of one that is trimmed just now"}
+        erase = world.objects.erase
+
+        def erase_and_trim(name: str) -> None:
+            if name == first and second in world.objects.objects:
+                objects.unwanted([second])
+            erase(name)
+
+        world.objects.erase = erase_and_trim  # type: ignore[method-assign]
+        objects.unwanted([first])
+        cluster.topic()._upkeep.look()
+        await until(client, lambda: not objects.any_unwanted)
+        assert sorted(world.objects.objects) == sorted(named(cluster))
+
+    World(19).play(scenario)
+
+
 def test_a_deleted_topic_leaves_no_object() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)

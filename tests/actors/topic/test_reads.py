@@ -13,7 +13,7 @@ import pytest
 
 from actors.ledger.fan_out import together
 from actors.ledger.reader import StoredFrame
-from actors.ledger.record import record_key, unpack_record
+from actors.ledger.record import LedgerRecord, record_key, unpack_record
 from actors.messages import (
     DeleteTopic,
     FindTime,
@@ -140,6 +140,31 @@ def test_a_time_is_found_in_whatever_ledger_it_is() -> None:
         assert after.position == (await ask(client, cluster.current, ReadEnds())).next
 
     World(24).play(scenario)
+
+
+def test_what_comes_while_a_time_is_sought_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old messages count as done up to what was found: what came meanwhile would be, and nobody has seen it."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(3, now=1_000)
+        producer.to = await cluster.replace_owner()
+        await producer.open()
+        end = (await ask(client, cluster.current, ReadEnds())).next
+        times = LogReads._times
+
+        async def meanwhile(self: LogReads, ledger: LedgerRecord, run: int) -> Any:
+            found = await times(self, ledger, run)
+            await producer.publish(2, now=9_000)
+            return found
+
+        monkeypatch.setattr(LogReads, "_times", meanwhile)
+        found = await ask(client, cluster.current, FindTime(time=5_000))
+        assert found.position == end
+        behind = await insist(client, cluster.current, found.position)
+        assert sum(run.count for run in behind.runs) == 2
+
+    World(34).play(scenario)
 
 
 def test_s13_trimming_follows_the_slowest_over_a_change_of_owner() -> None:
