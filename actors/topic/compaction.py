@@ -127,11 +127,17 @@ class Compaction:
         """Whether it is asked for, or being done."""
         return self.state.running or self._asked > 0
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether no object is left of tables of before, of earlier owners either, as far as one looked lately."""
+        return not self.objects.any_unwanted and not self.objects.collection_due()
+
     def due(self, settings: TopicSettings) -> bool:
         """Whether there is something to do."""
         if self._ports.clock.monotonic() < self._not_before:
             return False
-        collects = self._log.record.compacted is not None and self.objects.collection_due()
+        there = self._log.record.compacted is not None or bool(self._log.record.erasures)
+        collects = there and self.objects.collection_due()
         return bool(self.objects.any_unwanted or collects or self._asked or self._is_long(settings))
 
     def concerned(self, settings: TopicSettings) -> bool:
@@ -166,7 +172,7 @@ class Compaction:
         """Find, write, compare, name. Raises Fenced, Unavailable, Corrupt, NotFound."""
         record = self._log.record
         before, horizon = record.compacted, self._log.last_confirmed
-        if not record.ledgers:
+        if not record.ledgers and before is None:
             return
         begin = position(record.ledgers[0].id, 0) if before is None else before.horizon + 1
         if horizon < begin and not record.erasures:

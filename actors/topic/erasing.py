@@ -10,8 +10,9 @@ ledger and its messages. So a crash at any point leaves objects that no record n
 is found again by looking. A ledger that cannot be read, or may not leave, is told and tried again; it keeps the others
 from nothing but the end.
 
-The end is told when nothing of it is left: no ledger, no compacted table, no object that was replaced, and every bookie
-that is not lost for good has answered that it has forgotten the ledgers. A bookie's disk has the bytes until it
+The end is told when nothing of it is left: no ledger, no compacted table, no object that was replaced, no copy in the
+topic's table where there is a catalog, and every bookie that is not lost for good has answered that it has forgotten
+the ledgers. A bookie's disk has the bytes until it
 compacts its segments. Readers that have the old record look again (actors.topic.reads, cluster.history_scan).
 """
 
@@ -48,7 +49,7 @@ from storage.errors import Corrupt, Fenced, Invalid, NotFound, Overloaded, Sluic
 from storage.frame import Header
 from storage.history import GroupRows, PartFooter, PartWriter, same_rows
 from storage.history_columns import PartColumns, Selection
-from storage.position import MAX_ENTRY
+from storage.position import MAX_ENTRY, ledger_of
 
 MOST_KEYS = 64
 """So many keys of a partition are being erased at a time."""
@@ -93,7 +94,8 @@ class Erasing:
         return self.status()
 
     def _with_asked(self, key: bytes, record: PartitionRecord) -> PartitionRecord:
-        until = max((ledger.id for ledger in record.ledgers), default=0)
+        # The table may hold messages of ledgers that were trimmed.
+        until = max([record.highest_ledger or 0, ledger_of(self._compaction.horizon), *_ids(record)])
         known = next((one for one in record.erasures if one.key == key), None)
         if known is None and len(record.erasures) >= MOST_KEYS:
             raise Overloaded(f"{MOST_KEYS} keys are being erased; ask again when one of them is done")
@@ -318,11 +320,13 @@ class Erasing:
         if any(self._doubtful(ledger) for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0):
             return  # a ledger came meanwhile
         if self._compaction.at_work:
-            return
+            return self._check_compaction()
         if await self._table_holds(done):
-            self._compaction.ask()
-            return
+            return self._compaction.ask()
+        if not self._compaction.is_clean:
+            return self._check_compaction()
         await self._objects.clean_up()
+        await self._check_followed()
         ledgers = sorted({ledger for one in done for ledger in one.ledgers})
         if ledgers:
             await self._tell_bookies(ledgers)
@@ -338,6 +342,18 @@ class Erasing:
         await self._log.metadata.update(change)
         self._clean.clear()
         self._ports.log("erasing_done", keys=len(keys), messages=sum(one.messages for one in done))
+
+    def _check_compaction(self) -> None:
+        """Raises Unavailable if the compaction that is waited for does not go on."""
+        if self._compaction.state.error:
+            raise Unavailable(f"the compacted log: {self._compaction.state.error}")
+
+    async def _check_followed(self) -> None:
+        """Raises Unavailable while the topic's table has what is no more: it may have copies of the old objects."""
+        table = self._offloading.table
+        await table.turn()
+        if table.behind:
+            raise Unavailable(table.error or "the table does not follow yet")
 
     async def _tell_bookies(self, ledgers: list[int]) -> None:
         """Let every bookie forget ledgers: one that was away may still have them. Raises Unavailable if one is away."""
@@ -365,6 +381,10 @@ class Erasing:
                 if any(_within(rows, one) for one in erasures):
                     return True
         return False
+
+
+def _ids(record: PartitionRecord) -> list[int]:
+    return [ledger.id for ledger in record.ledgers]
 
 
 def _within(rows: pa.Table, one: Erasure) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from actors.ledger.record import WITH_HISTORY, LedgerState
-from actors.messages import Compact, Erase, ListLedgers, TopicSettings
+from actors.messages import CloseIdle, Compact, Erase, ListLedgers, Progress, ReadEnds, TopicSettings
 from actors.ports import Ports
 from actors.topic import erasing, offloading
 from storage.checked_parquet import read_group
@@ -17,8 +17,9 @@ from storage.history import decode_footer
 from storage.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, read_all
 from tests.actors.topic.test_compaction import View, compacted, publish
-from tests.actors.topic.test_offloading import record_of
+from tests.actors.topic.test_offloading import named, record_of
 from tests.actors.topic.test_reads import ask, started, until
+from tests.actors.topic.test_table_following import with_catalog
 from tests.sim.world import World
 
 SETTINGS = TopicSettings(roll_entries=6)
@@ -133,6 +134,76 @@ def test_the_compacted_table_forgets_it_too() -> None:
         assert not (await ask(client, cluster.current, Compact())).error
 
     World(3).play(scenario)
+
+
+def test_what_the_compacted_table_alone_has_is_forgotten() -> None:
+    """The log was trimmed, and its owner has ended: no ledger is left whose number could say how far it went."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, SETTINGS)
+        await compacted(client, cluster)
+        last = (await ask(client, cluster.current, ReadEnds())).last
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=last))
+        assert (await ask(client, cluster.current, CloseIdle(idle_ms=0))).closed
+        await cluster.replace_owner()
+        assert record_of(cluster).ledgers == ()
+        view = View()
+        await view.read(client, cluster.current)
+        assert view.values["ada"] == "ada-7"
+        await erased(client, cluster)
+        view = View()
+        await view.read(client, cluster.current)
+        assert view.values == {"bob": "bob-8", "eve": "eve-8"}
+
+    World(10).play(scenario)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["the same owner", "the next owner"])
+def test_the_end_waits_for_the_objects_of_an_older_table(replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasing, "RETRY_MS", 500)
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, SETTINGS)
+        old = await compacted(client, cluster)
+        names = [part.name for part in old.parts]
+        world.objects.trouble.refused["delete compacted/"] = Unavailable
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: record_of(cluster).compacted not in (None, old))
+        if replaced:
+            world.crash(f"owner{cluster.owners}")
+            await cluster.replace_owner()
+        await until(client, lambda: cluster.topic()._upkeep.erasing.error.startswith("the compacted log: "))
+        assert (await ask(client, cluster.current, Erase())).keys == 1
+        del world.objects.trouble.refused["delete compacted/"]
+        await until(client, lambda: not record_of(cluster).erasures)
+        assert not {*names} & {*world.objects.objects}
+
+    World(11).play(scenario)
+
+
+def test_the_end_waits_for_the_table_of_a_catalog() -> None:
+    """It may have copies of the old objects, a file for each day."""
+
+    async def scenario(world: World) -> None:
+        catalog = with_catalog(world)
+        cluster, client, _ = await filled(world, STORED)
+        await until(client, lambda: all(not one.fragments for one in record_of(cluster).ledgers[:4]))
+        await until(client, lambda: catalog.tables.get("t") == sorted(named(cluster)))
+        follow = catalog.follow
+
+        async def refuse(machine: str, topic: str) -> None:
+            raise Unavailable("planted")
+
+        catalog.follow = refuse  # type: ignore[method-assign]
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: cluster.topic()._upkeep.erasing.error == "the table: planted")
+        assert b"ada" not in keys_stored(world, cluster)
+        assert (await ask(client, cluster.current, Erase())).keys == 1
+        catalog.follow = follow  # type: ignore[method-assign]
+        await until(client, lambda: not record_of(cluster).erasures)
+        assert catalog.tables["t"] == sorted(named(cluster))
+
+    World(12).play(scenario)
 
 
 def test_a_bookie_that_is_away_is_waited_for() -> None:
