@@ -40,10 +40,15 @@ def ledger_of_object(name: str) -> int:
     return _numbers_in(name)[0]
 
 
-def _numbers_in(name: str) -> tuple[int, int]:
+def writing_of(name: str) -> tuple[int, int]:
+    """The epoch and the number under which an object was written: an owner's ascend; as above for any other name."""
+    return _numbers_in(name)[1:]
+
+
+def _numbers_in(name: str) -> tuple[int, int, int]:
     pieces = name.rpartition("/")[2].removesuffix(".parquet").split("-")
     whole = len(pieces) == 3 and all(piece.isdigit() for piece in pieces)
-    return (int(pieces[0]), int(pieces[1])) if whole else (_NEVER, _NEVER)
+    return (int(pieces[0]), int(pieces[1]), int(pieces[2])) if whole else (_NEVER, _NEVER, _NEVER)
 
 
 async def delete_history(ports: Ports, prefix: str, epoch: int) -> list[str]:

@@ -11,6 +11,10 @@
    be; the ledger ends before it. Silence and damage prove nothing (BK3).
 4. *Close*: the last entry, and the fragments that recovery had to change, reach the metadata in one version.
 
+A ledger that so many bookies have forgotten was closed, and let go, by a record that is newer than the one that says
+that it is open: this one was restored from a backup. Nothing of the ledger will ever be found, and it ends as an empty
+one. An owner that was only slow has a record that is not the newest, and loses its next write.
+
 Should the end come out below an entry that is known to be confirmed, the bookies have lost it: that is Corrupt, and
 the ledger stays as it is, for an operator to look at.
 
@@ -47,6 +51,7 @@ class FenceCount:
         self._quorum = quorum
         self.fenced: list[str] = []
         self._failed: list[str] = []
+        self._forgotten: list[str] = []
         self.last_confirmed = -1
 
     def answered(self, bookie: str, last_confirmed: int) -> None:
@@ -59,6 +64,17 @@ class FenceCount:
         """No usable answer from this bookie in this round."""
         if bookie not in self._failed:
             self._failed.append(bookie)
+
+    def forgotten(self, bookie: str) -> None:
+        """This bookie has forgotten the ledger, because a record had let it go."""
+        self.failed(bookie)
+        if bookie not in self._forgotten:
+            self._forgotten.append(bookie)
+
+    @property
+    def let_go(self) -> bool:
+        """Whether the ledger was let go: a newer record than the one that names it was here, and is lost."""
+        return len(self._forgotten) >= self._quorum.fence_answers
 
     @property
     def covered(self) -> bool:

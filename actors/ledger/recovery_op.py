@@ -15,7 +15,7 @@ from actors.ledger.run_offsets import merge_index
 from actors.messages import AddRun, DescribeLedger, Done, FenceLedger, FenceState, LedgerIndex, ReadRun, RunRead
 from actors.ports import Ports
 from actors.wire import Blob
-from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
+from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
 from storage.position import position, show
 
 FENCE_TIMEOUT = 3_000
@@ -39,6 +39,9 @@ async def recover_ledger(
     """
     work = _Recover(ports, bookies, ledger, epoch)
     fence = await work.fence()
+    if fence.let_go:
+        ports.log("ledger_let_go", ledger=ledger.id)
+        return msgspec.structs.replace(ledger, state=LedgerState.CLOSED, last_run=-1, last_entry=-1)
     recovery = await work.begin(fence)
     while True:
         given_up = lost(recovery.run)
@@ -72,7 +75,7 @@ class _Recover:
         self._reader = LedgerReader(ports, bookies)
 
     async def fence(self) -> FenceCount:
-        """Shut the old writer out. All bookies are asked; enough of them must answer."""
+        """Shut the old writer out. All bookies are asked; enough of them must answer, or have forgotten the ledger."""
         count = FenceCount(self._ledger.quorum)
         request = FenceLedger(ledger=self._ledger.id, epoch=self._epoch)
         fan: FanOut[str, FenceState] = FanOut(self._ports, "fence")
@@ -84,13 +87,13 @@ class _Recover:
             if isinstance(outcome, Fenced):
                 raise outcome
             if isinstance(outcome, SluiceError):
-                count.failed(bookie)
+                (count.forgotten if isinstance(outcome, NotFound) else count.failed)(bookie)
                 reasons.append(f"{bookie}: {outcome}")
             else:
                 count.answered(bookie, outcome.last_confirmed)
             if count.hopeless:
                 break
-        if not count.covered:
+        if not count.covered and not count.let_go:
             raise Unavailable(f"ledger {self._ledger.id} cannot be fenced now ({'; '.join(reasons)})")
         return count
 

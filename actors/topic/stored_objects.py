@@ -5,21 +5,22 @@ and was written under this epoch or an earlier one, is deleted: an owner that di
 
 Unless the record is older than the object. One that was restored from a backup knows nothing of what left after that,
 and bookies may have forgotten it since. So an object stays while its ledger is neither in the record nor was trimmed,
-or ought to be on bookies and is not found there.
+or ought to be on bookies and is not found there, or in other objects of which one is gone: they were written anew. What
+was written after the compacted table that the record names stays while anything that it stands for is not found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from actors.ledger.history_objects import delete_history, epoch_of, ledger_of_object, object_name
-from actors.ledger.record import LedgerRecord
+from actors.ledger.history_objects import delete_history, epoch_of, ledger_of_object, object_name, writing_of
+from actors.ledger.record import LedgerRecord, LedgerState
 from actors.ports import Ports
 from actors.store_attempts import attempt
 from actors.topic.log import PartitionLog
 from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
 from storage.frame import Buffer
-from storage.position import position
+from storage.position import EARLIEST, ledger_of, position
 
 READ_AT_ONCE = 8
 """Runs that are read from bookies at a time, for objects that are made of them."""
@@ -41,6 +42,8 @@ class StoredObjects:
         self._numbers = 0
         self._collect_at = 0
         self._unwanted: list[str] = []
+        self._not_ours: dict[str, None] = {}
+        """Names that were taken: by an owner of whom a restored record knows nothing."""
 
     def new_name(self, ledger: int) -> str:
         """A name that was never used."""
@@ -62,13 +65,14 @@ class StoredObjects:
                 unclear = True
                 raise
             if not created and not unclear:
+                self._not_ours[name] = None
                 raise Corrupt(f"there is an object {name} already")
 
         await attempt(self._ports, put)
 
     def unwanted(self, names: Iterable[str]) -> None:
         """No record names these any more, or ever will: they are to be deleted."""
-        self._unwanted += names
+        self._unwanted += [name for name in names if name not in self._not_ours]
 
     @property
     def any_unwanted(self) -> bool:
@@ -92,27 +96,55 @@ class StoredObjects:
         # Whether this is still the owner is asked after the list was made: what a newer one names is not ours to judge.
         await self._log.metadata.verify()
         named = self._named()
+        there, epoch = {*names}, self._log.epoch
+        # One that was restored may have an epoch that was another owner's.
+        self._numbers = max([self._numbers, *(writing_of(name)[1] for name in names if epoch_of(name) == epoch)])
         for name in names:
-            if name not in named and epoch_of(name) <= self._log.epoch and await self._is_left_over(name):
+            if name not in named and epoch_of(name) <= epoch and await self._is_left_over(name, there):
                 await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
                 self._ports.log("history_collected", name=name)
         self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
 
-    async def _is_left_over(self, name: str) -> bool:
-        """Whether what an object holds that the record does not name is elsewhere, or was forgotten on purpose."""
+    async def _is_left_over(self, name: str, names: set[str]) -> bool:
+        """Whether what an object holds that the record does not name is elsewhere, or was forgotten on purpose. names:
+        all that are there.
+        """
         record, ledger_id = self._log.record, ledger_of_object(name)
         if epoch_of(name) < record.first_epoch:
             return True  # of a topic of this name that was deleted
         ledger = record.ledger(ledger_id)
-        if ledger is None:
+        if not self._copies:
+            left_over = await self._is_replaced(name, names)
+        elif ledger is None:
             left_over = position(ledger_id, 0) < record.trimmed_before
+        elif ledger.offloaded is not None:
+            left_over = all(part.name in names for part in ledger.offloaded.parts)
         else:
-            left_over = not self._copies or ledger.offloaded is not None or await self._is_on_bookies(ledger)
+            left_over = await self._is_there(ledger)
         if not left_over:
             self._ports.log("history_kept", name=name)
         return left_over
 
-    async def _is_on_bookies(self, ledger: LedgerRecord) -> bool:
+    async def _is_replaced(self, name: str, names: set[str]) -> bool:
+        """Whether a part of a compacted table that the record does not name is older than the one that it names, or
+        can be made again: from that one, and the log behind it.
+        """
+        record, last = self._log.record, ledger_of_object(name)
+        table = record.compacted
+        named = [] if table is None else [part.name for part in table.parts]
+        if table is None and position(last, 0) < record.trimmed_before:
+            return True
+        if named and writing_of(name) < min(map(writing_of, named)):
+            return True
+        known = max([ledger.id for ledger in record.ledgers], default=0)
+        first = ledger_of(EARLIEST if table is None else table.horizon)
+        if not all(part in names for part in named) or last > max(known, first):
+            return False
+        behind = [ledger for ledger in record.ledgers if first <= ledger.id <= last]
+        found = [ledger.state is not LedgerState.CLOSED or await self._is_there(ledger) for ledger in behind]
+        return all(found)
+
+    async def _is_there(self, ledger: LedgerRecord) -> bool:
         if ledger.last_run < 0:
             return False  # what was not closed, or is empty, has not been copied by anybody whom the record knows
         try:

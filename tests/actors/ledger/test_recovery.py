@@ -31,6 +31,19 @@ def test_fencing_is_hopeless_when_too_many_failed() -> None:
     assert hopeless == [False, False, True]
 
 
+def test_a_ledger_is_let_go_if_every_ack_quorum_forgot_it() -> None:
+    count = FenceCount(Quorum(3, 3, 2))
+    gone = []
+    for bookie in "aab":
+        count.forgotten(bookie)
+        gone.append((count.let_go, count.hopeless))
+    assert gone == [(False, False), (False, False), (True, True)]
+    count = FenceCount(Quorum(3, 3, 2))
+    count.forgotten("a")
+    count.failed("b")
+    assert (count.let_go, count.hopeless, count.covered) == (False, True, False)
+
+
 def test_a_ledger_ends_only_on_explicit_negatives() -> None:
     vote = RunVote(Quorum(3, 3, 2))
     assert vote.has_not("a") is Verdict.OPEN

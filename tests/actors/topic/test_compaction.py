@@ -332,6 +332,35 @@ def test_what_is_asked_for_while_it_is_being_done_is_done_again() -> None:
     World(12).play(scenario)
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["after a table", "before the first table"])
+def test_a_record_from_a_backup_has_no_newer_table_deleted(first: bool) -> None:
+    """It has what was trimmed since, of which the record thinks that it is in the log."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, SETTINGS)
+        for number in range(3):
+            await publish(producer, [("a", str(number)), ("b", str(number)), (f"only {number}", "1")])
+        if not first:
+            await compacted(client, cluster)
+        backup = list(world.meta.records["partition/t/0"])
+        for number in range(3, 6):
+            await publish(producer, [("a", str(number)), ("b", str(number)), (f"only {number}", "1")])
+        table = await compacted(client, cluster)
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=table.horizon))
+        await until(client, lambda: len(record_of(cluster).ledgers) <= 1)
+        await until(client, lambda: len(world.objects.objects) == 1)
+        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        world.crash(f"owner{cluster.owners}")
+        world.meta.records["partition/t/0"] = backup
+        await cluster.replace_owner()
+        objects = cluster.topic()._upkeep.compaction.objects
+        await ask(client, cluster.current, Compact(ask=True))
+        await until(client, lambda: not objects.collection_due())
+        assert [part.name for part in table.parts] == sorted(world.objects.objects)
+
+    World(13).play(scenario)
+
+
 def test_objects_go_with_the_topic_and_what_was_left_too() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)

@@ -206,6 +206,25 @@ def test_the_end_waits_for_the_table_of_a_catalog() -> None:
     World(12).play(scenario)
 
 
+def test_a_record_from_before_the_erasing_loses_no_object() -> None:
+    """What it names is gone, and what was written anew is the only copy of all the other messages."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, STORED)
+        await until(client, lambda: all(not one.fragments for one in record_of(cluster).ledgers[:4]))
+        backup = list(world.meta.records["partition/t/0"])
+        await erased(client, cluster)
+        anew = named(cluster)
+        world.crash(f"owner{cluster.owners}")
+        world.meta.records["partition/t/0"] = backup
+        await cluster.replace_owner()
+        objects = cluster.topic()._upkeep.offloading.objects
+        await until(client, lambda: not objects.collection_due())
+        assert not {*anew} - {*world.objects.objects}
+
+    World(13).play(scenario)
+
+
 def test_a_bookie_that_is_away_is_waited_for() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await filled(world, STORED)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger.garbage_collection import collect_garbage
-from actors.ledger.history_objects import epoch_of, history_prefix, ledger_of_object
+from actors.ledger.history_objects import epoch_of, history_prefix, ledger_of_object, writing_of
 from actors.ledger.record import FORMAT, WITH_HISTORY, LedgerState, PartitionRecord
 from actors.messages import (
     AcceptLoss,
@@ -27,7 +27,7 @@ from actors.messages import (
 from actors.ports import Ports
 from actors.topic.offloading import NEVER, forgettable, offloadable
 from storage.batch import StoredBatch, decode_body
-from storage.errors import Invalid, Unavailable
+from storage.errors import Corrupt, Invalid, Unavailable
 from storage.frame import make_run
 from storage.position import position
 from tests.actors.ledger.fakes import make_ledger
@@ -344,6 +344,31 @@ def test_a_record_from_a_backup_has_no_object_deleted() -> None:
         assert [name for name in stored if name not in world.objects.objects] == []
 
     World(18).play(scenario)
+
+
+def test_a_name_that_is_taken_is_not_deleted() -> None:
+    """After a backup was restored an owner may have the epoch of an earlier one, whose object may be the only copy."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await leaving(world)
+        objects = cluster.topic()._upkeep.offloading.objects
+        first = record_of(cluster).ledgers[0].id
+        taken = objects.new_name(first)
+        world.objects.objects[taken] = b"of another owner of this epoch"
+        with pytest.raises(Corrupt, match="there is an object"):
+            await objects.put(taken, b"mine")
+        objects.unwanted([taken])
+        assert not objects.any_unwanted
+        await objects.clean_up()
+        assert world.objects.objects[taken] == b"of another owner of this epoch"
+        # A collection tells which numbers are taken.
+        later = f"{PREFIX}{first:012d}-{record_of(cluster).epoch:012d}-{70:06d}.parquet"
+        world.objects.objects[later] = b"of another one"
+        objects._collect_at = 0
+        await objects.clean_up()
+        assert writing_of(objects.new_name(first))[1] == 71
+
+    World(20).play(scenario)
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone", "cut"])

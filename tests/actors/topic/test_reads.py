@@ -195,6 +195,30 @@ def test_s13_trimming_follows_the_slowest_over_a_change_of_owner() -> None:
     World(25).play(scenario)
 
 
+def test_a_restored_record_with_a_trimmed_open_ledger_serves() -> None:
+    """Its bookies have forgotten what was open when the backup was made, and nobody will ever say how far it went."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world)
+        await producer.publish(3)
+        backup = list(world.meta.records[record_key("t", 0)])
+        for _ in range(3):
+            await producer.publish(3)
+        ends = await ask(client, cluster.current, ReadEnds())
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=ends.last))
+        topic = cluster.topic()
+        await until(client, lambda: len(topic._log.record.ledgers) == 1 and not topic._upkeep._leftovers)
+        world.crash(f"owner{cluster.owners}")
+        world.meta.records[record_key("t", 0)] = backup
+        other = TestProducer(client, await cluster.replace_owner(), "q")
+        await other.open()
+        published = await other.publish(3)
+        assert published.ledger > ends.last >> 32
+        assert [ledger.id for ledger in cluster.topic()._log.record.ledgers] == [published.ledger]
+
+    World(35).play(scenario)
+
+
 def test_who_reads_trimmed_positions_is_told_where_to_go_on() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
