@@ -106,7 +106,7 @@ class LogReads:
             try:
                 table = await self._log.table(ledger)
             except Unavailable as error:
-                if not ledger.fragments:  # else a bookie that comes back has it
+                if not ledger.fragments and self._is_there(ledger):  # else a bookie that comes back has it
                     self.unreadable.failed(ledger.id, ALL_RUNS, 0, ledger.last_entry + 1, error)
                 raise
             if not ledger.fragments:
@@ -244,7 +244,13 @@ class LogReads:
             self._old.put(cached)
         return cached
 
+    def _is_there(self, ledger: LedgerRecord) -> bool:
+        """Whether it was not trimmed meanwhile: then nobody misses what cannot be read."""
+        return self._log.record.ledger(ledger.id) is not None
+
     async def _failed(self, ledger: LedgerRecord, run: int, error: SluiceError) -> None:
+        if not self._is_there(ledger):
+            return
         table = await self._table(ledger)
         self.unreadable.failed(ledger.id, run, table.first(run), table.count(run), error)
 

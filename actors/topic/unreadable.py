@@ -148,7 +148,7 @@ class GivingUp:
 
     async def _check_unreadable(self, ledger: LedgerRecord, lost: GivenUp) -> None:
         """Raises Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
-        if not ledger.fragments:
+        if ledger.offloaded is not None:
             await self._check_history(ledger, lost)
         for bookie in ledger.write_set(lost.run) if ledger.fragments else ():
             others = tuple(name for name in ledger.bookies() if name != bookie)
@@ -165,7 +165,7 @@ class GivingUp:
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: bookie {bookie} has it")
 
     async def _check_history(self, ledger: LedgerRecord, lost: GivenUp) -> None:
-        """Of a run that is only in the object store: raises Invalid if it can be read, Unavailable if that is away."""
+        """Of a run that is in the object store, perhaps there alone: raises Invalid if it can be read, Unavailable if that is away."""
         with contextlib.suppress(Corrupt):
             await self._log.reader.history.run(ledger, lost.run)
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: it is in the object store")

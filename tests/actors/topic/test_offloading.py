@@ -11,7 +11,8 @@ import pytest
 
 from actors.ledger.garbage_collection import collect_garbage
 from actors.ledger.history_objects import epoch_of, history_prefix, ledger_of_object, writing_of
-from actors.ledger.record import FORMAT, WITH_HISTORY, LedgerState, PartitionRecord
+from actors.ledger.history_reader import HistoryReader
+from actors.ledger.record import FORMAT, WITH_HISTORY, HistoryPart, LedgerState, PartitionRecord
 from actors.messages import (
     AcceptLoss,
     DeleteTopic,
@@ -20,15 +21,18 @@ from actors.messages import (
     Offload,
     Ping,
     Progress,
+    ReadEnds,
     ReadPayload,
     Stats,
     TopicSettings,
 )
 from actors.ports import Ports
 from actors.topic.offloading import NEVER, forgettable, offloadable
+from actors.topic.unreadable import ALARM_MS
 from storage.batch import StoredBatch, decode_body
-from storage.errors import Corrupt, Invalid, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.frame import make_run
+from storage.history import PartFooter
 from storage.position import position
 from tests.actors.ledger.fakes import make_ledger
 from tests.actors.topic.cluster import Cluster, TestProducer, make_test_run, read_all
@@ -233,6 +237,53 @@ def test_what_has_left_is_read_while_its_bookies_are_away() -> None:
         assert (reply.first_entry, reply.count) == (3, 3)
 
     World(17).play(scenario)
+
+
+def test_what_a_store_that_is_away_may_have_is_not_given_up() -> None:
+    """Its bookies keep a copy for the lag, of which a run is damaged."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, msgspec.structs.replace(LEAVING, offload_deletion_lag_ms=10**9))
+        for _ in range(5):
+            await producer.publish(3)
+        await until(client, lambda: all(one.offloaded and one.fragments for one in record_of(cluster).ledgers[:2]))
+        cluster.topic()._log.reader.history.forget()
+        first = record_of(cluster).ledgers[0]
+        cluster.flip(first.id, 0)
+        world.objects.trouble.refused["get"] = Unavailable
+        with pytest.raises(Unavailable, match="the store refuses"):
+            await ask(client, cluster.current, AcceptLoss(ledger=first.id, entry=0))
+        assert record_of(cluster).given_up == ()
+        del world.objects.trouble.refused["get"]
+        with pytest.raises(Invalid, match="it is in the object store"):
+            await ask(client, cluster.current, AcceptLoss(ledger=first.id, entry=0))
+
+    World(21).play(scenario)
+
+
+def test_what_is_trimmed_while_it_is_read_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await leaving(world)
+        await cluster.replace_owner()
+        await ask(client, cluster.current, ReadEnds())
+        first = record_of(cluster).ledgers[0]
+        footer = HistoryReader.footer
+
+        async def trimmed(self: HistoryReader, part: HistoryPart) -> PartFooter:
+            if ledger_of_object(part.name) == first.id and record_of(cluster).ledger(first.id) is not None:
+                await ask(client, cluster.current, Progress(subscription="s", mark_delete=position(first.id, 5)))
+                await until(client, lambda: part.name not in world.objects.objects)
+            return await footer(self, part)
+
+        monkeypatch.setattr(HistoryReader, "footer", trimmed)
+        with pytest.raises(Unavailable):
+            await ask(client, cluster.current, ReadPayload(ledger=first.id, entry=0))
+        await client.clock.sleep(ALARM_MS)
+        assert (await ask(client, cluster.current, Ping())).problem == ""
+        with pytest.raises(NotFound, match="was trimmed"):
+            await ask(client, cluster.current, ReadPayload(ledger=first.id, entry=0))
+
+    World(22).play(scenario)
 
 
 def test_objects_go_with_the_ledgers_that_are_trimmed() -> None:
