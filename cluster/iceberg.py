@@ -11,7 +11,8 @@ are those of the history, and those that the objects have of what payloads say, 
 the objects that they name with the files of the newest snapshot, and commits the difference at once: files that came
 and files that went, because their ledger was trimmed or its messages were written anew. An object's name is never used
 twice. So whoever was interrupted between two steps, or meets another who follows the same table, compares again, and
-nothing is in the table twice. The summary of a snapshot names the ledgers that came with it and those that went.
+nothing is in the table twice. Copies of what is not stored any more are deleted before the commit, also those that
+no snapshot names: they may hold messages that are to be forgotten. The summary of a snapshot names the ledgers that came with it and those that went.
 
 A catalog is a SQL database, by default a SQLite file that needs no server, or a REST server. pyiceberg is the extra
 `iceberg`.
@@ -19,6 +20,7 @@ A catalog is a SQL database, by default a SQLite file that needs no server, or a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,6 +28,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.fs import FileSelector, FileType
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -35,7 +38,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationException,
 )
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -179,10 +182,11 @@ class IcebergTable:
         """
         for _ in range(ATTEMPTS):
             try:
+                copies = _copies_in(self.table()) if self.is_there else []
                 stored = self._stored()
                 if not stored and not self.is_there:
                     return TableChange()
-                return self._commit_difference(self.table(), stored)
+                return self._commit_difference(self.table(), stored, copies)
             except (CommitFailedException, ValidationException):
                 continue  # somebody else committed in between
             except (FileNotFoundError, NotFound):
@@ -209,7 +213,8 @@ class IcebergTable:
                 return {}
             raise
 
-    def _commit_difference(self, table: Table, stored: dict[str, StoredObject]) -> TableChange:
+    def _commit_difference(self, table: Table, stored: dict[str, StoredObject], copies: list[str]) -> TableChange:
+        """copies: what there was of them before the objects that are stored were looked up."""
         held: dict[str, list[DataFile]] = {}
         for file in _files_of(table):
             held.setdefault(_origin_of(table, file.file_path), []).append(file)
@@ -217,15 +222,17 @@ class IcebergTable:
         came = [one for url, one in stored.items() if exchanged or (_name_of(one) not in held and url not in held)]
         known = {*stored, *(_name_of(one) for one in stored.values())}
         went = [file for origin, files in held.items() if exchanged or origin not in known for file in files]
+        # The objects are their owner's to delete, and what is copied again is written over. Whoever was interrupted may
+        # have left copies that no snapshot names, and may have deleted some that the newest one still does.
+        for path in dict.fromkeys([*copies, *(file.file_path for file in went if _is_copy(table, file.file_path))]):
+            if _origin_of(table, path) not in known:
+                with contextlib.suppress(FileNotFoundError):
+                    table.io.delete(path)
         if not came and not went:
             return TableChange()
         change = TableChange(added=_ledgers(came), gone=sorted({_ledger_in(file.file_path) for file in went}))
         described = [self._scan.described(one) for one in came]
         table = self._with_columns(table, pa.unify_schemas([pa.schema([]), *(what.columns for what in described)]))
-        for file in went:
-            # The objects are their owner's to delete, and what is copied again is written over.
-            if _is_copy(table, file.file_path) and _origin_of(table, file.file_path) not in known:
-                table.io.delete(file.file_path)
         said = {LEDGERS: " ".join(change.added), GONE: " ".join(change.gone)}
         with table.transaction() as transaction:
             if exchanged:
@@ -312,6 +319,14 @@ def _files_of(table: Table) -> Iterator[DataFile]:
 
 def _copies(table: Table) -> str:
     return f"{table.location()}/data/"
+
+
+def _copies_in(table: Table) -> list[str]:
+    """The paths of all copies that there are, whether a snapshot names them or not."""
+    scheme, host, folder = PyArrowFileIO.parse_location(_copies(table), table.properties)
+    files = PyArrowFileIO(table.io.properties).fs_by_scheme(scheme, host)
+    found = files.get_file_info(FileSelector(folder.rstrip("/"), allow_not_found=True))
+    return [_copies(table) + info.base_name for info in found if info.type is FileType.File]
 
 
 def _is_copy(table: Table, path: str) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 import cluster
@@ -70,6 +71,14 @@ class Days:
         self.ledgers += 1
         self.client.offload("orders")
         eventually(self.has_left, lambda: str(self.status()))
+
+    def trim(self) -> None:
+        """Everything is acknowledged, and goes."""
+        consumer = self.client.subscribe("orders", "s", initial_position="earliest")
+        for batch in iter(lambda: consumer.receive_batch(timeout_ms=2_000), None):
+            consumer.acknowledge(batch)
+        consumer.wait_acknowledged(30_000)
+        eventually(lambda: not self.client.stored("orders"), "nothing was trimmed")
 
     def has_left(self) -> bool:
         """Whether nothing is on bookies any more."""
@@ -137,8 +146,6 @@ def test_an_object_of_two_days_is_a_file_for_each(days: Days) -> None:
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_commit_that_was_interrupted_is_done_once(days: Days, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before the catalog has it, or behind."""
-    from pyiceberg.catalog.sql import SqlCatalog
-
     days.publish(over_midnight=True)
     days.publish()
     commit = SqlCatalog.commit_table
@@ -189,11 +196,7 @@ def test_what_was_trimmed_leaves_the_table(days: Days) -> None:
     days.publish(over_midnight=True)
     days.publish()
     days.table().follow()
-    consumer = days.client.subscribe("orders", "s", initial_position="earliest")
-    for batch in iter(lambda: consumer.receive_batch(timeout_ms=2_000), None):
-        consumer.acknowledge(batch)
-    consumer.wait_acknowledged(30_000)
-    eventually(lambda: not days.client.stored("orders"), "nothing was trimmed")
+    days.trim()
     days.publish()
     change = days.table().follow()
     assert (change.added, change.gone) == (["0:3"], ["0:1", "0:2"])
@@ -202,17 +205,43 @@ def test_what_was_trimmed_leaves_the_table(days: Days) -> None:
     assert copies == [], "what is erased is not kept in copies"
 
 
-def test_an_erased_key_leaves_the_table(days: Days) -> None:
+def interrupted(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody lets the table follow, and is killed before the catalog has the commit."""
+
+    def dies(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", dies)
+        with pytest.raises(KeyboardInterrupt):
+            days.table().follow()
+
+
+def test_copies_that_somebody_has_deleted_hold_nothing_up(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    days.publish(over_midnight=True)
+    days.table().follow()
+    days.trim()
+    interrupted(days, monkeypatch)
+    assert days.table().follow().gone == ["0:1"]
+    assert days.numbers() == []
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["followed", "interrupted"])
+def test_an_erased_key_leaves_the_table(days: Days, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what somebody has copied who was interrupted then: no snapshot names it."""
     days.publish(over_midnight=True)
     days.publish()
-    days.table().follow()
+    if late:
+        interrupted(days, monkeypatch)
+    else:
+        days.table().follow()
     assert days.client.erase("orders", "k1")[0]["keys"] == 1
     eventually(
         lambda: not days.client.erase_status("orders")[0]["keys"], lambda: str(days.client.erase_status("orders"))
     )
     assert days.client.erase_status("orders")[0]["done_messages"] == 2 * EACH // 4
     change = days.table().follow()
-    assert (change.added, change.gone) == (["0:1", "0:2"], ["0:1", "0:2"])
+    assert (change.added, change.gone) == (["0:1", "0:2"], [] if late else ["0:1", "0:2"])
     rows = days.table().table().scan().to_arrow()
     assert rows.num_rows == 2 * EACH
     assert set(rows.column("key").to_pylist()) == {b"k0", None, b"k2", b"k3"}
