@@ -318,7 +318,7 @@ class Erasing:
         done = self._log.record.erasures
         keys = [one.key for one in done]
         if any(self._doubtful(ledger) for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0):
-            return  # a ledger came meanwhile
+            return None  # a ledger came meanwhile
         if self._compaction.at_work:
             return self._check_compaction()
         if await self._table_holds(done):

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from actors.ports import Ports, Task
 from cluster.watch.rates import OwnerRates
-from cluster.watch.story import Picture, Stats, events, of_audit, picture
+from cluster.watch.story import Picture, Stats, concerned, events, of_audit, picture
 from storage.errors import SluiceError
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class _Channel:
             _or(self._owners.delayed(self._topic, self._subscription), list[Stats | None]()),
             self._owners.status(),
         )
-        return topics, delayed, status
+        return topics, delayed, concerned(self._topic, self._subscription, status)
 
     def _pools(self, status: Stats | None) -> list[Any]:
         """The pools of workers of this subscription, as the controller knows them."""

@@ -109,6 +109,23 @@ def _ledgers(stats: Stats) -> list[dict[str, Any]]:
     ]
 
 
+def concerned(topic: str, subscription: str, status: Stats | None) -> Stats | None:
+    """The controller's view without the owners of other topics and subscriptions: who may look at one of them need not
+    know of the others.
+    """
+    if status is None:
+        return None
+    return {**status, "actors": [row for row in status["actors"] if _concerns(row, topic, subscription)]}
+
+
+def _concerns(row: Stats, topic: str, subscription: str) -> bool:
+    """Whether it serves everybody, or this topic, and of its subscriptions this one."""
+    if row["kind"] not in ("topic", "dispatcher"):
+        return True
+    _, of, *rest = str(row["name"]).split("/")
+    return of == topic and (row["kind"] == "topic" or rest[-1:] == [subscription])
+
+
 def _actor(row: Stats) -> dict[str, Any]:
     return {key: row.get(key) for key in ("kind", "name", "address", "state", "problem")}
 

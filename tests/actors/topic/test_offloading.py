@@ -243,7 +243,9 @@ def test_what_a_store_that_is_away_may_have_is_not_given_up() -> None:
     """Its bookies keep a copy for the lag, of which a run is damaged."""
 
     async def scenario(world: World) -> None:
-        cluster, client, producer = await started(world, msgspec.structs.replace(LEAVING, offload_deletion_lag_ms=10**9))
+        cluster, client, producer = await started(
+            world, msgspec.structs.replace(LEAVING, offload_deletion_lag_ms=10**9)
+        )
         for _ in range(5):
             await producer.publish(3)
         await until(client, lambda: all(one.offloaded and one.fragments for one in record_of(cluster).ledgers[:2]))

@@ -24,6 +24,7 @@ class Owners:
         self.rounds = 0
         self.error: NotFound | None = None
         self.pools: list[dict[str, Any]] = []
+        self.actors: list[str] = []
 
     async def dispatchers(self, topic: str, subscription: str) -> list[dict[str, Any] | None]:
         self.rounds += 1
@@ -39,7 +40,10 @@ class Owners:
         return [{"count": 3, "histogram": [[1, 2, 3]]}]
 
     async def status(self) -> dict[str, Any]:
-        return {**status(), "workerPools": self.pools}
+        others = [
+            {"kind": name.partition("/")[0], "name": name, "state": "running", "problem": ""} for name in self.actors
+        ]
+        return {"actors": status()["actors"] + others, "workerPools": self.pools}
 
 
 async def test_pools_of_the_subscription_are_shown(ports: Ports) -> None:
@@ -48,6 +52,21 @@ async def test_pools_of_the_subscription_are_shown(ports: Ports) -> None:
     owners.pools = pools
     seen = await following(Feed(ports, owners).follow("orders", "billing"), "picture")
     assert seen["pools"] == pools[:1]
+
+
+async def test_owners_of_other_topics_are_not_told(ports: Ports) -> None:
+    """Who may consume one topic sees its page: the names of the others are none of his business."""
+    owners = Owners()
+    own = ["topic/orders/0", "topic/orders", "dispatcher/orders/0/billing"]
+    owners.actors = [
+        *own,
+        "topic/orders2/0",
+        "topic/sales..eu..orders/0",
+        "dispatcher/orders/0/shipping",
+        "dispatcher/sales..eu..orders/0/billing",
+    ]
+    seen = await following(Feed(ports, owners).follow("orders", "billing"), "picture")
+    assert [actor["name"] for actor in seen["actors"]] == ["bookie/b1", *own]
 
 
 async def following(stream: AsyncGenerator[str], name: str) -> Any:
