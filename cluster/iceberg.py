@@ -60,6 +60,7 @@ from pyiceberg.types import (
 )
 
 from cluster.history_scan import Described, HistoryScan, StoredObject, StoreUrls
+from cluster.stores import without_password
 from storage.errors import Conflict, Invalid, NotFound, Unavailable
 from storage.history import SCHEMA, in_microseconds
 
@@ -113,7 +114,7 @@ def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -
         _make_namespace(catalog)
         return catalog
     except (RESTError, OSError) as error:
-        raise Unavailable(f"the catalog {uri} does not answer: {error}") from error
+        raise Unavailable(f"the catalog {without_password(uri)} does not answer: {error}") from error
 
 
 def _loaded(properties: dict[str, str]) -> Catalog:

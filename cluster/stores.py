@@ -11,6 +11,7 @@ The stores of storage/ block; `cluster.store_ports` lets actors use them. A stor
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,6 +27,8 @@ from storage.metadata_sqlite import SqliteMetadata, read_only
 from storage.objects import LocalObjects, MemoryObjects, ObjectStore
 
 METADATA_FILE = "metadata.db"
+_AUTHORITY = re.compile("://[^/]*@")
+"""Who asks, as it stands in front of a host."""
 
 
 def open_objects(url: str, endpoint: str | None = None) -> AsyncObjects:
@@ -72,6 +75,11 @@ def object_url(store: ObjectStore, name: str) -> str:
     if url_of is None:
         raise Invalid("objects in memory are seen by nobody else")
     return str(url_of(name))
+
+
+def without_password(url: str) -> str:
+    """A URL as errors may show it, which clients and logs get to see: without a name, a password and a query."""
+    return _AUTHORITY.sub("://", url.partition("?")[0])
 
 
 def is_visible(url: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.history_scan import StoreUrls
+from cluster.stores import without_password
 from storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from storage.history import PayloadColumns
 
@@ -55,7 +56,8 @@ class CatalogTables:
         try:
             await asyncio.wait_for(commit, COMMIT_S)
         except TimeoutError:
-            raise Unavailable(f"the catalog {self._catalog} does not answer within {COMMIT_S} s") from None
+            shown = without_password(self._catalog)
+            raise Unavailable(f"the catalog {shown} does not answer within {COMMIT_S} s") from None
         except NotFound as error:
             raise Unavailable(str(error)) from error
 

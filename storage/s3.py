@@ -191,8 +191,20 @@ class S3Objects:
             raise Invalid(f"the S3 settings for {self._where} cannot be used: {_line(error)}") from error
         except boto.FlexibleChecksumError as error:
             raise Corrupt(f"{name} in {self._where} fails the store's checksum") from error
-        except (boto.HTTPClientError, boto.BotoCoreError, OSError) as error:
+        except boto.HTTPClientError as error:
+            if type(error) is boto.HTTPClientError:  # of a request that could not even be sent: it may name a header
+                raise self._unsent(error.kwargs.get("error"), name, doing) from None
             raise Unavailable(f"no answer from {self._where} while {doing} {name}: {_line(error)}") from error
+        except (boto.BotoCoreError, OSError) as error:
+            raise Unavailable(f"no answer from {self._where} while {doing} {name}: {_line(error)}") from error
+
+    def _unsent(self, cause: object, name: str, doing: str) -> Unavailable:
+        """The error for a request that was not sent. What Python says of it may have credentials in it."""
+        if isinstance(cause, ValueError):
+            return AccessDenied(
+                f"the S3 credentials for {self._where} have a letter that no request can have, such as the end of a line"
+            )
+        return Unavailable(f"nothing could be sent to {self._where} while {doing} {name}: {type(cause).__name__}")
 
     def _answered(self, error: boto.ClientError, name: str, doing: str) -> Exception:
         """The error for an explicit answer of the server."""

@@ -289,10 +289,14 @@ def test_what_leaves_is_committed_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_catalog_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
-    with embedded.connect(tmp_path / "data", iceberg_catalog="http://127.0.0.1:9") as client:
+    """What it says of that goes to whoever may see the topic: the password of the catalog is not for them."""
+    catalog = "http://till:hidden@127.0.0.1:9"
+    with embedded.connect(tmp_path / "data", iceberg_catalog=catalog) as client:
         days = Days(client, tmp_path / "data")
         days.publish()
-        eventually(lambda: "the table: the catalog" in days.status()["error"], lambda: str(days.status()))
+        wanted = "the table: the catalog http://127.0.0.1:9 does not answer"
+        eventually(lambda: wanted in days.status()["error"], lambda: str(days.status()))
+        assert "hidden" not in str(days.status())
 
 
 def test_a_catalog_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

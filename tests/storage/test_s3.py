@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -431,6 +432,18 @@ def test_a_conflict_is_asked_again_until_it_is_decided() -> None:
 def test_an_object_without_a_tag_is_somebody_elses() -> None:
     store, _ = _scripted([_conflict()], [{}])
     assert not store.put("a", b"x")
+
+
+@pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID"])
+def test_credentials_that_cannot_be_sent_stand_in_no_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A secret that was read from a file ends with a line's end; Python refuses the header, and says its value."""
+    for each in ("AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(each, "hidden-value" + ("\n" if each == name else ""))
+    store = S3Objects("bucket", endpoint_url="http://127.0.0.1:9", attempts=1)
+    for ask in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: store.names("a")):
+        with pytest.raises(AccessDenied, match="a letter that no request can have") as refused:
+            ask()
+        assert "hidden-value" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_no_credentials_at_all_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
