@@ -202,7 +202,7 @@ class S3Objects:
         """The error for a request that was not sent. What Python says of it may have credentials in it."""
         if isinstance(cause, ValueError):
             return AccessDenied(
-                f"the S3 credentials for {self._where} have a letter that no request can have, such as the end of a line"
+                f"the S3 credentials for {self._where} have a letter that no request can have, such as a line's end"
             )
         return Unavailable(f"nothing could be sent to {self._where} while {doing} {name}: {type(cause).__name__}")
 

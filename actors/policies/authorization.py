@@ -31,6 +31,10 @@ EVERY = "*"
 """Stands for all subscriptions of a topic or namespace: no name looks like that."""
 
 
+NO_PROXIES = "this broker takes no proxy's word for who asks: connect to it without one"
+"""What a proxy is told that names somebody else: whoever comes through it would have the rights of the proxy."""
+
+
 class Forbidden(Invalid):
     """No role of the client has the right that is needed. The text says which."""
 

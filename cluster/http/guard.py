@@ -7,10 +7,12 @@ else: browsers send it with whatever a page sends to change something.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +39,8 @@ STREAM_S, STREAM_UNTIL = 30.0, web.RequestKey("stream_until", float)
 """A stream of events for a role ends after so many seconds, and whoever looks asks again: its rights may be others by
 then. The second is where a request says when, by the monotonic clock.
 """
+CARRIED = web.RequestKey("carried", asyncio.Future)
+"""What carries a request out that was let in, where that goes on when its client has left."""
 BY_TOKEN = "the token of this interface"
 """As whom the audit knows those who have it."""
 HERE = (LOOPBACK, "localhost", "[::1]")
@@ -75,10 +79,22 @@ class RoleGuard:
     async def audited(
         self, roles: Sequence[str], request: web.Request, handler: Handler, *names: str
     ) -> web.StreamResponse:
-        """As `answered`, and what it came to is written down."""
-        answer = await answered(request, handler, *names)
+        """As `answered`, and what it came to is written down, also if whoever asked has left before it is done."""
+        try:
+            answer = await answered(request, handler, *names)
+        except asyncio.CancelledError:
+            if (carried := request.get(CARRIED)) is not None:
+                carried.add_done_callback(partial(self._audit_carried, roles, request))
+            raise
         self.audit(roles, request, answer)
         return answer
+
+    def _audit_carried(
+        self, roles: Sequence[str], request: web.Request, carried: asyncio.Future[web.StreamResponse]
+    ) -> None:
+        if not carried.cancelled():  # else this process ends
+            error = carried.exception()
+            self.audit(roles, request, carried.result() if error is None else _answer_to(error, request))
 
 
 def guard(token: str, open_paths: Collection[str], where: str, others: RoleGuard | None = None) -> Any:
@@ -115,18 +131,23 @@ async def answered(request: web.Request, handler: Handler, *names: str) -> web.S
         return web.json_response({"reason": "pages of other origins are not answered"}, status=403)
     try:
         return await handler(request)
-    except SluiceError as error:
+    except Exception as error:
+        if isinstance(error, web.HTTPException) and error.status < 400:
+            raise
+        return _answer_to(error, request)
+
+
+def _answer_to(error: BaseException, request: web.Request) -> web.Response:
+    """What whoever asked is told of an error."""
+    if isinstance(error, SluiceError):
         status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
         return web.json_response({"reason": str(error)}, status=status)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
+    if isinstance(error, web.HTTPException):
         reason = f"{error.reason}: {request.method} {request.path[:200]}"
         allow = {name: value for name, value in error.headers.items() if name == "Allow"}
         return web.json_response({"reason": reason}, status=error.status, headers=allow)
-    except Exception as error:
-        logger.exception("%s %s failed", request.method, request.path)
-        return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
+    logger.error("%s %s failed", request.method, request.path, exc_info=error)
+    return web.json_response({"reason": f"internal error: {type(error).__name__}"}, status=500)
 
 
 def _host(given: str) -> str:

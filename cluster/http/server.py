@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from actors.ports import Ports
 from cluster.bootstrap.environment import LOOPBACK
 from cluster.bootstrap.forks import keep_from_children
 from cluster.descriptors import HTTP, at_most
 from cluster.http.connections import HeadAlone, HttpDoor
-from cluster.http.guard import Handler
+from cluster.http.guard import CARRIED, Handler
 from storage.errors import Invalid, Unavailable
 
 CONNECTION_SECONDS = 30.0
@@ -28,6 +30,11 @@ MAX_BODY = 64 * 1024
 MAX_NUMBER = 2**63 - 1
 MAX_DEPTH = 100
 """Of JSON: what reads and writes it calls itself for each level."""
+_logger = logging.getLogger("sluice.http")
+_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""For what goes wrong here. What is no HTTP is its sender's affair, who is told: its lines, credentials among them, do
+not belong into a log, and strangers would fill that.
+"""
 _BODY_SECONDS = web.AppKey("body_seconds", float)
 _SHOWN = 40
 
@@ -54,13 +61,13 @@ class HttpServer:
         application[_BODY_SECONDS] = connection_seconds
         application.add_routes(routes)
         application.router.register_resource(_OneSlash(application.router))
-        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True, logger=_logger)
         self._listening: asyncio.Server | None = None
         self._ready = asyncio.Lock()
         self._answering: list[Any] = []
         self._asked: dict[Any, None] = {}
         """Connections on which a request came since they were last looked at."""
-        self._carried: dict[asyncio.Task[web.StreamResponse], None] = {}
+        self._carried: dict[asyncio.Future[web.StreamResponse], None] = {}
 
     async def listen(self, port: int) -> int:
         """Listen on the loopback; returns the port, which is any free one for 0. Raises Unavailable if it is in use."""
@@ -132,12 +139,12 @@ class HttpServer:
 
     @web.middleware
     async def _carry_out(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        work = asyncio.ensure_future(handler(request))
+        work = request[CARRIED] = asyncio.ensure_future(handler(request))
         self._carried[work] = None
         work.add_done_callback(self._carried_out)
         return await asyncio.shield(work)
 
-    def _carried_out(self, work: asyncio.Task[web.StreamResponse]) -> None:
+    def _carried_out(self, work: asyncio.Future[web.StreamResponse]) -> None:
         del self._carried[work]
         if not work.cancelled():
             work.exception()  # whoever asked has got it, or has left

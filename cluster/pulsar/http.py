@@ -21,7 +21,7 @@ from cluster.pulsar.admin.broker import Broker
 from cluster.pulsar.admin.paths import pulsar_routes
 from cluster.pulsar.admin.rights import check_rights, write_down
 from cluster.pulsar.authentication import in_header
-from cluster.pulsar.tls import role_of
+from cluster.pulsar.tls import identity_of
 from storage.errors import Invalid
 
 
@@ -55,11 +55,18 @@ class GatewayHttp:
         return await self._clients.answer(request, handler, self._host)
 
     async def _roles(self, request: web.Request) -> Sequence[str]:
-        """Those of who asks. Raises Invalid if nobody is to be let in with what he presents, Overloaded."""
-        if certified := request.transport and role_of(request.transport.get_extra_info("peercert")):
-            return (certified,)
-        if self._gateway.authenticate is not None:
-            return (await self._gateway.authenticate(*in_header(request.headers.get("Authorization", "")))).roles
+        """Those of who asks: what he presents counts before his certificate.
+
+        Raises Invalid if nobody is to be let in with that, Overloaded.
+        """
+        authenticate, (method, data) = self._gateway.authenticate, in_header(request.headers.get("Authorization", ""))
+        certified = identity_of(request.transport.get_extra_info("peercert")) if request.transport else None
+        if certified is not None and (authenticate is None or not method):
+            if certified.ends is not None and certified.ends * 1000 <= self._gateway.ports.clock.now():
+                raise Invalid("the certificate has expired since this connection began")
+            return certified.roles
+        if authenticate is not None:
+            return (await authenticate(method, data)).roles
         anonymous = self._gateway.access.anonymous
         if self._permissions is not None and not anonymous:
             raise Invalid("this broker needs a client that it knows")

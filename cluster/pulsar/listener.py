@@ -29,7 +29,7 @@ from cluster.pulsar.connection_limits import MOST_HTTP_CONNECTIONS, OpenConnecti
 from cluster.pulsar.machine_ports import RealMachinePorts
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, bound_hosts, refusal, wanted_ports
 from cluster.pulsar.renewal import RenewedAuthentication, RenewedTls
-from cluster.pulsar.tls import role_of
+from cluster.pulsar.tls import identity_of
 from storage.batch import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class _Socket(asyncio.BufferedProtocol):
             self.abort()
             return
         self._conversation = ClientConnection(self.gateway, self)
-        self._conversation.certified = role_of(transport.get_extra_info("peercert"))
+        self._conversation.certified = identity_of(transport.get_extra_info("peercert"))
         self._share()
 
     @property

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from actors.pulsar.conversation.gateway import Certified
 from cluster.certificates import check_date, load_own, load_trusted
 from storage.errors import Invalid
 
@@ -37,10 +38,10 @@ def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
     return context
 
 
-def role_of(certificate: Mapping[str, Any] | None) -> str:
-    """The common name in a certificate that was verified; empty without one."""
+def identity_of(certificate: Mapping[str, Any] | None) -> Certified | None:
+    """Whom a certificate that was verified names, by its common name, and until when; None without one."""
     for part in (certificate or {}).get("subject", ()):
         for name, value in part:
-            if name == "commonName":
-                return str(value)
-    return ""
+            if name == "commonName" and value and certificate:
+                return Certified(str(value), float(ssl.cert_time_to_seconds(certificate["notAfter"])))
+    return None

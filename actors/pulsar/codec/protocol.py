@@ -46,7 +46,9 @@ _TABLE = {
     ),
     "EncryptionKey": "key:1:bytes value:2:bytes metadata:3:*KeyValue",
     "FeatureFlags": "auth_refresh:1:bool broker_entry_metadata:2:bool partial_producer:3:bool topic_watchers:4:bool",
-    "Connect": "client_version:1:str auth_data:3:bytes protocol_version:4:i32 auth_method_name:5:str",
+    "Connect": (
+        "client_version:1:str auth_data:3:bytes protocol_version:4:i32 auth_method_name:5:str original_principal:7:str"
+    ),
     "Connected": "server_version:1:str protocol_version:2:i32 max_message_size:3:i32 feature_flags:4:FeatureFlags",
     "KeySharedMeta": "mode:1:i32 hash_ranges:3:*IntRange allow_out_of_order:4:bool",
     "Subscribe": (

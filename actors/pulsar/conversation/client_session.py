@@ -68,7 +68,7 @@ class ClientSession:
         self.seeks = Seeks()
         self.openings = Openings()
         self.identity: ClientIdentity | None = None
-        self.certified = ""
+        self.certified: ClientIdentity | None = None
         """Whom the client's certificate names, if it showed one of a trusted authority."""
         self.version = ""
         """How the client names itself."""

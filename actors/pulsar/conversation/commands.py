@@ -20,7 +20,7 @@ from actors.messages import (
     SubscriptionSettings,
 )
 from actors.names import check_name, namespace_of, quoted, unquoted
-from actors.policies.authorization import Wish, of_space, of_topic
+from actors.policies.authorization import NO_PROXIES, Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
@@ -88,8 +88,8 @@ class CommandHandlers:
     async def connect(self, asked: Any) -> None:
         """CONNECT: identify the client."""
         identity: ClientIdentity | None = None
-        if self._session.certified and asked.auth_method_name == BY_CERTIFICATE:
-            identity = Certified(self._session.certified)
+        if self._session.certified is not None and asked.auth_method_name == BY_CERTIFICATE:
+            identity = self._session.certified
         elif self._gateway.authenticate is not None:
             try:
                 identity = await self._gateway.authenticate(asked.auth_method_name, asked.auth_data)
@@ -99,6 +99,8 @@ class CommandHandlers:
             if not (role := self._gateway.access.anonymous):
                 raise CommandRefused(ServerError.AUTHENTICATION, "this broker needs a client that it knows")
             identity = Certified(role)
+        if asked.original_principal and self._gateway.access.permissions is not None:
+            raise CommandRefused(ServerError.AUTHORIZATION, NO_PROXIES)
         self._session.greet(asked, identity)
 
     async def partition_metadata(self, asked: Any) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from actors.names import check_name, check_space, quoted
 from actors.policies.audited import DONE, FAILED, REFUSED, Audit, Audited
-from actors.policies.authorization import EVERY, Needed, Wish, of_space, of_topic
+from actors.policies.authorization import EVERY, NO_PROXIES, Forbidden, Needed, Wish, of_space, of_topic
 from actors.policies.permission_cache import PermissionCache
 from actors.pulsar.conversation.topic_names import said_name
 from cluster.pulsar.admin.broker import named, space_of, subscription_of
@@ -84,6 +84,8 @@ _ROWS = {
         GET SCHEMA /schema /schema/{version} /schemas; POST SCHEMA /compatibility /version
     """,
 }
+ORIGINAL_PRINCIPAL = "X-Original-Principal"
+"""The header by which a proxy of Pulsar's says for whom it asks."""
 _ALL_SUBSCRIPTIONS = ("/clearBacklog", "/all_subscription/expireMessages/{number}")
 _CONTENT = ("/ledger/{ledger}/entry/{entry}", "/examinemessage", "/position/{number}")
 """Where messages are read, which viewers do not."""
@@ -157,7 +159,7 @@ def write_down(audit: Audit, roles: Sequence[str], request: web.Request, answer:
     audit(
         Audited(
             role=",".join(roles),
-            address="{}:{}".format(*peer) if peer else "",
+            address="{}:{}".format(*peer) if peer else request.remote or "",
             what=f"{request.method} {path}",
             topic=said_name(f"{space}/{at['topic']}") if "topic" in at else space,
             subscription=at.get("subscription", ""),
@@ -169,5 +171,9 @@ def write_down(audit: Audit, roles: Sequence[str], request: web.Request, answer:
 
 async def check_rights(permissions: PermissionCache | None, roles: Sequence[str], request: web.Request) -> None:
     """Raises Forbidden if one with these roles may not ask for this, Invalid, NotFound, Unavailable."""
-    if permissions is not None and (wish := wish_of(request)) is not None:
+    if permissions is None:
+        return
+    if ORIGINAL_PRINCIPAL in request.headers:
+        raise Forbidden(NO_PROXIES)
+    if (wish := wish_of(request)) is not None:
         await permissions.check(roles, wish)

@@ -115,3 +115,18 @@ async def test_who_leaves_is_not_verified_but_what_was_begun_ends(
 
     monkeypatch.setattr(HeadAlone, "connection_lost", connection_lost)
     assert await left_during(where, lost) == [becomes]
+
+
+@pytest.mark.parametrize(
+    "line", [b"authorization: Bearer hidden\x01", b"authorization : Bearer hidden", b"x: y\r\n" * 999]
+)
+async def test_what_is_no_http_is_its_senders_affair(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Strangers can fill no log with it, and what they present does not stand there."""
+    server = HttpServer(admin_ports(Nobody()), [], everybody)
+    port = await server.listen(0)
+    reader, client = await asyncio.open_connection("127.0.0.1", port)
+    client.write(b"GET /ask HTTP/1.1\r\nhost: h\r\n" + line.rstrip() + b"\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"400"
+    client.close()
+    await server.close()
+    assert caplog.text == ""

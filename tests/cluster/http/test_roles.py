@@ -10,11 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from actors.policies.audited import Audited
 from actors.policies.permissions import Permissions
 from actors.policies.policy_records import of_topic
-from cluster.audit import audited_lines
+from cluster.audit import AuditLog, audited_lines
 from cluster.http import guard
 from cluster.http.admin import PORT_FILE, TOKEN_FILE, AdminHttp
+from cluster.http.connections import HeadAlone
 from cluster.pulsar.tokens import make_key, make_token
 from tests.cluster.helpers import admin_ports
 from tests.cluster.http.test_admin import Actors
@@ -135,3 +137,44 @@ async def test_a_stream_for_a_role_ends_and_is_asked_for_again(door: Door, monke
                 for _ in range(3):
                     assert await answer.content.readuntil(b"\n\n")
     await asyncio.sleep(0)
+
+
+async def test_what_is_done_for_who_has_left_is_written_down(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever hangs up at once would leave no trace."""
+    begun, lost, goes_on, written = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    erase, gone, write = AdminHttp._erasing, HeadAlone.connection_lost, AuditLog.__call__
+
+    async def slow(self: AdminHttp, *asked: Any) -> Any:
+        begun.set()
+        await goes_on.wait()
+        return await erase(self, *asked)
+
+    def connection_lost(self: HeadAlone, error: Exception | None) -> None:
+        gone(self, error)
+        lost.set()
+
+    def noted(self: AuditLog, audited: Audited) -> None:
+        write(self, audited)
+        written.set()
+
+    monkeypatch.setattr(AdminHttp, "_erasing", slow)
+    monkeypatch.setattr(HeadAlone, "connection_lost", connection_lost)
+    monkeypatch.setattr(AuditLog, "__call__", noted)
+    asking = asyncio.ensure_future(door.as_role("root", "POST", f"{AT}/erase", {"key": "customer-7"}))
+    await begun.wait()
+    asking.cancel()
+    await lost.wait()
+    goes_on.set()
+    async with asyncio.timeout(60):
+        await written.wait()
+    told = [(line["role"], line["what"], line["outcome"]) for line in audited_lines(door.folder)]
+    assert told == [("root", "POST topic/erase", "done")]
+
+
+async def test_a_proxy_has_no_say_in_who_asks(door: Door) -> None:
+    """Whoever comes through it would have its rights."""
+    base = f"http://127.0.0.1:{(door.folder / PORT_FILE).read_text()}"
+    headers = {"Authorization": f"Bearer {make_token(door.key, {'sub': 'root'})}", "X-Original-Principal": "till"}
+    async with aiohttp.ClientSession(base, headers=headers) as browser, browser.get(f"{AT}/stats") as answer:
+        assert answer.status == 403
+        assert "proxy" in (await answer.json())["reason"]

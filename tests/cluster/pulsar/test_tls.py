@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import secrets
 import socket
 import ssl
@@ -22,7 +23,7 @@ from cluster.options import ClusterOptions
 from cluster.pulsar.connection_limits import OpenConnections
 from cluster.pulsar.listener import _Socket
 from cluster.pulsar.ports import PLAIN, TLS, port_of, service_url
-from cluster.pulsar.tls import context_of
+from cluster.pulsar.tls import context_of, identity_of
 from tests.cluster.pulsar.clients import EARLIEST, PATIENCE
 from tests.cluster.pulsar.raw import HELLO, Raw
 from tests.kit.certificates import Authority
@@ -197,6 +198,46 @@ def test_without_a_certificate_nobody_comes_in(strict: str, authority: Authority
     known = authority.issue("nobody")
     shows = {"tls_certificate_file_path": known.certificate, "tls_private_key_file_path": known.key}
     refused(strict, **trust, **shows)
+
+
+def test_by_http_a_token_counts_before_a_certificate(
+    tmp_path: Path, shown: dict[str, Any], authority: Authority, folder: Path, key: bytes
+) -> None:
+    """As by the other protocol: a certificate that many share lets nobody do what his own token does not."""
+    settings = {
+        **shown,
+        "pulsar_tls_trust_certs_file": authority.trust,
+        "pulsar_token_key_file": str(folder / "token.key"),
+        "authorization_enabled": True,
+        "super_user_roles": "shared",
+    }
+    pair = authority.issue("shared")
+    trusting = ssl.create_default_context(cafile=authority.trust)
+    trusting.load_cert_chain(*pair)
+    with running(ClusterOptions(data_dir=tmp_path, pulsar_port=-1, **settings)):
+
+        def asked(**headers: str) -> int:
+            browser = http.client.HTTPSConnection("127.0.0.1", port_of(tmp_path, TLS), context=trusting)
+            browser.request("GET", "/admin/v2/tenants", headers=headers)
+            status = browser.getresponse().status
+            browser.close()
+            return status
+
+        token = str(jwt.encode({"sub": "till"}, key, "HS256"))
+        assert asked() == 200
+        assert asked(Authorization=f"Bearer {token}") == 403
+        assert asked(Authorization=f"Bearer {token[:-4]}") == 401
+
+
+def test_a_certificate_says_until_when_it_counts(folder: Path) -> None:
+    """Its connection ends then, as with a token: else whoever got in once stays for ever."""
+    pair = Authority(folder, "brief").issue("till")
+    told = ssl._ssl._test_decode_cert(pair.certificate)  # type: ignore[attr-defined]
+    identity = identity_of(told)
+    assert identity is not None
+    assert (identity.role, identity.ends) == ("till", float(ssl.cert_time_to_seconds(told["notAfter"])))
+    assert identity_of(None) is None
+    assert identity_of({"subject": ((("organizationName", "till"),),)}) is None
 
 
 def test_with_a_role_for_those_who_show_nothing_they_come_in(

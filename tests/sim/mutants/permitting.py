@@ -74,4 +74,28 @@ PERMITTING: list[Mutant] = [
         world=GATEWAY,
         test="tests/cluster/watch/test_feed.py::test_owners_of_other_topics_are_not_told",
     ),
+    Mutant(
+        name="a proxy's clients have the rights of the proxy",
+        module="actors.pulsar.conversation.commands",
+        old="        if asked.original_principal and",
+        new="        if False and",
+        world=GATEWAY,
+        test="tests/actors/pulsar/conversation/test_greeting.py::test_a_proxy_that_asks_for_somebody_else_is_refused",
+    ),
+    Mutant(
+        name="by HTTP a certificate counts whatever its client presents",
+        module="cluster.pulsar.http",
+        old="(authenticate is None or not method)",
+        new="True",
+        world=GATEWAY,
+        test="tests/cluster/pulsar/test_tls.py::test_by_http_a_token_counts_before_a_certificate",
+    ),
+    Mutant(
+        name="who hangs up leaves no trace",
+        module="cluster.http.guard",
+        old="                carried.add_done_callback(",
+        new="                (lambda _: None)(",
+        world=GATEWAY,
+        test="tests/cluster/http/test_roles.py::test_what_is_done_for_who_has_left_is_written_down",
+    ),
 ]

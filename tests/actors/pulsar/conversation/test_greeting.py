@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from actors.pulsar.codec.frames import U32
+from actors.policies.authorization import Authorization
+from actors.pulsar.codec.frames import U32, encode
+from actors.pulsar.codec.protocol import command
 from actors.pulsar.conversation.client_connection import ClientConnection
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity
 from actors.pulsar.conversation.intake import GREETING_BYTES
@@ -73,5 +75,27 @@ def test_a_large_frame_is_none_before_the_greeting() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         connection.data(U32.pack(GREETING_BYTES + 1))
         assert (wire.said(), wire.closed) == (["error"], True)
+
+    played(scenario, greeted=False)
+
+
+def test_a_proxy_that_asks_for_somebody_else_is_refused() -> None:
+    """Whoever comes through it would have its rights. Where there are no rights it does not matter who asks."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        async def authenticate(method: str, data: bytes) -> ClientIdentity:
+            return Certified("proxy")
+
+        gateway = connection.gateway
+        gateway.authenticate = authenticate
+        asked = encode(command("connect", protocol_version=20, original_principal="till"))
+        connection.data(asked)
+        await passes(world, 100)
+        assert (wire.said(), wire.closed) == (["connected"], False)
+        gateway.access.enforce(Authorization(superusers=("proxy",)))
+        other = Slow()
+        ClientConnection(gateway, other).data(asked)
+        await passes(world, 100)
+        assert (other.said(), other.closed) == (["error"], True)
 
     played(scenario, greeted=False)
