@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from actors.policies.audited import REFUSED, Audited
 from cluster.real import logger
@@ -30,6 +30,14 @@ KEPT = 4
 MOST_REFUSALS = 50
 MOST_TEXT = 200
 """So many letters of each text are written: a client chooses some of them."""
+
+
+class _OwnFiles(logging.handlers.RotatingFileHandler):
+    """Files that only their owner reads, each new one as well."""
+
+    def _open(self) -> TextIO:
+        handle = os.open(self.baseFilename, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return os.fdopen(handle, "a", encoding=self.encoding)
 
 
 class AuditLog:
@@ -68,8 +76,7 @@ class AuditLog:
         if refused not in self._files:
             self._base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = f"{self._base}{'-refused' if refused else ''}.jsonl"
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            made = logging.handlers.RotatingFileHandler(path, maxBytes=FILE_BYTES, backupCount=KEPT, encoding="utf-8")
+            made = _OwnFiles(path, maxBytes=FILE_BYTES, backupCount=KEPT, encoding="utf-8")
             made.handleError = _failed  # type: ignore[method-assign]
             self._files[refused] = made
         return self._files[refused]
@@ -97,7 +104,7 @@ def audited_lines(data_dir: Path, *, since: str = "", role: str | None = None) -
     """
     names = sorted({path.name.partition(".jsonl")[0] for path in (data_dir / FOLDER).glob("*.jsonl*")})
     for line in heapq.merge(*(_lines(data_dir / FOLDER, name) for name in names), key=lambda line: str(line["time"])):
-        if line["time"] >= since and role in (None, line.get("role")):
+        if line["time"] >= since and (role is None or role in (line.get("role"), *str(line.get("role")).split(","))):
             yield line
 
 

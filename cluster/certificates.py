@@ -8,12 +8,14 @@ import ssl
 import stat
 from pathlib import Path
 
+from cluster.ownership import refuse_writable_by_others
 from storage.errors import Invalid
 
 
 def load_trusted(context: ssl.SSLContext, name: str, path: str) -> None:
     """Trust the authorities of a file. name: of the setting. Raises Invalid."""
     readable(name, path)
+    check_own(name, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError:
@@ -43,8 +45,14 @@ def readable(name: str, path: str) -> None:
         raise Invalid(f"{name} {path} cannot be read: {error.strerror}") from None
 
 
+def check_own(name: str, path: str | Path) -> None:
+    """Raises Invalid if others can write a file that exists: they would decide who is let in. name: of the setting."""
+    refuse_writable_by_others(f"{name} {path}", os.stat(path))
+
+
 def check_private(name: str, path: str | Path) -> None:
-    """Raises Invalid if a file that exists holds a secret which others can read. name: of the setting."""
+    """Raises Invalid if a file that exists holds a secret which others can read, or write. name: of the setting."""
+    check_own(name, path)
     if os.stat(path).st_mode & (stat.S_IRGRP | stat.S_IROTH):
         raise Invalid(f"{name} {path} is readable by others; chmod 600 it")
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from actors.names import namespace_of
 from actors.policies.namespaces import MOST_ROLES, check_role
 from actors.policies.policy_records import (
     PERMISSIONS,
     decoded,
     forget_rights,
     of_namespace,
+    of_topic,
     revise,
     tell_changed,
     value_of,
@@ -94,9 +96,12 @@ class Permissions:
 
         await self._change(of_namespace(space), revoked)
 
-    async def forget(self, name: str) -> None:
-        """The topic or namespace is no more."""
-        await forget_rights(self._meta, PERMISSIONS + name)
+    async def forget_space(self, space: str) -> None:
+        """The namespace is no more, and what was granted for topics in it counts for no later one of its name."""
+        for key in await self._meta.keys(PERMISSIONS + of_topic("")):
+            if namespace_of(key.removeprefix(PERMISSIONS + of_topic("")))[0] == space:
+                await forget_rights(self._meta, key)
+        await forget_rights(self._meta, PERMISSIONS + of_namespace(space))
 
     async def _change(self, name: str, change: Callable[[Grants], Grants]) -> None:
         def changed(value: bytes | None) -> bytes:

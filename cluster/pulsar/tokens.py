@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.certificates import check_private
+from cluster.certificates import check_own, check_private
 from storage.errors import Invalid
 
 METHOD = "token"
@@ -90,6 +90,7 @@ class TokenAuthenticator:
             raise Invalid(f"{SETTING} {key_file} cannot be read: {error.strerror}") from None
         self._key: Any = content
         if _PEM in content:
+            check_own(SETTING, key_file)
             self._key, self._algorithms = _public_key(key_file, content)
             return
         check_private(SETTING, key_file)

@@ -29,8 +29,10 @@ def test_a_line_says_who_did_what(tmp_path: Path) -> None:
     assert (done["role"], done["what"], done["topic"], done["subscription"]) == ("till", "seek 1", "orders", "billing")
     assert (refused["outcome"], refused["reason"]) == (REFUSED, "why")
     assert [line["what"] for line in audited_lines(tmp_path, role="other")] == ["seek 2"]
+    log(entry(3, role="team,other"))
+    assert [line["what"] for line in audited_lines(tmp_path, role="other")] == ["seek 2", "seek 3"], "of several roles"
     assert list(audited_lines(tmp_path, since="9999")) == []
-    assert len(list(audited_lines(tmp_path, since=done["time"]))) == 2
+    assert len(list(audited_lines(tmp_path, since=done["time"]))) == 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}
     log.close()
 
@@ -61,6 +63,7 @@ def test_files_are_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     numbers = [int(line["what"].split()[1]) for line in audited_lines(tmp_path)]
     assert numbers == list(range(numbers[0], 200))
     assert len(numbers) > 20
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)} == {0o600}
     log.close()
 
 

@@ -126,7 +126,7 @@ class NamespacesByHttp:
         await self._broker.ages.unset(of_namespace(space))
         await Lifetimes(self._broker.ports.meta).forget(of_namespace(space))
         await self._broker.limits.forget(of_namespace(space))
-        await Permissions(self._broker.ports.meta).forget(of_namespace(space))
+        await Permissions(self._broker.ports.meta).forget_space(space)
 
     async def _policy(self, request: web.Request) -> web.Response:
         policies = await self._namespaces.policies(space_of(request))

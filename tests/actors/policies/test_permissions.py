@@ -94,6 +94,28 @@ def test_a_topic_that_is_no_more_has_no_permissions() -> None:
     World(1).play(scenario)
 
 
+def test_what_was_granted_for_topics_goes_with_their_namespace() -> None:
+    """Also for topics that were never made: the next namespace of this name belongs to others."""
+
+    async def scenario(world: World) -> None:
+        meta = world.client("tool").meta
+        said = Permissions(meta)
+        topics = ("sales..eu..orders", "sales..eu2..orders", "orders")
+        for topic in topics:
+            await said.grant(record_of_topic(topic), "till", ["produce"])
+        cache = PermissionCache(world.client("gateway"), Authorization())
+        for topic in topics:
+            await cache.check(("till",), of_topic("produce", topic))
+        await said.forget_space("sales/eu")
+        await cache.look()
+        with pytest.raises(Forbidden):
+            await cache.check(("till",), of_topic("produce", topics[0]))
+        for topic in topics[1:]:
+            await cache.check(("till",), of_topic("produce", topic))
+
+    World(1).play(scenario)
+
+
 @pytest.mark.parametrize("what", ["topic", "namespace", "tenant"])
 def test_a_removal_that_ended_halfway_is_told_at_last(what: str) -> None:
     """The record could not be counted as changed, so it is asked for again; gateways must not keep what they know."""
@@ -113,7 +135,7 @@ def test_a_removal_that_ended_halfway_is_told_at_last(what: str) -> None:
             if what == "topic":
                 await forget_topic(meta, "sales..eu..orders")
             elif what == "namespace":
-                await said.forget(of_namespace("sales/eu"))
+                await said.forget_space("sales/eu")
             else:
                 await spaces.remove_tenant("sales")
 

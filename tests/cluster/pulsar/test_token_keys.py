@@ -66,6 +66,15 @@ def test_a_key_with_which_no_token_is_valid_is_refused(tmp_path: Path, content: 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o622])
+@pytest.mark.parametrize("content", [b"s" * 32, pem(RSA)], ids=["secret", "public"])
+def test_a_key_that_others_can_replace_is_refused(tmp_path: Path, content: bytes, mode: int) -> None:
+    """They would sign tokens with their own."""
+    authenticator_file(tmp_path, content).chmod(mode)
+    with pytest.raises(Invalid, match="others may write to pulsar_token_key_file"):
+        TokenAuthenticator(tmp_path / "token.key")
+
+
 @pytest.mark.parametrize("algorithm", ["RS256", "RS512", *CURVES])
 def test_public_keys_verify_what_they_are_made_for(tmp_path: Path, algorithm: str) -> None:
     key = RSA if algorithm.startswith("RS") else ec.generate_private_key(CURVES[algorithm])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -249,6 +250,8 @@ def test_what_is_wrong_with_files_is_said_in_one_line(
     noise.chmod(0o600)
     open_to_all = authority.issue("open")
     Path(open_to_all.key).chmod(0o644)
+    written_by_all = Path(shutil.copy(files.trust_certs, noise.with_name("written-by-all.pem")))
+    written_by_all.chmod(0o622)
     wrong = [
         (files._replace(trust_certs=str(tmp_path / "none")), "tls_trust_certs_file .* cannot be read: No such file"),
         (files._replace(key=str(tmp_path / "none")), "tls_key_file .* cannot be read: No such file"),
@@ -256,6 +259,7 @@ def test_what_is_wrong_with_files_is_said_in_one_line(
         (files._replace(certificate=str(noise)), "are not a pair in PEM"),
         (files._replace(key=second.key), "is not the key of tls_certificate_file"),
         (TlsFiles(files.trust_certs, *open_to_all), "readable by others; chmod 600 it"),
+        (TlsFiles(str(written_by_all), files.certificate, files.key), "others may write to tls_trust_certs_file"),
         (TlsFiles(files.trust_certs, *late), "certificate has expired"),
         (TlsFiles(files.trust_certs, *strange[1:]), "certificate is not accepted"),
     ]

@@ -98,4 +98,20 @@ PERMITTING: list[Mutant] = [
         world=GATEWAY,
         test="tests/cluster/http/test_roles.py::test_what_is_done_for_who_has_left_is_written_down",
     ),
+    Mutant(
+        name="grants for topics outlive their namespace",
+        module="actors.policies.permissions",
+        old="                await forget_rights(self._meta, key)\n",
+        new="                pass\n",
+        world=GATEWAY,
+        test="tests/actors/policies/test_permissions.py::test_what_was_granted_for_topics_goes_with_their_namespace",
+    ),
+    Mutant(
+        name="a public key that others can replace is believed",
+        module="cluster.pulsar.tokens",
+        old="            check_own(SETTING, key_file)\n",
+        new="",
+        world=GATEWAY,
+        test="tests/cluster/pulsar/test_token_keys.py::test_a_key_that_others_can_replace_is_refused",
+    ),
 ]

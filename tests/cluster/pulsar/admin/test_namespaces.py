@@ -55,9 +55,9 @@ def test_a_namespace_that_is_half_removed_can_be_removed_again(tool: Tool, monke
     assert tool.ask("PUT", "/admin/v2/tenants/half").status == 204
     assert tool.ask("PUT", half).status == 204
     assert tool.ask("POST", f"{half}/messageTTL", 60).status == 204
-    for kept in (Lifetimes, Permissions):
+    for kept, forget in ((Lifetimes, "forget"), (Permissions, "forget_space")):
         with monkeypatch.context() as patched:
-            patched.setattr(kept, "forget", away)
+            patched.setattr(kept, forget, away)
             assert tool.ask("DELETE", half).status == 503
         assert tool.get("/admin/v2/namespaces/half") == ["half/one"]
     assert tool.ask("DELETE", half).status == 204
