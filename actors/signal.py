@@ -19,10 +19,11 @@ SHARED_FROM_MS = 1_000
 class Signal:
     """Something changed. `set` wakes all tasks that wait now; it stays set until a `clear`."""
 
-    __slots__ = ("_set", "_waiters")
+    __slots__ = ("_on_set", "_set", "_waiters")
 
     def __init__(self) -> None:
         self._set = False
+        self._on_set: Callable[[], None] | None = None
         self._waiters: list[asyncio.Future[bool]] | None = None
         """None while nobody waits: a topic with clients has two dozen signals, and most have nobody."""
 
@@ -37,6 +38,14 @@ class Signal:
         for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(True)
+        if self._on_set is not None:
+            self._on_set()
+
+    def on_set(self, call: Callable[[], None]) -> None:
+        """Call this whenever it is set, and now if it is."""
+        self._on_set = call
+        if self._set:
+            call()
 
     def clear(self) -> None:
         """Let later waits block again."""

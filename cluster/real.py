@@ -71,11 +71,14 @@ class Tasks:
         self._owner = owner
         self._failed = failed
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._over = False
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name, context=_shared.context)
         self._tasks[task] = None
         task.add_done_callback(self._ended, context=_shared.context)
+        if self._over:
+            task.cancel()
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -91,7 +94,8 @@ class Tasks:
             self._failed(name, error)
 
     def cancel_all(self) -> None:
-        """End every task of this actor."""
+        """End every task of this actor; what is spawned from now on does not even begin."""
+        self._over = True
         for task in list(self._tasks):
             task.cancel()
 

@@ -19,6 +19,7 @@ from actors.consumer.payload import JOIN_ROWS, Payloads, join
 from actors.interruption import Interruption
 from actors.messages import NO_POSITIONS, Part
 from actors.messages.limits import MAX_ANSWER_BYTES
+from actors.occasional import Occasional
 from actors.ports import Ports
 from actors.signal import Signal
 from storage.position import Positions, positions_of
@@ -38,13 +39,14 @@ class Inbox:
     """
 
     def __init__(self, ports: Ports, payloads: Payloads, came: Callable[[Sequence[Received], Positions], None]) -> None:
-        self._ports, self._payloads, self._came = ports, payloads, came
+        self._payloads, self._came = payloads, came
         self._parts: list[Delivered] = []
         self._bytes = 0
         """Of the payloads that came with these."""
         self._signal = Signal()
         self._fetching = Interruption()
         self._closed = self._held = False
+        Occasional(ports, self._signal, self._fetch, "fetch")
 
     def __len__(self) -> int:
         return sum(len(part.rows) for part, _, _ in self._parts)
@@ -92,16 +94,12 @@ class Inbox:
     def close(self) -> None:
         """Fetch nothing any more, nor wait for what is being fetched: while nobody can read it that never ends."""
         self._closed = True
-        self._signal.set()
         self._fetching.end()
 
-    async def run(self) -> None:
-        """Fetch until it is closed."""
-        while not self._closed:
-            await self._signal.wait(self._ports)
-            self._signal.clear()
-            while self._parts and not (self._closed or self._held):
-                await self._hand_over()
+    async def _fetch(self) -> None:
+        self._signal.clear()
+        while self._parts and not (self._closed or self._held):
+            await self._hand_over()
 
     async def _hand_over(self) -> None:
         """Fetch the next parts. Nothing of them is kept here while it waits for others."""

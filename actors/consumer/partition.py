@@ -10,6 +10,7 @@ same incarnation and says what it holds.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,7 @@ from actors.messages import (
     Poll,
     RedeliverUnacknowledged,
 )
+from actors.occasional import Occasional
 from actors.ports import Address, Ports, Unknown
 from actors.shared_future import SharedFuture, carry_through
 from actors.signal import Signal
@@ -115,8 +117,7 @@ class PartitionConsumer:
         await carry_through(self._ports, self._attach(first=True), f"attach-{self.partition}")
         self._heartbeat.begin()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
-        self._ports.spawn(self._inbox.run(), f"resolve-{self.partition}")
-        self._ports.spawn(self._acknowledge_alone(), f"ack-{self.partition}")
+        Occasional(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
         self._ports.spawn(self.lease.watch(self._lost), f"lease-{self.partition}")
 
     # -- what the user does ---------------------------------------------------------------------------------------
@@ -262,7 +263,6 @@ class PartitionConsumer:
             LET_GO.add(CLIENT, self._looks)
             self._inbox.close()
             self._hand_backs.close()
-            self._ack_signal.set()
             self._session_changed.set()
             self._ports.spawn(self._close(self._closed, for_good=for_good), f"close-{self.partition}")
         return self._closed
@@ -506,17 +506,13 @@ class PartitionConsumer:
         return self.acknowledgements.take()
 
     async def _acknowledge_alone(self) -> None:
-        while not self.closing:
-            await self._ack_signal.wait(self._ports)
-            self._ack_signal.clear()
-            acks, clock = self.acknowledgements, self._ports.clock
-            while acks.waiting and not self._starving() and (left := self._ack_due - clock.monotonic()) > 0:
-                await clock.sleep(left)
-            if self.session and (acks.waiting or self._starving()):
-                try:
-                    await self._send_acks(self._acknowledgement(durable=False))
-                except (Fenced, Invalid):  # it closes, and whoever closes it is told
-                    return
+        self._ack_signal.clear()
+        acks, clock = self.acknowledgements, self._ports.clock
+        while acks.waiting and not self._starving() and (left := self._ack_due - clock.monotonic()) > 0:
+            await clock.sleep(left)
+        if self.session and (acks.waiting or self._starving()):
+            with contextlib.suppress(Fenced, Invalid):  # it closes, and whoever closes it is told
+                await self._send_acks(self._acknowledgement(durable=False))
 
     def _acknowledgement(self, *, durable: bool) -> Acknowledge:
         """All acknowledgements up to now, as a request of their own."""

@@ -16,6 +16,7 @@ from actors.dispatcher.open_runs import mark_overtook
 from actors.dispatcher.reader import Reader
 from actors.dispatcher.sessions import Session
 from actors.messages import Acknowledge, Acknowledged, Delivery, Done, FindOpen, Poll, SentApart, StillOpen
+from actors.occasional import Occasional
 from actors.topic_client import RETRY_FIRST, RETRY_MOST
 from actors.wall_clock import pause_until
 from storage.errors import Conflict, Fenced
@@ -165,30 +166,32 @@ class Deliverer:
 
     # -- what goes out --------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Route whenever something changed; ends with the dispatcher."""
-        signal = self._wakeups.route
-        while True:
-            now = self._clock.now()
-            wakeup = self._core.wakeup(now)
-            await signal.wait(self._ports, None if wakeup is None else pause_until(wakeup, now))
-            signal.clear()
-            try:
-                while not self._may_send():
-                    await self._store.until_may_send()
-            except Fenced:
-                return
-            # No await from here on.
-            if self._ownership.ended():
-                return
-            if self._sessions.unswept:
-                self._reader.stop_waiting()
-            elif self._leases.settled() and not self._state.paused:
-                self._route()
-            if self._core.room() > 0:
-                self._wakeups.read.set()
-            if self._backlog.any_delayed() and self._core.due_room() > 0:
-                self._wakeups.due.set()
+    def begin(self) -> None:
+        """Route whenever something changed, until the dispatcher ends."""
+        Occasional(self._ports, self._wakeups.route, self._look, "route").begin()
+
+    async def _look(self) -> int | None:
+        """Something may go out. Returns in how many ms more may because its time has come, None for never."""
+        self._wakeups.route.clear()
+        try:
+            while not self._may_send():
+                await self._store.until_may_send()
+        except Fenced:
+            return None
+        # No await from here on.
+        if self._ownership.ended():
+            return None
+        if self._sessions.unswept:
+            self._reader.stop_waiting()
+        elif self._leases.settled() and not self._state.paused:
+            self._route()
+        if self._core.room() > 0:
+            self._wakeups.read.set()
+        if self._backlog.any_delayed() and self._core.due_room() > 0:
+            self._wakeups.due.set()
+        now = self._clock.now()
+        wakeup = self._core.wakeup(now)
+        return None if wakeup is None else pause_until(wakeup, now)
 
     def _may_send(self) -> bool:
         """Whether nothing must be durable first. What nobody was sent, and a client calls done, a next owner that does

@@ -399,16 +399,16 @@ class Components:
         self.leases.expect_members()
         context = self.context
         for name, work in (
-            ("keep", context.store.run()),
             ("index", self.reader.restore_index()),
             ("read", self.reader.run()),
-            ("route", self.deliverer.run()),
-            ("due", self.due.run()),
             ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
             ("progress", context.reporter.run(context.store, self.seeker.expire_old, self.reader.has_all)),
         ):
             context.ports.spawn(work, name)
+        context.store.begin()
+        self.deliverer.begin()
+        self.due.begin()
         context.history.begin()
         context.changed_delays.begin()
         self.unused_watch.begin()

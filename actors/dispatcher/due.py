@@ -7,6 +7,7 @@ import numpy as np
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.reader import Reader
 from actors.messages import NO_POSITIONS, NO_ROWS
+from actors.occasional import Occasional
 from actors.wall_clock import pause_until
 
 DUE_AT_ONCE = 10_000
@@ -21,10 +22,17 @@ class DueMessages:
         self._cursor, self._sessions = context.cursor, context.sessions
         self._wakeups, self._ownership, self._reader = context.wakeups, context.ownership, reader
 
-    async def run(self) -> None:
-        """Release whenever something is due; ends when the index has failed."""
+    def begin(self) -> None:
+        """Release whenever something is due, until the index has failed."""
+        Occasional(self._ports, self._wakeups.due, self._release, "due").begin()
+
+    async def _release(self) -> int | None:
+        """What is due now. Returns in how many ms more is, None if nothing waits for its time."""
         tracker, wakeups = self._tracker, self._wakeups
-        while True:
+        wakeups.due.clear()
+        wakeups.read.set()
+        self._reader.look_for_lost()
+        while not self._ownership.ended():
             now = self._ports.clock.now()
             due = tracker.next_due(now)
             room = self._core.due_room() if self._sessions.any() else 0
@@ -32,19 +40,15 @@ class DueMessages:
             positions, hashes = tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
             if tracker.failed is not None:
                 self._ownership.end(str(tracker.failed))
-                return
+                break
             if not len(positions):
                 if ready:  # what was due had been skipped or expired: the time that was asked before is over
                     due = tracker.next_due(now)
-                wait = pause_until(due, now) if due is not None and due > now else None
-                await wakeups.due.wait(self._ports, wait)
-                wakeups.due.clear()
-                wakeups.read.set()
-                self._reader.look_for_lost()
-                continue
+                return pause_until(due, now) if due is not None and due > now else None
             order = np.argsort(positions, kind="stable")
             open_rows = ~self._cursor.is_acknowledged(positions[order])
             self._core.due(positions[order][open_rows], hashes[order][open_rows])
             wakeups.route.set()
             # Messages fall due one by one; moved in small groups they cost a call and a part a group, not each.
             await self._ports.clock.sleep(DUE_GROUP_MS if len(positions) < DUE_AT_ONCE else 0)
+        return None

@@ -19,6 +19,7 @@ from typing import Any
 
 from actors.dispatcher.sessions import Session
 from actors.fenced_record import FencedRecord
+from actors.occasional import Occasional
 from actors.ports import Ports
 from actors.signal import Signal
 from storage.errors import Fenced, Unavailable
@@ -70,6 +71,8 @@ class CursorStore:
         self._first = 0
         """Nothing may be sent before so much of what was asked is completed."""
         self._writing = asyncio.Lock()
+        self._over = False
+        """There is a newer owner, and everybody was told."""
 
     def on_saved(self, call: Callable[[], None]) -> None:
         """Call this after each version."""
@@ -145,26 +148,29 @@ class CursorStore:
         async with self._writing:
             await self._record.remove()
 
-    async def run(self) -> None:
-        """The writer; ends when the record is lost."""
-        while True:
-            await self._dirty.wait(self._ports)
-            writes = self._completed < self._asked
-            # A slow store has a rest, but a caller that waits for a version does not wait for that as well.
-            rest = max(self._rests_until - self._ports.clock.monotonic(), LINGER_MS if writes else 0)
-            if rest:
-                await self._urgent.wait(self._ports, rest)
-            if (pause := self._not_before - self._ports.clock.monotonic()) > 0:
-                await self._ports.clock.sleep(pause)
-            self._dirty.clear()
-            self._urgent.clear()
-            try:
-                async with self._writing:
-                    await (self._save() if self._completed < self._asked else self._look())
-            except Fenced as error:
-                self._done.set()
-                self._fenced(str(error))
-                return
+    def begin(self) -> None:
+        """Write whenever something has changed, until the record is lost."""
+        Occasional(self._ports, self._dirty, self._keep, "keep")
+
+    async def _keep(self) -> None:
+        writes = self._completed < self._asked
+        # A slow store has a rest, but a caller that waits for a version does not wait for that as well.
+        rest = max(self._rests_until - self._ports.clock.monotonic(), LINGER_MS if writes else 0)
+        if rest:
+            await self._urgent.wait(self._ports, rest)
+        if (pause := self._not_before - self._ports.clock.monotonic()) > 0:
+            await self._ports.clock.sleep(pause)
+        self._dirty.clear()
+        self._urgent.clear()
+        if self._over:
+            return
+        try:
+            async with self._writing:
+                await (self._save() if self._completed < self._asked else self._look())
+        except Fenced as error:
+            self._over = True
+            self._done.set()
+            self._fenced(str(error))
 
     async def _look(self) -> None:
         try:

@@ -23,6 +23,7 @@ from actors.backoff import Backoff
 from actors.directory import Directory
 from actors.let_go import CLIENT, LET_GO
 from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
+from actors.occasional import Occasional
 from actors.ports import Address, Ports, Unknown
 from actors.producer.append_turns import AppendTurns
 from actors.signal import Signal
@@ -223,7 +224,7 @@ class PartitionProducer:
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
         await self._reopen(attempts=20)
-        self._ports.spawn(self._work(), f"publish-{self._config.partition}")
+        Occasional(self._ports, self._signal, self._publish_queued, f"publish-{self._config.partition}")
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a batch; `outgoing.done` gets its outcome. Never blocks."""
@@ -247,7 +248,6 @@ class PartitionProducer:
             outgoing = self._queue.pop(0)
             outgoing.done(outgoing.rows, 0, self.closed)
         self._idle.set()
-        self._signal.set()  # or the one who publishes would wait for ever
 
     @property
     def topic_epoch(self) -> int | None:
@@ -261,13 +261,11 @@ class PartitionProducer:
             with contextlib.suppress(SluiceError):
                 await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
 
-    async def _work(self) -> None:
-        while self.closed is None:
-            await self._signal.wait(self._ports)
-            self._signal.clear()
-            while self._queue and self.closed is None:
-                await self._publish_next()
-            self._idle.set()
+    async def _publish_queued(self) -> None:
+        self._signal.clear()
+        while self._queue and self.closed is None:
+            await self._publish_next()
+        self._idle.set()
 
     async def _publish_next(self) -> None:
         """Publish what is at the head of the queue when it is this partition's turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -47,3 +48,17 @@ def test_two_loops_work_at_the_same_time(begin: Callable[[LoopThread, Callable[[
         ended.set()
         first.stop()
         other.stop()
+
+
+async def test_what_an_ended_actor_spawns_does_not_begin() -> None:
+    begun: list[str] = []
+
+    async def work(name: str) -> None:
+        begun.append(name)
+
+    tasks = Tasks("actor")
+    await tasks(work("before"), "work")
+    tasks.cancel_all()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks(work("after"), "work")
+    assert begun == ["before"]

@@ -53,7 +53,6 @@ def opened(world: World) -> tuple[Inbox, Fetched, list[list[Received]]]:
 
     ports, fetched = world.client("reader"), Fetched()
     inbox = Inbox(ports, cast(Payloads, fetched), on_came)
-    ports.spawn(inbox.run(), "resolve")
     return inbox, fetched, came
 
 

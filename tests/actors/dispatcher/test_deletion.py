@@ -145,6 +145,7 @@ def test_nobody_attaches_while_it_is_deleted() -> None:
         await actor.on_delete_subscription(FORCED)
         assert refused
         assert await recorded(broker) == [False]
+        await broker.join("later")  # makes it anew, so that there is an owner whose sentinel can be asked
 
     play(scenario)
 

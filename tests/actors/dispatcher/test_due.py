@@ -53,11 +53,11 @@ class Owner:
             cursor=self,
             sessions=SimpleNamespace(any=lambda: True),
             wakeups=self.wakeups,
-            ownership=SimpleNamespace(end=self.failures.append),
+            ownership=SimpleNamespace(end=self.failures.append, ended=lambda: bool(self.failures)),
         )
         reader: Any = SimpleNamespace(look_for_lost=lambda: None)
         due = DueMessages(context, reader)
-        self.life.spawn(due.run(), "due")
+        due.begin()
         await self.world.settle()
 
     async def add(self, entry: int, due: int) -> None:
