@@ -11,6 +11,7 @@ away with the cluster. The data folder holds what must survive: bookies, metadat
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -56,6 +57,8 @@ from storage.errors import Invalid, NotFound, SluiceError, Unavailable
 if TYPE_CHECKING:
     from actors.wire import Request
     from cluster.config import Configuration
+
+logger = logging.getLogger("sluice")
 
 STOP_SECONDS = 20.0
 """How long the processes of a cluster are asked to end before they are ended."""
@@ -389,6 +392,17 @@ def down(data_dir: Path) -> dict[str, Any]:
 
 
 def _end(root: Path, state: dict[str, Any]) -> int:
+    """Politely, as far as that is possible, and then by process id."""
+    try:
+        _stop(state)
+    except Exception:  # an interrupt that meets the import of Ray halfway leaves a library that can do nothing
+        logger.debug("the cluster could not be ended politely", exc_info=True)
+    finally:
+        ended = _forget(root, state)
+    return ended
+
+
+def _stop(state: dict[str, Any]) -> None:
     import ray
 
     if state["address"] and answers(state["address"]):
@@ -397,7 +411,6 @@ def _end(root: Path, state: dict[str, Any]) -> int:
             join(str(state["address"]), token_of(state))
             stop_hosts()
     ray.shutdown()
-    return _forget(root, state)
 
 
 def _forget(data_dir: Path, state: dict[str, Any]) -> int:

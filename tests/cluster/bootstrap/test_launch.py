@@ -441,3 +441,29 @@ def test_a_state_file_of_a_dead_cluster_is_cleared_away(tmp_path: Path) -> None:
     assert not Path(session).exists()
     assert not (tmp_path / STATE_FILE).exists()
     assert not (tmp_path / DOOR_FILE).exists()
+
+
+def test_an_interrupt_that_breaks_rays_import_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is imported halfway can do nothing, so what runs is ended by process id."""
+    daemons: list[subprocess.Popen[bytes]] = []
+    joins: list[str] = []
+
+    def start_head(session: str, **_: object) -> str:
+        daemons.append(subprocess.Popen([PYTHON, "-c", "import time; time.sleep(600)", f"{session}/ray/raylet"]))
+        return "127.0.0.1:1"
+
+    def join(address: str, *_: object) -> None:
+        joins.append(address)
+        raise KeyboardInterrupt if len(joins) == 1 else AttributeError("partially initialized module 'ray'")
+
+    for name, made_up in (("start_head", start_head), ("join", join), ("answers", lambda _: True)):
+        monkeypatch.setattr(launch, name, made_up)
+    monkeypatch.setattr(launch, "_add_nodes", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        launch.up(values(tmp_path / "data"))
+    assert len(joins) == 2
+    assert len(daemons) == 1
+    ended = daemons[0].poll() is not None
+    daemons[0].kill()
+    assert ended
+    assert not (tmp_path / "data" / STATE_FILE).exists()

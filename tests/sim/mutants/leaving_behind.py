@@ -12,7 +12,7 @@ CATALOG = "tests/actors/test_topic_catalog.py"
 CONSUMER = "tests/actors/consumer/test_made_again.py"
 PLACES = "tests/cluster/workers/test_ray_places.py"
 KEEPER, POOL = "tests/cluster/workers/test_keeper.py", "tests/cluster/workers/test_pool.py"
-REGISTRY = "tests/cluster/workers/test_registry.py"
+REGISTRY, LAUNCH = "tests/cluster/workers/test_registry.py", "tests/cluster/bootstrap/test_launch.py"
 FENCING = "tests/actors/test_fenced_record.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
@@ -208,5 +208,13 @@ LEAVING_BEHIND: list[Mutant] = [
         new="report.tails = json.dumps(self._callbacks.tails())[:MOST_POOL_STATUS]",
         world="workers",
         test=f"{REGISTRY}::test_last_lines_that_are_too_long_are_cut_in_front",
+    ),
+    Mutant(
+        name="an interrupted import of Ray leaves its processes",
+        module="cluster.bootstrap.launch",
+        old="    except Exception:  # an interrupt that meets",
+        new="    except SluiceError:  # an interrupt that meets",
+        world="workers",
+        test=f"{LAUNCH}::test_an_interrupt_that_breaks_rays_import_leaves_nothing",
     ),
 ]
