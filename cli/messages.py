@@ -25,10 +25,11 @@ from cli.options import (
     milliseconds,
     moment,
 )
-from cli.output import iso_time, say, show_json, text_of
+from cli.output import say, show_json, text_of
 from cli.printable import printable
 from cli.session import joined
 from cli.waiting import Waiting
+from storage.dates import iso_time
 
 if TYPE_CHECKING:
     from cluster.consumer import Consumer

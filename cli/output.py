@@ -9,10 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from cli.printable import printable, printable_json
+from storage.dates import iso_time
 
 Row = Mapping[str, Any]
 
@@ -107,15 +107,6 @@ def watch(again: bool, once: Callable[[], None]) -> None:
         if sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")
         once()
-
-
-def iso_time(milliseconds: int) -> str:
-    """A time in milliseconds since 1970 as ISO-8601 in UTC; as the number that it is if no calendar has it."""
-    try:
-        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(milliseconds)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def text_of(data: bytes) -> str:

@@ -31,7 +31,7 @@ TOPICS = {
 """What a table of topics shows of each; its other settings are in --json."""
 _STATS = {
     "partition": "partition", "numberOfEntries": "messages", "storageSize": "bytes", "msgInCounter": "published",
-    "underReplicated": "under-replicated", "producers": "producers", "subscriptions": "subscriptions",
+    "underReplicated": "under-replicated", "producers": "known producers", "subscriptions": "done up to",
 }  # fmt: skip
 _OFFLOAD = {
     "partition": "partition", "offloaded_ledgers": "ledgers there", "offloaded_bytes": "bytes there",

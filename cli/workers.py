@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import WatchOption
-from cli.output import iso_time, say, show, show_json, show_one, watch
+from cli.output import say, show, show_json, show_one, watch
 from cli.target import Target, takes
+from storage.dates import iso_time
 
 if TYPE_CHECKING:
     from cluster.client import Client

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from actors.dispatcher.leases import Leases
 from actors.dispatcher.parked_keys import ParkedKeys
 from actors.dispatcher.reader import LOOK_TIMEOUT, Reader
 from actors.messages import Explain, FindBacklog, FindOwner, ListBlockedKeys, ListDelayed, ListPending, Text
+from storage.dates import iso_time
 from storage.errors import Invalid, SluiceError, Unavailable
 from storage.frame import index_columns
 from storage.hashing import key_bytes, masked_hash
@@ -203,9 +203,9 @@ class Inspection:
         if bool(self._tracker.contains(at)[0]):
             if 0 < due <= self._ports.clock.now():
                 return self._with_outer_gates(self._core.due_reasons(), read=True)
-            text = f"it is not due before {_date(due)}" if due else "it is not due yet"
+            text = f"it is not due before {iso_time(due)}" if due else "it is not due yet"
             if bool(self._changes.is_moved(at)[0]):
-                text = f"it was rescheduled, and is not due before {_date(due)}"
+                text = f"it was rescheduled, and is not due before {iso_time(due)}"
             return [_gate("delayed", text, "time"), *reasons]
         if self._reader.end_known and position > self._reader.end:
             end = f"ends at {show(self._reader.end)}" if self._reader.end >= 0 else "is empty"
@@ -218,10 +218,6 @@ class Inspection:
                 _gate("not_read", text, reads if self._reader.reading else "what waits before it is delivered"),
             ]
         return reasons
-
-
-def _date(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from actors.key_shared.window import (
     UNORDERED,
     WAITING,
 )
+from storage.dates import iso_time
 from storage.errors import Invalid, InvariantViolation
 from storage.hashing import HASH_RANGE, MASK
 from storage.position import show
@@ -90,7 +91,7 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
         return [_reason("delivered", text, _ENDS, held=held)]
     if state == WAITING:
         until = int(window.since[row])
-        text = f"it was negatively acknowledged and waits until {until}"
+        text = f"it was negatively acknowledged and waits until {iso_time(until)}"
         return [_reason("delayed_until", text, "time", until=until)]
     if state == HELD:
         return [_reason("delayed", "it is delayed and not due, and holds back its key", "time; see the delayed index")]
@@ -218,7 +219,9 @@ def _delayed_redelivery(core: Core, value: int) -> Reason | None:
     if window.state[row] != WAITING:
         return None
     first, until = show(int(window.position[row])), int(window.since[row])
-    text = f"waits for a redelivery: {first} of the same hash was given back and goes out before it, at {until}"
+    text = (
+        f"waits for a redelivery: {first} of the same hash was given back and goes out before it, at {iso_time(until)}"
+    )
     return _reason("waits_for_redelivery", text, f"time, and then delivery of {first}", earlier=first, until=until)
 
 
@@ -280,7 +283,7 @@ def _nobody_may(core: Core) -> list[Reason]:
 
 def _kept(core: Core, slot: int) -> Reason:
     member, until = core.members.at(slot), core.kept.by_slot[slot].until
-    when = f"until {until}" if until else "until its lease and then grace_ms are over"
+    when = f"until {iso_time(until)}" if until else "until its lease and then grace_ms are over"
     text = f"the hash is kept for its owner {member.name!r}, which left, {when}"
     names = f"{member.name!r}" + (f" or {member.to!r}" if member.to else "")
     return _reason("kept_for_owner", text, f"{names} coming back, or that time", until=until or None)

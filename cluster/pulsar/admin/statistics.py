@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from actors.messages import TopicSettings
 from actors.names import unquoted
 from actors.ports import Clock
 from cluster.pulsar.admin.addresses import Addresses
-from storage.batch import LAST_TIME
+from storage.dates import iso_time
 from storage.position import ledger_of
 
 Row = dict[str, Any]
@@ -325,9 +324,4 @@ def _sum(rows: Iterable[Row], name: str) -> int:
 
 def moment(at: int) -> str | None:
     """Milliseconds since 1970 as Pulsar writes them; as a number what no calendar reaches, which clients may say."""
-    if not at:
-        return None
-    if at > LAST_TIME:
-        return str(at)
-    text = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
+    return iso_time(at) if at else None

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from storage.dates import iso_time
 from storage.errors import Invalid, NotFound
 from storage.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver, at, keys_by_owners
@@ -155,6 +156,7 @@ def test_delivered_delayed_dead_and_unknown() -> None:
     flow.nack("c1", "1:0", delay=70)
     answer = flow.dispatch.explain(position=position, now=flow.now)
     assert (answer["verdict"], answer["reasons"][0]["until"]) == ("delayed_until", flow.now + 70)
+    assert answer["reasons"][0]["text"].endswith(f"waits until {iso_time(flow.now + 70)}"), "a date, for people"
     assert flow.why(hash=flow.hash_of(X)) == ["delayed_until"]
     flow.now += 70
     flow.route()
