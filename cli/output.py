@@ -69,13 +69,16 @@ def show_one(record: Row, as_json: bool) -> None:
     _console().print(table)
 
 
-def show_partitions(answers: Sequence[Any], as_json: bool) -> None:
-    """Print what each partition answered, whatever its form: rows, one plain record, or one with inner structure."""
+def show_partitions(answers: Sequence[Any], as_json: bool, first: int = 0) -> None:
+    """Print what each partition answered, whatever its form: rows, one plain record, or one with inner structure.
+
+    first: the partition of the first answer.
+    """
     if as_json:
         show_json(list(answers))
         return
     rows: list[Row] = []
-    for partition, answer in enumerate(answers):
+    for partition, answer in enumerate(answers, first):
         inner = answer if isinstance(answer, list) else [answer]
         rows += [{"partition": partition, **one} if isinstance(one, Mapping) else {"answer": one} for one in inner]
     if any(isinstance(value, Mapping | list) and value for row in rows for value in row.values()):

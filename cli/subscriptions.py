@@ -204,7 +204,7 @@ def _ask(target: Target, verb: str, **arguments: object) -> None:
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
     with target.join() as client:
         rows: list[dict[str, Any]] = client.admin(target.topic, target.subscription, verb, **given)
-    show_partitions(rows, target.json)
+    show_partitions(rows, target.json, given.get("partition", 0))
 
 
 def _change(target: Target, verb: str, dry_run: bool, words: str, **arguments: object) -> None:

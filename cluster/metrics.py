@@ -49,8 +49,12 @@ SNAPSHOTS = Metric(
 
 SUBSCRIPTION = (
     Metric("pulsar_subscription_back_log", ("msgBacklog",), "Messages that are not acknowledged"),
-    Metric("pulsar_subscription_back_log_no_delayed", ("msgBacklogNoDelayed",), "The same without delayed ones"),
-    Metric("pulsar_subscription_delayed", ("msgDelayed",), "Messages that are not due"),
+    Metric(
+        "pulsar_subscription_back_log_no_delayed",
+        ("msgBacklogNoDelayed",),
+        "The same without those that were read and are not due",
+    ),
+    Metric("pulsar_subscription_delayed", ("msgDelayed",), "Messages that were read and are not due"),
     Metric("pulsar_subscription_in_replay", ("msgInReplay",), "Messages that wait to be sent again"),
     Metric("pulsar_subscription_unacked_messages", ("unackedMessages",), "Messages that consumers hold"),
     Metric(

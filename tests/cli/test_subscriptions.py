@@ -41,6 +41,13 @@ def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str,
     assert client.calls[1] == ("admin", "T", "S", verb, arguments)
 
 
+def test_the_partition_that_moved_is_named(cli: Cli, client: FakeClient) -> None:
+    """One that was asked alone was called the first."""
+    client.answers["admin"] = [{"position": "7:12"}]
+    _, out, _ = cli("subscriptions", "seek", "T", "S", "7:12:3")
+    assert [row.split() for row in out.splitlines() if "7:12" in row] == [["│", "3", "│", "7:12", "│"]]
+
+
 def test_parked_keys_are_shown_and_decided_of(cli: Cli, client: FakeClient) -> None:
     row = {"key": "k", "state": "blocked", "since": 1, "failed": "1:2:0", "messages": 3, "bytes": 30}
     client.answers["admin"] = [{"keys": [row], "alarm": "parking is at its limit"}, {"keys": [], "alarm": ""}]
