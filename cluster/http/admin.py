@@ -54,7 +54,7 @@ from cluster.pulsar.renewal import RenewedAuthentication
 from cluster.tokens import ensure_token
 from cluster.watch.http import PAGE_PATHS, WatchHttp
 from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
-from storage.hashing import key_bytes
+from storage.hashing import key_bytes, masked_hash
 
 TOKEN_FILE = "admin-token"
 PORT_FILE = "admin-port"
@@ -195,14 +195,19 @@ class AdminHttp(Actor):
         return None if isinstance(reply, Unknown) else dict(shown(reply))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        query = request.query
+        """Of a key every partition is asked, because clients choose partitions in their own ways; `home` is where
+        Sluice's own would have it.
+        """
+        query, which = request.query, named(request)
         if "key" in query:
-            question = Explain(key=key_bytes(query["key"]))
-        elif "hash" in query:
-            question = Explain(hash=number_of(query["hash"]))
-        else:
+            key = key_bytes(query["key"])
+            home = masked_hash(key) % (await self._broker.settings(which)).partitions
+            answers = await self._broker.replies(which, subscription_of(request), Explain(key=key))
+            return web.json_response([{**shown(reply), "home": at == home} for at, reply in answers.items()])
+        if "hash" not in query:
             raise Invalid("explain needs ?key=K or ?hash=H")
-        return web.json_response(await self._broker.rows(named(request), subscription_of(request), question))
+        question = Explain(hash=number_of(query["hash"]))
+        return web.json_response(await self._broker.rows(which, subscription_of(request), question))
 
     async def _question(self, request: web.Request) -> web.Response:
         verb = request.match_info["verb"].replace("-", "_")

@@ -179,7 +179,9 @@ async function explain(question, title, partition) {
   const path = `/admin/v2/persistent/${pathOf(topic)}/subscription/${encodeURIComponent(subscription)}/explain?${query}`;
   try {
     const rows = await (await ask(path)).json();
-    const row = rows.find((one) => one.partition === partition) ?? rows.find((one) => one.verdict !== "nothing_to_deliver") ?? rows[0];
+    // A key is where some of it is; with none of it anywhere, where it would be.
+    const row = rows.find((one) => one.partition === partition) ?? rows.find((one) => one.pending || one.waiting || one.delayed)
+      ?? rows.find((one) => one.home) ?? rows[0];
     const facts = document.createElement("dl");
     facts.append(element("dt", `${title}, partition ${row.partition}`), element("dd", row.verdict ?? ""));
     for (const reason of row.reasons ?? []) facts.append(element("dt", reason.gate), element("dd", `${reason.text}; until: ${reason.until ?? reason.unblocks ?? ""}`));
