@@ -36,6 +36,7 @@ from storage.position import show
 Reason = dict[str, Any]
 _SHOWN = 20
 _ENDS = "its acknowledgement, or the consumer giving it back or leaving"
+_RECEIVES = "receiving what it was sent, which at a gateway a dispatch rate may hold up"
 _WAITING = (FRESH, REPLAY, UNORDERED)
 
 
@@ -253,7 +254,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
             _reason(
                 "no_permits",
                 f"{owner_name(core, slot)} has no permits",
-                "the consumer receiving what it was sent",
+                f"the consumer {_RECEIVES}",
                 permits=0,
             )
         ]
@@ -277,7 +278,7 @@ def _nobody_may(core: Core) -> list[Reason]:
     reasons = [_unacked(core, slot) for slot in blocked[:_SHOWN]]
     if len(blocked) < len(core.members):
         text = "the other consumers have no permits" if blocked else "no consumer has permits"
-        reasons.append(_reason("no_permits", text, "a consumer receiving what it was sent"))
+        reasons.append(_reason("no_permits", text, f"a consumer {_RECEIVES}"))
     return reasons
 
 

@@ -97,6 +97,8 @@ def test_no_owner() -> None:
     assert flow.why(position=int(at("1:0")[0])) == ["no_owner"]
     flow.join("c1", permits=0)
     assert flow.why(position=int(at("1:0")[0])) == ["no_permits"]
+    (reason,) = flow.dispatch.explain(position=int(at("1:0")[0]), now=0)["reasons"]
+    assert "a dispatch rate may hold up" in reason["unblocks"], "an owner does not see that: a gateway keeps it"
 
 
 def test_recently_joined() -> None:
