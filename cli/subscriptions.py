@@ -50,7 +50,10 @@ def list_subscriptions(target: Target) -> None:
 @app.command()
 @takes("topic", "subscription", "json")
 def stats(target: Target, again: WatchOption = False) -> None:
-    """Show backlog, draining hashes and consumers. --json has every field, with Pulsar's names."""
+    """Show backlog, draining hashes and consumers. --json has every field, with Pulsar's names.
+
+    What was given back, drained or violated is counted since the owner of the subscription started.
+    """
     with target.join() as client:
         watch(again, lambda: _show_stats(client.stats(target.topic, target.subscription), target.json))
 

@@ -224,7 +224,10 @@ def list_topics(target: Target) -> None:
 @app.command()
 @takes("topic", "json")
 def stats(target: Target, again: WatchOption = False) -> None:
-    """Show the contents of the topic, one row for each partition. --json has every field, with Pulsar's names."""
+    """Show the contents of the topic, one row for each partition. --json has every field, with Pulsar's names.
+
+    What was published is counted since the partition's owner started.
+    """
     with target.join() as client:
         watch(again, lambda: show(client.stats(target.topic), target.json, _STATS))
 
