@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.messages import TopicSettings
 from cluster.pulsar.admin.addresses import Addresses
-from cluster.pulsar.admin.statistics import Partition, PulsarStats, merged
+from cluster.pulsar.admin.statistics import Partition, PulsarStats, internal, merged
 from tests.kit.clocks import HandMovedClock
 
 SETTINGS = TopicSettings(partitions=3)
@@ -84,3 +84,10 @@ def test_what_lies_within_is_that_of_all_partitions() -> None:
         "b": {"hashes": 2, "millisMedian": 3},
     }
     assert found["subscriptionProperties"] == {"team": "billing"}
+
+
+def test_a_cursor_before_a_ledger_is_at_no_message() -> None:
+    """It was at the entry 4294967295 of the ledger before, which nobody has."""
+    for told_as, shown in (("4:4294967295", "5:-1"), ("4:17", "4:17"), ("earliest", "-1:-1"), (None, "-1:-1")):
+        row = internal({"ledgers": []}, {"s": {"markDeletePosition": told_as}})
+        assert row["cursors"]["s"]["markDeletePosition"] == shown
