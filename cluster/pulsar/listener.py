@@ -26,6 +26,7 @@ from cluster.http.connections import HttpDoor
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.authentication import authorization_of
 from cluster.pulsar.connection_limits import MOST_HTTP_CONNECTIONS, OpenConnections, limits_of
+from cluster.pulsar.handshakes import Handshakes
 from cluster.pulsar.machine_ports import RealMachinePorts
 from cluster.pulsar.ports import PLAIN, TLS, WEB, WEB_TLS, advertised_host, bound_hosts, refusal, wanted_ports
 from cluster.pulsar.renewal import RenewedAuthentication, RenewedTls
@@ -67,15 +68,17 @@ class PulsarGateway(GatewayActor):
             self.gateway.access.enforce(authorization, str(settings.get("pulsar_anonymous_role") or ""))
         machine = str(settings.get("machine", ""))
         self._host = advertised_host(settings, machine)
+        limits = limits_of(settings)
+        self._connections: OpenConnections[_Socket] = OpenConnections(*limits)
+        handshakes = Handshakes(ports, lambda: self._tls.value, *limits)
         accept = {PLAIN: self._accept, TLS: self._accept, WEB: self._accept_http, WEB_TLS: self._accept_http}
         machine_ports = RealMachinePorts(
             Path(settings["data_dir"]),
             accept,
-            dict.fromkeys((TLS, WEB_TLS), self._tls.context),
+            dict.fromkeys((TLS, WEB_TLS), handshakes),
             bound_hosts(settings, machine),
         )
         self._port_holder = PortHolder(ports, machine_ports, wanted_ports(settings), self._opened)
-        self._connections: OpenConnections[_Socket] = OpenConnections(*limits_of(settings))
         self._most_http = int(settings.get("pulsar_web_max_connections", MOST_HTTP_CONNECTIONS))
         self._at = Addresses()
         self._http: GatewayHttp | None = None

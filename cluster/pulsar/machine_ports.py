@@ -9,33 +9,34 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import ssl
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.bootstrap.environment import LOOPBACK
 from cluster.bootstrap.forks import keep_from_children
+from cluster.pulsar.handshakes import Handshakes
 from cluster.pulsar.ports import port_of, write_port
 from storage.errors import Unavailable
 
 LOCK_FILE = ".gateway.lock"
-HANDSHAKE_S = 10.0
-"""Seconds in which TLS stands, or the connection ends."""
+BACKLOG = 256
+"""So many connections the kernel keeps until they are accepted."""
 
 
 class RealMachinePorts:
     """Implements actors.pulsar.conversation.port_claims.MachinePorts. accept: makes our end of a connection, by scheme.
-    contexts: those of TLS, by scheme. hosts: the addresses at which it listens, each at the same port.
+    handshakes: of TLS, by scheme. hosts: the addresses at which it listens, each at the same port.
     """
 
     def __init__(
         self,
         data_dir: Path,
         accept: Mapping[str, Callable[[], asyncio.BaseProtocol]],
-        contexts: Mapping[str, ssl.SSLContext | None],
+        handshakes: Mapping[str, Handshakes],
         hosts: Sequence[str] = (LOOPBACK,),
     ) -> None:
-        self._data_dir, self._contexts, self._accept, self._hosts = data_dir, contexts, accept, hosts
+        self._data_dir, self._accept, self._hosts, self._handshakes = data_dir, accept, hosts, handshakes
         self._servers: list[asyncio.Server] = []
         self._lock = -1
 
@@ -51,25 +52,23 @@ class RealMachinePorts:
         return True
 
     async def listen(self, scheme: str, port: int) -> int:
-        context = self._contexts.get(scheme)
-        late = None if context is None else HANDSHAKE_S
-        loop = asyncio.get_running_loop()
-        servers: list[asyncio.Server] = []
+        sockets: list[socket.socket] = []
         try:
             for host in self._hosts:
-                server = await loop.create_server(
-                    self._accept[scheme], host, port, backlog=256, ssl=context, ssl_handshake_timeout=late
-                )
-                servers.append(server)
-                port = int(server.sockets[0].getsockname()[1])
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+                port = int(sockets[0].getsockname()[1])
         except OSError as error:
-            for server in servers:
-                server.close()
+            for sock in sockets:
+                sock.close()
             raise Unavailable(f"port {port} of {host} cannot be used: {error.strerror}") from error
-        for server in servers:
-            for sock in server.sockets:
-                keep_from_children(sock.fileno())
-        self._servers += servers
+        for sock in sockets:
+            keep_from_children(sock.fileno())
+            if scheme in self._handshakes:
+                self._handshakes[scheme].listen(sock, self._accept[scheme])
+            else:
+                loop = asyncio.get_running_loop()
+                self._servers.append(await loop.create_server(self._accept[scheme], sock=sock, backlog=BACKLOG))
         return port
 
     def chosen(self, scheme: str) -> int:
@@ -82,6 +81,8 @@ class RealMachinePorts:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        for handshakes in self._handshakes.values():
+            handshakes.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -90,15 +90,7 @@ class RenewedAuthentication(Renewed[Authenticate | None]):
 
 
 class RenewedTls(Renewed[ssl.SSLContext | None]):
-    """What the listener shows, and whom it trusts, by the newest certificates."""
+    """What a handshake shows, and whom it trusts, by the newest certificates; None if no certificate is named."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(_named(settings, TLS_FILES), lambda: context_of(settings))
-        self.context = self.value
-        """What to listen with: each handshake goes on with the newest. None if no certificate is named."""
-        if self.context is not None:
-            self.context.sni_callback = self._newest  # called for every handshake, whatever name it asks for
-
-    def _newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        if self.value is not None and self.value is not context:
-            connection.context = self.value
