@@ -18,8 +18,9 @@ import logging.handlers
 import os
 import time
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from actors.policies.audited import REFUSED, Audited
 from cluster.real import logger
@@ -35,7 +36,7 @@ MOST_TEXT = 200
 class _OwnFiles(logging.handlers.RotatingFileHandler):
     """Files that only their owner reads, each new one as well."""
 
-    def _open(self) -> TextIO:
+    def _open(self) -> TextIOWrapper:
         handle = os.open(self.baseFilename, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
         return os.fdopen(handle, "a", encoding=self.encoding)
 

@@ -122,4 +122,12 @@ PERMITTING: list[Mutant] = [
         world=GATEWAY,
         test="tests/cluster/pulsar/test_handshakes.py::test_who_says_nothing_makes_room_for_others",
     ),
+    Mutant(
+        name="who makes a topic and hangs up leaves no trace",
+        module="actors.pulsar.conversation.client_session",
+        old='        "partition_metadata",\n',
+        new='        "partition_metadata",\n        "lookup",\n',
+        world=GATEWAY,
+        test="tests/actors/pulsar/conversation/test_lookups.py::test_who_makes_a_topic_and_hangs_up_is_written_down",
+    ),
 ]

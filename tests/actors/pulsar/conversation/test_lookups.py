@@ -1,0 +1,52 @@
+"""A lookup makes the topic that is not there, and the audit has who made it."""
+
+from __future__ import annotations
+
+from actors.messages import BookieList, TopicSettings
+from actors.policies.audited import Audited
+from actors.pulsar.codec.frames import encode
+from actors.pulsar.codec.protocol import command
+from actors.pulsar.conversation.client_connection import ClientConnection
+from storage.errors import NotFound
+from tests.actors.pulsar.conversation.test_intake import Slow, Stub, passes, played
+from tests.sim.world import World
+
+
+class Topics:
+    """Makes topics, slowly."""
+
+    def __init__(self, world: World, stub: Stub) -> None:
+        self._world, self._stub = world, stub
+        self.made: dict[str, TopicSettings] = {}
+
+    async def settings(self, topic: str) -> TopicSettings:
+        if topic not in self.made:
+            raise NotFound(topic)
+        return self.made[topic]
+
+    async def bookies(self) -> BookieList:
+        return BookieList(ids=["b1"], addresses=["host/b1"])
+
+    async def create(self, topic: str, settings: TopicSettings) -> None:
+        self.made[topic] = settings
+        await self._stub.wait(self._world)
+
+
+def test_who_makes_a_topic_and_hangs_up_is_written_down() -> None:
+    """Else whoever ends the connection at once would leave no trace."""
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        stub, told = Stub(), list[Audited]()
+        topics = Topics(world, stub)
+        connection.gateway.directory = topics  # type: ignore[assignment]
+        connection.gateway.audit = told.append
+        connection.data(encode(command("lookup", topic="new", request_id=1)))
+        await passes(world, 100)
+        assert (list(topics.made), told) == (["new"], [])
+        connection.over()
+        await passes(world, 100)
+        stub.go.set()
+        await passes(world, 100)
+        assert [(one.what, one.topic) for one in told] == [("create topic", "new")]
+
+    played(scenario)
