@@ -44,7 +44,8 @@ class HttpServer:
     a request that was let in is carried out to its end.
 
     connection_seconds: how long a client may keep a connection without a request, or take to send a body. Who comes
-    when `most` connections are there is sent away.
+    when `most` connections are there takes the place of the oldest on which nothing is being answered, so that nobody
+    who only connects keeps others out; if there is none he is sent away.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class HttpServer:
         """Serve a connection that another listener accepted, which is paused, and on which these bytes came."""
         await self._begin()
         server = self._runner.server
-        if server is None or len(server.connections) >= self._most or transport.is_closing():
+        if server is None or transport.is_closing() or not self._has_room(server):
             transport.abort()
             return
         door = transport.get_protocol()
@@ -100,6 +101,16 @@ class HttpServer:
         if begun:
             alone.data_received(begun)
         transport.resume_reading()
+
+    def _has_room(self, server: web.Server) -> bool:
+        """Whether there is room for one more, or has been made."""
+        present = [connection for connection in server.connections if connection.transport is not None]
+        if len(present) < self._most:
+            return True
+        idle = next((connection for connection in present if connection not in self._answering), None)
+        if idle is not None:
+            idle.force_close()
+        return idle is not None
 
     async def close(self) -> None:
         """Stop listening, and end every connection."""

@@ -130,3 +130,38 @@ async def test_what_is_no_http_is_its_senders_affair(line: bytes, caplog: pytest
     client.close()
     await server.close()
     assert caplog.text == ""
+
+
+async def test_who_only_connects_makes_room_for_who_asks() -> None:
+    """Else a stranger who says nothing, or half a request, would keep every tool out."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def told(request: web.Request) -> web.Response:
+        begun.set()
+        await goes_on.wait()
+        return web.Response(text="told")
+
+    server = HttpServer(admin_ports(Nobody()), [web.get("/ask", told)], everybody, most=2)
+    port = await server.listen(0)
+    ask = b"GET /ask HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"
+    asking = [await asyncio.open_connection("127.0.0.1", port)]
+    asking[0][1].write(ask)
+    await begun.wait()
+    silent, other = await asyncio.open_connection("127.0.0.1", port)
+    other.write(ask[:20])
+    asking.append(await asyncio.open_connection("127.0.0.1", port))
+    ended = asyncio.ensure_future(silent.read())
+    answers = [asyncio.ensure_future(reader.read()) for reader, _ in asking]
+    await asyncio.wait([ended, *answers], return_when=asyncio.FIRST_COMPLETED)
+    assert ended.done(), "those who wait for an answer stay, though one of them is older"
+    begun.clear()
+    asking[1][1].write(ask)
+    await begun.wait()
+    late, last = await asyncio.open_connection("127.0.0.1", port)
+    assert await late.read() == b"", "nobody is idle"
+    goes_on.set()
+    for answer in answers:
+        assert (await answer).endswith(b"told")
+    for writer in (other, last, *(each for _, each in asking)):
+        writer.close()
+    await server.close()

@@ -130,4 +130,12 @@ PERMITTING: list[Mutant] = [
         world=GATEWAY,
         test="tests/actors/pulsar/conversation/test_lookups.py::test_who_makes_a_topic_and_hangs_up_is_written_down",
     ),
+    Mutant(
+        name="who only connects keeps every tool out",
+        module="cluster.http.server",
+        old="        if idle is not None:\n            idle.force_close()\n        return idle is not None",
+        new="        return False",
+        world=GATEWAY,
+        test="tests/cluster/http/test_connections.py::test_who_only_connects_makes_room_for_who_asks",
+    ),
 ]
