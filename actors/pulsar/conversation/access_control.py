@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from actors.names import check_space
-from actors.policies.authorization import Authorization, Wish
+from actors.policies.authorization import NO_PROXIES, Authorization, Forbidden, Wish
 from actors.policies.permission_cache import PermissionCache, keys_of
 from actors.ports import Ports
 from actors.pulsar.codec.protocol import ServerError
@@ -70,6 +70,11 @@ class AccessControl:
             for wish in wishes:
                 check_space("namespace", wish.space)
                 await self.permissions.check(roles, wish)
+
+    def check_speaks_for_itself(self, original: str) -> None:
+        """original: for whom a client says that it asks, as proxies do. Raises Forbidden where rights are enforced."""
+        if original and self.permissions is not None:
+            raise Forbidden(NO_PROXIES)
 
     def admit(self, one: object, roles: Sequence[str], wishes: Sequence[Wish], on_revoked: Callable[[], None]) -> None:
         """A producer or consumer lives by these rights. Whoever opens it checks them once more afterwards."""

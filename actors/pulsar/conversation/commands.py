@@ -20,7 +20,7 @@ from actors.messages import (
     SubscriptionSettings,
 )
 from actors.names import check_name, namespace_of, quoted, unquoted
-from actors.policies.authorization import NO_PROXIES, Wish, of_space, of_topic
+from actors.policies.authorization import Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
@@ -99,8 +99,7 @@ class CommandHandlers:
             if not (role := self._gateway.access.anonymous):
                 raise CommandRefused(ServerError.AUTHENTICATION, "this broker needs a client that it knows")
             identity = Certified(role)
-        if asked.original_principal and self._gateway.access.permissions is not None:
-            raise CommandRefused(ServerError.AUTHORIZATION, NO_PROXIES)
+        self._gateway.access.check_speaks_for_itself(asked.original_principal)
         self._session.greet(asked, identity)
 
     async def partition_metadata(self, asked: Any) -> None:

@@ -76,8 +76,8 @@ PERMITTING: list[Mutant] = [
     ),
     Mutant(
         name="a proxy's clients have the rights of the proxy",
-        module="actors.pulsar.conversation.commands",
-        old="        if asked.original_principal and",
+        module=DOOR,
+        old="        if original and",
         new="        if False and",
         world=GATEWAY,
         test="tests/actors/pulsar/conversation/test_greeting.py::test_a_proxy_that_asks_for_somebody_else_is_refused",
