@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import resource
 
-PAYLOADS = 0.3
-CLIENTS = 0.4
+PAYLOADS = 0.2
+CLIENTS = 0.25
 HTTP = 0.1
-"""Shares of what the process may open: payloads that are shared between processes, connections of Pulsar's clients, and
-connections with each of its two web servers, the gateway's and the administrator's.
+"""Shares of what the process may open: payloads that are shared between processes; connections of Pulsar's clients, and
+as many that are at their handshake; connections with each of its two web servers, the gateway's and the administrator's.
 """
 
 

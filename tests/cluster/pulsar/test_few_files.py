@@ -44,14 +44,14 @@ def test_clients_leave_the_files_that_bookies_need(said: str, tmp_path: Path) ->
     assert url is not None
     with ExitStack() as stack:
         flood = [stack.enter_context(Raw(url[0], f"127.0.0.{2 + number % 4}")) for number in range(MANY)]
-        assert 0 < sum(not one.refused() for one in flood) <= FEW * 0.4
+        assert 0 < sum(not one.refused() for one in flood) <= FEW / 4
     assert round_trip(said) == b"paid"
     log = (tmp_path / "data" / standalone.LOG_FILE).read_text()
     assert "raise the limit (ulimit -n)" in log
     assert "Too many open files" not in log
 
 
-@pytest.mark.parametrize(("files", "limits"), [(-1, (1_000, 500)), (2_500, (1_000, 500)), (1_000, (400, 200))])
+@pytest.mark.parametrize(("files", "limits"), [(-1, (1_000, 500)), (4_000, (1_000, 500)), (1_000, (250, 125))])
 def test_connections_are_fewer_where_files_are(
     files: int, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
