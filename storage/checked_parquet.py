@@ -96,6 +96,14 @@ class CheckedWriter:
         return SealedFile(data, len(tail), google_crc32c.value(tail))
 
 
+def footer_in(data: bytes) -> tuple[int, int]:
+    """Length and checksum of the footer of a whole file, for one that nobody has named. Raises Corrupt."""
+    size = int.from_bytes(data[-8:-4], "little") + 8
+    if data[-4:] != _MAGIC or not 8 < size <= len(data) - len(_MAGIC):
+        raise Corrupt("the file does not end with a footer")
+    return size, google_crc32c.value(data[-size:])
+
+
 def read_footer(tail: bytes, crc: int) -> tuple[Any, dict[str, Any]]:
     """Parquet's metadata of a file, and what stands in it under METADATA. Raises Corrupt."""
     from pyarrow import parquet

@@ -160,18 +160,18 @@ class CompactedWriter:
         self._rows.append(rows)
         self.bytes += rows.nbytes
 
-    def finish(self) -> SealedTable:
-        """The file; nothing can be added any more."""
+    def finish(self, table: Any = None) -> SealedTable:
+        """The file; nothing can be added any more. table: of the last one, what the whole table is, in plain values."""
         groups = [(one.first, one.last, one.start, one.length, one.crc) for one in self._groups]
-        file = self._file.finish({"kind": KIND, "groups": groups})
+        file = self._file.finish({"kind": KIND, "groups": groups, **({"table": table} if table else {})})
         return SealedTable(file.data, file.footer_bytes, file.footer_crc, self._groups, self._rows)
 
 
 class CompactedFooter:
-    """What the footer of such a file says."""
+    """What the footer of such a file says. table: see CompactedWriter.finish."""
 
-    def __init__(self, metadata: Any, size: int, groups: Sequence[CompactedGroup]) -> None:
-        self.metadata, self.size, self.groups = metadata, size, groups
+    def __init__(self, metadata: Any, size: int, groups: Sequence[CompactedGroup], table: Any = None) -> None:
+        self.metadata, self.size, self.groups, self.table = metadata, size, groups, table
 
     def group_of(self, at: int) -> int:
         """The number of the first row group that may hold something from a position on."""
@@ -184,7 +184,8 @@ def decode_compacted_footer(tail: bytes, size: int, crc: int) -> CompactedFooter
     try:
         if values["kind"] != KIND:
             raise Corrupt("the file is no table of last messages")
-        return CompactedFooter(metadata, size, [CompactedGroup(*group) for group in values["groups"]])
+        groups = [CompactedGroup(*group) for group in values["groups"]]
+        return CompactedFooter(metadata, size, groups, values.get("table"))
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"the footer cannot be read: {error}") from error
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +35,7 @@ from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.amounts import bytes_behind
 from actors.topic.log import PartitionLog
+from actors.topic.newer_table import find_newer, fits
 from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from storage.compacted import KEYS_BYTES, CompactedWriter, LastOfKeys, is_empty, positions_in
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
@@ -153,6 +155,7 @@ class Compaction:
         """Compact what is to be. Raises Fenced. What fails is told in `state` and tried again."""
         try:
             await self.objects.clean_up()
+            await self._take_newer()
             if self._asked or self._is_long(settings):
                 asked, self.state.running = self._asked, True
                 await self._compact()
@@ -167,6 +170,25 @@ class Compaction:
             self._ports.log("compaction_waits", error=str(error))
         finally:
             self.state.running = False
+
+    async def _take_newer(self) -> None:
+        """A table that is newer than the record takes its place (actors.topic.newer_table). Raises Fenced, Unavailable."""
+        kept, self.objects.kept = self.objects.kept, []
+        table = await find_newer(self._ports, self.reader, kept, self._log.record) if kept else None
+        if table is None:
+            return
+
+        def change(record: PartitionRecord) -> PartitionRecord:
+            if not fits(table, record):
+                return record
+            known = record.highest_ledger
+            highest = None if known is None else max(known, ledger_of(table.horizon))
+            return msgspec.structs.replace(record, compacted=table, highest_ledger=highest)
+
+        before = self._named_objects()
+        await self._log.metadata.update(change)
+        self.objects.unwanted(sorted(before - self._named_objects()))
+        self._ports.log("newer_table_found", horizon=table.horizon, messages=table.messages)
 
     async def _compact(self) -> None:
         """Find, write, compare, name. Raises Fenced, Unavailable, Corrupt, NotFound."""
@@ -189,13 +211,12 @@ class Compaction:
             last.again()
             self.state.all_bytes += self._bytes_of(before)
         parts: list[CompactedPart] = []
+        base = begin if before is None else before.base
         try:
-            value = await self._write(last, self._rows(before, begin, horizon), horizon, parts)
+            table = await self._write(last, self._rows(before, begin, horizon), Compacted(base, horizon, 0, -1, ()), parts)
         except SluiceError:
             self.objects.unwanted(part.name for part in parts)
             raise
-        base = begin if before is None else before.base
-        table = Compacted(base, horizon, self._ports.clock.now(), value, tuple(parts))
         await self._log.metadata.update(lambda newest: msgspec.structs.replace(newest, compacted=table))
         self.objects.unwanted(part.name for part in (() if before is None else before.parts))
         self._ports.log("compacted", horizon=horizon, messages=table.messages, objects=len(parts))
@@ -247,28 +268,34 @@ class Compaction:
     # -- what is written ---------------------------------------------------------------------------------------------
 
     async def _write(
-        self, last: LastOfKeys, log: AsyncIterator[pa.Table], horizon: int, parts: list[CompactedPart]
-    ) -> int:
-        """Write and compare the last messages; parts: what is in the store, complete or not, is put here. Returns the
-        last position with a payload, -1 for none.
+        self, last: LastOfKeys, log: AsyncIterator[pa.Table], table: Compacted, parts: list[CompactedPart]
+    ) -> Compacted:
+        """Write and compare the last messages. table: what is known of it, which is returned with the rest; parts: what
+        is in the store, complete or not, is put here.
         """
-        passed, now = min(self._marks().values(), default=horizon), self._ports.clock.now()
-        table, value = _GroupedRows(CompactedWriter()), EARLIEST
+        passed, now = min(self._marks().values(), default=table.horizon), self._ports.clock.now()
+        grouped, value = _GroupedRows(CompactedWriter()), EARLIEST
         async for rows in log:
             kept = await self._ports.work(partial(_kept, last, rows, passed, now - EMPTY_MS))
+            if kept.num_rows and grouped.writer.bytes >= PART_BYTES:
+                await self._store(grouped.writer, table.horizon, parts)
+                grouped.writer = CompactedWriter()
             value = max(value, _last_with_payload(kept))
-            await self._ports.work(partial(table.add, kept))
-            if table.writer.bytes >= PART_BYTES:
-                await self._store(table.writer, horizon, parts)
-                table.writer = CompactedWriter()
-        await self._ports.work(table.end)
-        if table.writer.bytes:
-            await self._store(table.writer, horizon, parts)
-        return value
+            await self._ports.work(partial(grouped.add, kept))
+        await self._ports.work(grouped.end)
+        table = msgspec.structs.replace(table, at=self._ports.clock.now(), last=value, parts=tuple(parts))
+        if grouped.writer.bytes:
+            await self._store(grouped.writer, table.horizon, parts, msgspec.to_builtins(table))
+        return msgspec.structs.replace(table, parts=tuple(parts))
 
-    async def _store(self, writer: CompactedWriter, horizon: int, parts: list[CompactedPart]) -> None:
-        """Put a file into the store, read it back and compare its rows. Raises Corrupt, NotFound, Unavailable."""
-        sealed = await self._ports.work(writer.finish)
+    async def _store(
+        self, writer: CompactedWriter, horizon: int, parts: list[CompactedPart], table: Any = None
+    ) -> None:
+        """Put a file into the store, read it back and compare its rows. table: what the whole is of which it is the last.
+
+        Raises Corrupt, NotFound, Unavailable.
+        """
+        sealed = await self._ports.work(partial(writer.finish, table))
         name = self.objects.new_name(ledger_of(horizon))
         groups, messages = sealed.groups, sum(rows.num_rows for rows in sealed.rows)
         size, tail = len(sealed.data), sealed.footer_bytes

@@ -42,6 +42,8 @@ class StoredObjects:
         self._numbers = 0
         self._collect_at = 0
         self._unwanted: list[str] = []
+        self.kept: list[str] = []
+        """What the last look found that the record does not name, and that may be newer than the record."""
         self._not_ours: dict[str, None] = {}
         """Names that were taken: by an owner of whom a restored record knows nothing."""
 
@@ -96,13 +98,19 @@ class StoredObjects:
         # Whether this is still the owner is asked after the list was made: what a newer one names is not ours to judge.
         await self._log.metadata.verify()
         named = self._named()
-        there, epoch = {*names}, self._log.epoch
+        there, epoch, kept = {*names}, self._log.epoch, list[str]()
         # One that was restored may have an epoch that was another owner's.
         self._numbers = max([self._numbers, *(writing_of(name)[1] for name in names if epoch_of(name) == epoch)])
         for name in names:
-            if name not in named and epoch_of(name) <= epoch and await self._is_left_over(name, there):
-                await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
-                self._ports.log("history_collected", name=name)
+            if name in named or epoch_of(name) > epoch:
+                continue
+            if not await self._is_left_over(name, there):
+                self._ports.log("history_kept", name=name)
+                kept.append(name)
+                continue
+            await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
+            self._ports.log("history_collected", name=name)
+        self.kept = kept
         self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
 
     async def _is_left_over(self, name: str, names: set[str]) -> bool:
@@ -114,16 +122,12 @@ class StoredObjects:
             return True  # of a topic of this name that was deleted
         ledger = record.ledger(ledger_id)
         if not self._copies:
-            left_over = await self._is_replaced(name, names)
-        elif ledger is None:
-            left_over = position(ledger_id, 0) < record.trimmed_before
-        elif ledger.offloaded is not None:
-            left_over = all(part.name in names for part in ledger.offloaded.parts)
-        else:
-            left_over = await self._is_there(ledger)
-        if not left_over:
-            self._ports.log("history_kept", name=name)
-        return left_over
+            return await self._is_replaced(name, names)
+        if ledger is None:
+            return position(ledger_id, 0) < record.trimmed_before
+        if ledger.offloaded is not None:
+            return all(part.name in names for part in ledger.offloaded.parts)
+        return await self._is_there(ledger)
 
     async def _is_replaced(self, name: str, names: set[str]) -> bool:
         """Whether a part of a compacted table that the record does not name is older than the one that it names, or

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from actors.ledger.history_objects import compacted_prefix
-from actors.ledger.record import WITH_HISTORY, Compacted
+from actors.ledger.record import WITH_HISTORY, Compacted, Erased, LedgerState, PartitionRecord
 from actors.messages import (
     Compact,
     CompactionStatus,
@@ -24,10 +25,12 @@ from actors.messages import (
 )
 from actors.ports import Ports
 from actors.topic import compaction
+from actors.topic.newer_table import fits
 from storage.batch import decode_body, make_batch
 from storage.errors import NotFound, Unavailable
 from storage.frame import make_run
 from storage.position import position
+from tests.actors.ledger.fakes import make_ledger
 from tests.actors.topic.cluster import Cluster, TestProducer
 from tests.actors.topic.test_offloading import record_of
 from tests.actors.topic.test_reads import ask, started, until
@@ -333,8 +336,10 @@ def test_what_is_asked_for_while_it_is_being_done_is_done_again() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["after a table", "before the first table"])
-def test_a_record_from_a_backup_has_no_newer_table_deleted(first: bool) -> None:
+def test_a_record_from_a_backup_finds_the_newer_table(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has what was trimmed since, of which the record thinks that it is in the log."""
+    for name in ("GROUP_BYTES", "PART_BYTES"):
+        monkeypatch.setattr(compaction, name, 1)
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)
@@ -348,17 +353,70 @@ def test_a_record_from_a_backup_has_no_newer_table_deleted(first: bool) -> None:
         table = await compacted(client, cluster)
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=table.horizon))
         await until(client, lambda: len(record_of(cluster).ledgers) <= 1)
-        await until(client, lambda: len(world.objects.objects) == 1)
+        parts = [part.name for part in table.parts]
+        assert len(parts) > 2
+        await until(client, lambda: sorted(world.objects.objects) == parts)
         await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        known = await View().read(client, cluster.current)
         world.crash(f"owner{cluster.owners}")
         world.meta.records["partition/t/0"] = backup
         await cluster.replace_owner()
-        objects = cluster.topic()._upkeep.compaction.objects
-        await ask(client, cluster.current, Compact(ask=True))
-        await until(client, lambda: not objects.collection_due())
-        assert [part.name for part in table.parts] == sorted(world.objects.objects)
+        assert await compacted(client, cluster) == table
+        assert sorted(world.objects.objects) == parts
+        assert (await View().read(client, cluster.current)).seen == known.seen
+        other = TestProducer(client, cluster.current, "q")
+        await other.open()
+        await publish(other, [("a", "later")])
+        assert record_of(cluster).ledgers[-1].id > table.horizon >> 32
+        await compacted(client, cluster)
+        view = await View().read(client, cluster.current)
+        assert view.values == {**known.values, "a": "later"}
 
     World(13).play(scenario)
+
+
+@pytest.mark.parametrize("gone", [0, -1], ids=["the first file", "the last file"])
+def test_a_newer_table_that_is_not_whole_is_not_taken(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GROUP_BYTES", "PART_BYTES"):
+        monkeypatch.setattr(compaction, name, 1)
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, SETTINGS)
+        await publish(producer, [("a", "1"), ("b", "1")])
+        old = await compacted(client, cluster)
+        backup = list(world.meta.records["partition/t/0"])
+        await publish(producer, [("a", "2"), ("c", "1"), ("d", "1")])
+        newer = await compacted(client, cluster)
+        await until(client, lambda: sorted(world.objects.objects) == [part.name for part in newer.parts])
+        world.crash(f"owner{cluster.owners}")
+        world.meta.records["partition/t/0"] = backup
+        del world.objects.objects[newer.parts[gone].name]
+        await cluster.replace_owner()
+        objects = cluster.topic()._upkeep.compaction.objects
+        await until(client, lambda: not objects.collection_due() and not objects.kept)
+        await ask(client, cluster.current, Compact(ask=True))
+        await until(client, lambda: "no object" in cluster.topic()._upkeep.compaction.state.error)
+        assert record_of(cluster).compacted == old
+        assert len(world.objects.objects) == len(newer.parts) - 1, "what is left of it stays"
+
+    World(14).play(scenario)
+
+
+def test_a_newer_table_must_fit_the_record() -> None:
+    table = Compacted(0, position(3, 5), 1_000, position(3, 5), ())
+    record = PartitionRecord(topic="t", partition=0, settings=TopicSettings())
+    assert fits(table, record)
+    for known, fitting in ((position(3, 4), True), (position(3, 5), False)):
+        assert fits(table, msgspec.structs.replace(record, compacted=Compacted(0, known, 1, known, ()))) is fitting
+    for done, fitting in ((999, True), (1_000, False)):
+        assert fits(table, msgspec.structs.replace(record, erased=(Erased(1, done, 7),))) is fitting
+    for number, state, fitting in (
+        (3, LedgerState.CLOSED, True),
+        (3, LedgerState.OPEN, False),
+        (4, LedgerState.OPEN, True),
+    ):
+        ledger = make_ledger(ledger_id=number, state=state)
+        assert fits(table, msgspec.structs.replace(record, ledgers=(ledger,))) is fitting
 
 
 def test_objects_go_with_the_topic_and_what_was_left_too() -> None:
