@@ -11,8 +11,9 @@ are those of the history, and those that the objects have of what payloads say, 
 the objects that they name with the files of the newest snapshot, and commits the difference at once: files that came
 and files that went, because their ledger was trimmed or its messages were written anew. An object's name is never used
 twice. So whoever was interrupted between two steps, or meets another who follows the same table, compares again, and
-nothing is in the table twice. Copies of what is not stored any more are deleted before the commit, also those that
-no snapshot names: they may hold messages that are to be forgotten. The summary of a snapshot names the ledgers that came with it and those that went.
+nothing is in the table twice. Copies of what is not stored any more are deleted before the commit, also those that no
+snapshot names: they may hold messages that are to be forgotten. The summary of a snapshot names the ledgers that came
+with it and those that went.
 
 A catalog is a SQL database, by default a SQLite file that needs no server, or a REST server. pyiceberg is the extra
 `iceberg`.

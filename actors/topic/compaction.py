@@ -172,7 +172,7 @@ class Compaction:
             self.state.running = False
 
     async def _take_newer(self) -> None:
-        """A table that is newer than the record takes its place (actors.topic.newer_table). Raises Fenced, Unavailable."""
+        """A table that is newer than the record is named (actors.topic.newer_table). Raises Fenced, Unavailable."""
         kept, self.objects.kept = self.objects.kept, []
         table = await find_newer(self._ports, self.reader, kept, self._log.record) if kept else None
         if table is None:
@@ -213,7 +213,9 @@ class Compaction:
         parts: list[CompactedPart] = []
         base = begin if before is None else before.base
         try:
-            table = await self._write(last, self._rows(before, begin, horizon), Compacted(base, horizon, 0, -1, ()), parts)
+            table = await self._write(
+                last, self._rows(before, begin, horizon), Compacted(base, horizon, 0, -1, ()), parts
+            )
         except SluiceError:
             self.objects.unwanted(part.name for part in parts)
             raise
@@ -291,9 +293,9 @@ class Compaction:
     async def _store(
         self, writer: CompactedWriter, horizon: int, parts: list[CompactedPart], table: Any = None
     ) -> None:
-        """Put a file into the store, read it back and compare its rows. table: what the whole is of which it is the last.
+        """Put a file into the store, read it back and compare its rows. Raises Corrupt, NotFound, Unavailable.
 
-        Raises Corrupt, NotFound, Unavailable.
+        table: of the last file, what the whole table is.
         """
         sealed = await self._ports.work(partial(writer.finish, table))
         name = self.objects.new_name(ledger_of(horizon))

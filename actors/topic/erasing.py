@@ -318,13 +318,12 @@ class Erasing:
         done = self._log.record.erasures
         keys = [one.key for one in done]
         if any(self._doubtful(ledger) for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0):
-            return None  # a ledger came meanwhile
-        if self._compaction.at_work:
-            return self._check_compaction()
-        if await self._table_holds(done):
-            return self._compaction.ask()
-        if not self._compaction.is_clean:
-            return self._check_compaction()
+            return  # a ledger came meanwhile
+        if not self._compaction.at_work and await self._table_holds(done):
+            self._compaction.ask()
+        if self._compaction.at_work or not self._compaction.is_clean:
+            self._check_compaction()
+            return
         await self._objects.clean_up()
         await self._check_followed()
         ledgers = sorted({ledger for one in done for ledger in one.ledgers})

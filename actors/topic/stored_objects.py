@@ -11,7 +11,7 @@ was written after the compacted table that the record names stays while anything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from actors.ledger.history_objects import delete_history, epoch_of, ledger_of_object, object_name, writing_of
 from actors.ledger.record import LedgerRecord, LedgerState
@@ -113,23 +113,23 @@ class StoredObjects:
         self.kept = kept
         self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
 
-    async def _is_left_over(self, name: str, names: set[str]) -> bool:
-        """Whether what an object holds that the record does not name is elsewhere, or was forgotten on purpose. names:
-        all that are there.
+    async def _is_left_over(self, name: str, there: Container[str]) -> bool:
+        """Whether what an object holds that the record does not name is elsewhere, or was forgotten on purpose. there:
+        the names of all that are.
         """
         record, ledger_id = self._log.record, ledger_of_object(name)
         if epoch_of(name) < record.first_epoch:
             return True  # of a topic of this name that was deleted
         ledger = record.ledger(ledger_id)
         if not self._copies:
-            return await self._is_replaced(name, names)
+            return await self._is_replaced(name, there)
         if ledger is None:
             return position(ledger_id, 0) < record.trimmed_before
         if ledger.offloaded is not None:
-            return all(part.name in names for part in ledger.offloaded.parts)
+            return all(part.name in there for part in ledger.offloaded.parts)
         return await self._is_there(ledger)
 
-    async def _is_replaced(self, name: str, names: set[str]) -> bool:
+    async def _is_replaced(self, name: str, there: Container[str]) -> bool:
         """Whether a part of a compacted table that the record does not name is older than the one that it names, or
         can be made again: from that one, and the log behind it.
         """
@@ -142,7 +142,7 @@ class StoredObjects:
             return True
         known = max([ledger.id for ledger in record.ledgers], default=0)
         first = ledger_of(EARLIEST if table is None else table.horizon)
-        if not all(part in names for part in named) or last > max(known, first):
+        if not all(part in there for part in named) or last > max(known, first):
             return False
         behind = [ledger for ledger in record.ledgers if first <= ledger.id <= last]
         found = [ledger.state is not LedgerState.CLOSED or await self._is_there(ledger) for ledger in behind]

@@ -165,7 +165,9 @@ class GivingUp:
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: bookie {bookie} has it")
 
     async def _check_history(self, ledger: LedgerRecord, lost: GivenUp) -> None:
-        """Of a run that is in the object store, perhaps there alone: raises Invalid if it can be read, Unavailable if that is away."""
+        """Of a run that is in the object store, perhaps there alone: raises Invalid if it can be read, Unavailable if
+        that is away.
+        """
         with contextlib.suppress(Corrupt):
             await self._log.reader.history.run(ledger, lost.run)
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: it is in the object store")

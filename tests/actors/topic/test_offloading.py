@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.ledger.garbage_collection import collect_garbage
-from actors.ledger.history_objects import epoch_of, history_prefix, ledger_of_object, writing_of
+from actors.ledger.history_objects import epoch_of, history_prefix, ledger_of_object
 from actors.ledger.history_reader import HistoryReader
 from actors.ledger.record import FORMAT, WITH_HISTORY, HistoryPart, LedgerState, PartitionRecord
 from actors.messages import (
@@ -30,7 +30,7 @@ from actors.ports import Ports
 from actors.topic.offloading import NEVER, forgettable, offloadable
 from actors.topic.unreadable import ALARM_MS
 from storage.batch import StoredBatch, decode_body
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.errors import Invalid, NotFound, Unavailable
 from storage.frame import make_run
 from storage.history import PartFooter
 from storage.position import position
@@ -300,28 +300,6 @@ def test_objects_go_with_the_ledgers_that_are_trimmed() -> None:
     World(4).play(scenario)
 
 
-def test_what_comes_while_an_object_is_deleted_is_deleted_too() -> None:
-    async def scenario(world: World) -> None:
-        cluster, client, _ = await leaving(world)
-        objects = cluster.topic()._upkeep.offloading.objects
-        first, second = (objects.new_name(one.id) for one in record_of(cluster).ledgers[:2])
-        world.objects.objects |= {first: b"of a ledger that was trimmed", second: b"of one that is trimmed just now"}
-        erase = world.objects.erase
-
-        def erase_and_trim(name: str) -> None:
-            if name == first and second in world.objects.objects:
-                objects.unwanted([second])
-            erase(name)
-
-        world.objects.erase = erase_and_trim  # type: ignore[method-assign]
-        objects.unwanted([first])
-        cluster.topic()._upkeep.look()
-        await until(client, lambda: not objects.any_unwanted)
-        assert sorted(world.objects.objects) == sorted(named(cluster))
-
-    World(19).play(scenario)
-
-
 def test_a_deleted_topic_leaves_no_object() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
@@ -370,58 +348,6 @@ def test_a_new_owner_deletes_what_no_record_names() -> None:
         assert epoch_of(foreign) > 1 << 60
 
     World(7).play(scenario)
-
-
-def test_a_record_from_a_backup_has_no_object_deleted() -> None:
-    """What left after the backup was made is in the store alone."""
-
-    async def scenario(world: World) -> None:
-        cluster, client, producer = await started(world, msgspec.structs.replace(LEAVING, offload_threshold_bytes=-1))
-        for _ in range(5):
-            await producer.publish(3)
-        backup = list(world.meta.records["partition/t/0"])
-        chain = [one.id for one in record_of(cluster).ledgers]
-        await ask(client, cluster.current, Offload(before=chain[2]))
-        await until(client, lambda: [bool(one.fragments) for one in record_of(cluster).ledgers] == [False, False, True])
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
-        later = f"{PREFIX}{chain[2] + 1:012d}-{1:012d}-{7:06d}.parquet"
-        world.objects.objects[later] = b"of a ledger that the backup does not know"
-        stored = sorted(world.objects.objects)
-        assert [ledger_of_object(name) for name in stored] == [*chain[:2], chain[2] + 1]
-        world.crash(f"owner{cluster.owners}")
-        world.meta.records["partition/t/0"] = backup
-        cluster.settings = LEAVING
-        await cluster.replace_owner()
-        objects = cluster.topic()._upkeep.offloading.objects
-        await until(client, lambda: not objects.collection_due())
-        assert [name for name in stored if name not in world.objects.objects] == []
-
-    World(18).play(scenario)
-
-
-def test_a_name_that_is_taken_is_not_deleted() -> None:
-    """After a backup was restored an owner may have the epoch of an earlier one, whose object may be the only copy."""
-
-    async def scenario(world: World) -> None:
-        cluster, client, _ = await leaving(world)
-        objects = cluster.topic()._upkeep.offloading.objects
-        first = record_of(cluster).ledgers[0].id
-        taken = objects.new_name(first)
-        world.objects.objects[taken] = b"of another owner of this epoch"
-        with pytest.raises(Corrupt, match="there is an object"):
-            await objects.put(taken, b"mine")
-        objects.unwanted([taken])
-        assert not objects.any_unwanted
-        await objects.clean_up()
-        assert world.objects.objects[taken] == b"of another owner of this epoch"
-        # A collection tells which numbers are taken.
-        later = f"{PREFIX}{first:012d}-{record_of(cluster).epoch:012d}-{70:06d}.parquet"
-        world.objects.objects[later] = b"of another one"
-        objects._collect_at = 0
-        await objects.clean_up()
-        assert writing_of(objects.new_name(first))[1] == 71
-
-    World(20).play(scenario)
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone", "cut"])
