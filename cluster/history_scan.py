@@ -254,9 +254,11 @@ def _ahead(read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
 
 
 def stored_topics(urls: StoreUrls) -> list[str]:
-    """Every topic that the records know, sorted. Raises NotFound, Unavailable."""
+    """Every topic that the records know and that was not deleted, sorted. Raises NotFound, Unavailable, Corrupt."""
     with read_metadata(urls.metadata, urls.endpoint) as store:
-        return sorted({key.split("/")[1] for key in store.keys("partition/")})
+        first = {key.split("/")[1]: key for key in sorted(store.keys("partition/"), reverse=True)}
+        versions = {topic: store.read(key) for topic, key in sorted(first.items())}
+    return [topic for topic, one in versions.items() if one is not None and not unpack_record(one.value).deleted]
 
 
 def stored_ranges(records: dict[int, PartitionRecord], *, unbroken: bool = False) -> list[StoredRange]:
