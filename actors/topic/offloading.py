@@ -32,6 +32,7 @@ from actors.messages import Offload, OffloadStatus, TopicSettings
 from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.log import PartitionLog
+from actors.topic.newer_copies import find_copies
 from actors.topic.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from actors.topic.table_following import TableFollowing
 from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
@@ -176,6 +177,7 @@ class Offloading:
         stays: LedgerStays | None = None
         try:
             await self.objects.clean_up()
+            await self._take_newer()
             record, now = self._log.record, self._ports.clock.now()
             asked = record.asked
             for ledger_id in offloadable(record, settings, now, keep_bytes=asked.keep_bytes, before=asked.before):
@@ -198,6 +200,25 @@ class Offloading:
             self.state.running = 0
         await self.table.turn()
         return await self._release(settings)
+
+    async def _take_newer(self) -> None:
+        """Copies that are newer than the record are named (actors.topic.newer_copies). Raises Fenced, Unavailable."""
+        kept, self.objects.kept = self.objects.kept, []
+        before = self._log.record
+        found = await find_copies(self._ports, self._log.reader.history, kept, before) if kept else {}
+
+        def change(record: PartitionRecord) -> PartitionRecord:
+            for number, parts in found.items():
+                known, newest = before.ledger(number), record.ledger(number)
+                if known is not None and newest is not None and newest.offloaded == known.offloaded:
+                    copy = Offloaded(self._ports.clock.now(), parts)
+                    record = record.with_ledger(msgspec.structs.replace(newest, offloaded=copy))
+            return record
+
+        if found:
+            await self._log.metadata.update(change)
+            self._log.wake()
+            self._ports.log("newer_copies_found", ledgers=list(found))
 
     async def _release(self, settings: TopicSettings) -> list[LedgerRecord]:
         """Let bookies forget what has been in the object store for long enough."""

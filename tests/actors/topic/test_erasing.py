@@ -221,6 +221,8 @@ def test_a_record_from_before_the_erasing_loses_no_object() -> None:
         objects = cluster.topic()._upkeep.offloading.objects
         await until(client, lambda: not objects.collection_due())
         assert not {*anew} - {*world.objects.objects}
+        await until(client, lambda: named(cluster)[:4] == anew[:4])
+        assert await values(client, cluster) == WANTED
 
     World(13).play(scenario)
 

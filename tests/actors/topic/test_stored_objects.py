@@ -7,7 +7,9 @@ import pytest
 
 from actors.ledger.history_objects import ledger_of_object, writing_of
 from actors.messages import Offload
+from actors.topic import offloading
 from storage.errors import Corrupt
+from tests.actors.topic.cluster import read_all
 from tests.actors.topic.test_offloading import LEAVING, PREFIX, leaving, named, record_of
 from tests.actors.topic.test_reads import ask, started, until
 from tests.sim.world import World
@@ -58,8 +60,44 @@ def test_a_record_from_a_backup_has_no_object_deleted() -> None:
         objects = cluster.topic()._upkeep.offloading.objects
         await until(client, lambda: not objects.collection_due())
         assert [name for name in stored if name not in world.objects.objects] == []
+        # What the record takes for being on bookies is found where it is.
+        await until(client, lambda: all(one.offloaded for one in record_of(cluster).ledgers[:2]))
+        wanted = [f"p-{number}" for number in range(15)]
+        assert [value for _, _, value in await read_all(client, cluster.current)] == wanted
 
     World(18).play(scenario)
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_newer_copy_that_is_not_whole_is_not_named(how: str, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GROUP_BYTES", "PART_BYTES", "READ_AT_ONCE"):
+        monkeypatch.setattr(offloading, name, 1)
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await started(world, msgspec.structs.replace(LEAVING, offload_threshold_bytes=-1))
+        for _ in range(5):
+            await producer.publish(3)
+        backup = list(world.meta.records["partition/t/0"])
+        first, second, third = (one.id for one in record_of(cluster).ledgers)
+        await ask(client, cluster.current, Offload(before=third))
+        await until(client, lambda: [bool(one.fragments) for one in record_of(cluster).ledgers] == [False, False, True])
+        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        world.crash(f"owner{cluster.owners}")
+        world.meta.records["partition/t/0"] = backup
+        name = [name for name in sorted(world.objects.objects) if ledger_of_object(name) == first][part]
+        data = world.objects.objects.pop(name)
+        if how == "damaged":
+            world.objects.objects[name] = data[:50] + b"!" + data[51:]
+        cluster.settings = LEAVING
+        await cluster.replace_owner()
+        await until(client, lambda: any(one.offloaded for one in record_of(cluster).ledgers))
+        stored = [one.id for one in record_of(cluster).ledgers if one.offloaded]
+        assert second in stored
+        assert first not in stored
+        assert [name for name in world.objects.objects if ledger_of_object(name) == first], "what there is stays"
+
+    World(23).play(scenario)
 
 
 def test_a_name_that_is_taken_is_not_deleted() -> None:

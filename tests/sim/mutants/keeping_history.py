@@ -380,4 +380,20 @@ KEEPING_HISTORY: list[Mutant] = [
         world=HISTORY,
         test="tests/actors/ledger/test_recovery.py::test_a_ledger_is_let_go_if_every_ack_quorum_forgot_it",
     ),
+    Mutant(
+        name="a newer copy is not looked for",
+        module="actors.topic.offloading",
+        old="            await self._take_newer()\n",
+        new="",
+        world=HISTORY,
+        test=f"{OBJECTS}::test_a_record_from_a_backup_has_no_object_deleted",
+    ),
+    Mutant(
+        name="a newer copy is named although its end is gone",
+        module="actors.topic.newer_copies",
+        old="    if (run, entry) != (ledger.last_run + 1, ledger.last_entry + 1):\n",
+        new="    if False:\n",
+        world=HISTORY,
+        test=f"{OBJECTS}::test_a_newer_copy_that_is_not_whole_is_not_named",
+    ),
 ]
