@@ -96,7 +96,9 @@ class HostedActor:
             wanted = REQUESTS.get(kind)
             if wanted is None:
                 raise Unavailable(f"{self.actor.ports.me} does not know {kind}; is it an older version?")
-            return pack(await self.actor.handle(unpack(wanted, packed.head, packed.attachments, packed.handles)))
+            request = unpack(wanted, packed.head, packed.attachments, packed.handles)
+            del packed  # a poll waits for long
+            return pack(await self.actor.handle(request))
         except SluiceError as error:
             return pack_error(error)
         except asyncio.CancelledError:

@@ -80,24 +80,26 @@ class SharedQuestion(Generic[K, T]):
     answer is newer than its question, and a thousand who ask at once cost two questions.
     """
 
+    __slots__ = ("_ask", "_asked", "_name", "_ports")
+
     def __init__(self, ports: Ports, ask: Callable[[K], Coroutine[Any, Any, T]], name: str) -> None:
         self._ports, self._ask, self._name = ports, ask, name
-        self._next: dict[K, SharedFuture[T]] = {}
-        self._under_way: dict[K, None] = {}
+        self._asked: dict[K, SharedFuture[T] | None] = {}
+        """By subject of a question that is under way, the answer to the one after it, if somebody waits for that."""
 
     async def __call__(self, subject: K) -> T:
         """The answer. Raises what the question raises."""
-        answer = self._next.get(subject)
+        under_way, answer = subject in self._asked, self._asked.get(subject)
         if answer is None:
-            answer = self._next[subject] = SharedFuture()
-            if subject not in self._under_way:
-                self._under_way[subject] = None
-                self._ports.spawn(self._go_on(subject), self._name)
+            answer = self._asked[subject] = SharedFuture()
+        if not under_way:
+            self._ports.spawn(self._go_on(subject), self._name)
         return await answer
 
     async def _go_on(self, subject: K) -> None:
         try:
-            while (answer := self._next.pop(subject, None)) is not None:
+            while (answer := self._asked[subject]) is not None:
+                self._asked[subject] = None
                 try:
                     answer.set_result(await self._ask(subject))
                 except SluiceError as error:
@@ -106,7 +108,9 @@ class SharedQuestion(Generic[K, T]):
                     answer.set_exception(error)
                     raise
         finally:
-            del self._under_way[subject]
+            del self._asked[subject]
+            if not self._asked:
+                self._asked = {}  # one that was in use once takes three times as much
 
 
 async def carry_through(ports: Ports, work: Coroutine[Any, Any, T], name: str) -> T:

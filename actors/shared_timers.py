@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from actors.ports import Ports
+from actors.ports import Clock
 
 TICK_MS = 250
 AT_ONCE = 500
@@ -25,24 +25,24 @@ class SharedTimers:
     def __init__(self) -> None:
         self._ticks: dict[int, dict[SharedTimer, None]] = {}
 
-    def timer(self, ports: Ports, milliseconds: int, call: Callable[[], object]) -> SharedTimer:
+    def timer(self, clock: Clock, milliseconds: int, call: Callable[[], object]) -> SharedTimer:
         """As `Clock.timer`, but up to TICK_MS early. `call` must not raise."""
-        now = ports.clock.monotonic()
+        now = clock.monotonic()
         tick = (now + milliseconds) // TICK_MS
         timers = self._ticks.get(tick)
         if timers is None:
             timers = self._ticks[tick] = {}
-            ports.clock.timer(tick * TICK_MS - now, partial(self._ring, ports, tick))
+            clock.timer(tick * TICK_MS - now, partial(self._ring, clock, tick))
         return SharedTimer(timers, call)
 
-    def _ring(self, ports: Ports, tick: int) -> None:
-        self._ring_some(ports, self._ticks.pop(tick))
+    def _ring(self, clock: Clock, tick: int) -> None:
+        self._ring_some(clock, self._ticks.pop(tick))
 
-    def _ring_some(self, ports: Ports, timers: dict[SharedTimer, None]) -> None:
+    def _ring_some(self, clock: Clock, timers: dict[SharedTimer, None]) -> None:
         for timer in list(islice(timers, AT_ONCE)):
             timer.ring()
         if timers:
-            ports.clock.timer(0, partial(self._ring_some, ports, timers))
+            clock.timer(0, partial(self._ring_some, clock, timers))
 
 
 class SharedTimer:

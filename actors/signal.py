@@ -52,11 +52,16 @@ class Signal:
         self._set = False
 
     def wait(
-        self, ports: Ports, milliseconds: int | None = None, longer: Callable[[], int] | None = None
+        self,
+        ports: Ports,
+        milliseconds: int | None = None,
+        longer: Callable[[], int] | None = None,
+        *,
+        about: bool = False,
     ) -> Awaitable[bool]:
         """Wait until it is set (True) or for a time in ms (False); None waits without end. longer: asked when the time
         is over, or will be in less than TICK_MS, for how many ms more to wait from then, 0 for none. Who need not do
-        anything yet is not woken for that.
+        anything yet is not woken for that. about: a second or more may end up to TICK_MS early, together with others'.
         """
         if self._set:
             return _PASSED
@@ -69,12 +74,17 @@ class Signal:
             self._waiters.append(waiter)
         if milliseconds is None:
             return waiter  # most wait so, and a coroutine around it would take more than the rest of a wait
-        return self._wait_so_long(ports, waiter, milliseconds, longer)
+        return self._wait_so_long(ports, waiter, milliseconds, longer, about)
 
     async def _wait_so_long(
-        self, ports: Ports, waiter: asyncio.Future[bool], milliseconds: int, longer: Callable[[], int] | None
+        self,
+        ports: Ports,
+        waiter: asyncio.Future[bool],
+        milliseconds: int,
+        longer: Callable[[], int] | None,
+        about: bool,
     ) -> bool:
-        alarm = _Alarm(ports, waiter, milliseconds, longer)
+        alarm = _Alarm(ports, waiter, milliseconds, longer, about)
         try:
             return await waiter
         finally:
@@ -99,19 +109,24 @@ _PASSED = _Passed()
 class _Alarm:
     """Ends a wait when its time is over. Who can say how much longer it is may be asked before that as well."""
 
-    __slots__ = ("_due", "_longer", "_ports", "_waiter", "timer")
+    __slots__ = ("_about", "_due", "_longer", "_ports", "_waiter", "timer")
 
     def __init__(
-        self, ports: Ports, waiter: asyncio.Future[bool], milliseconds: int, longer: Callable[[], int] | None
+        self,
+        ports: Ports,
+        waiter: asyncio.Future[bool],
+        milliseconds: int,
+        longer: Callable[[], int] | None,
+        about: bool,
     ) -> None:
-        self._ports, self._waiter, self._longer = ports, waiter, longer
+        self._ports, self._waiter, self._longer, self._about = ports, waiter, longer, about
         self.timer = self._wait(milliseconds)
 
     def _wait(self, milliseconds: int) -> Timer:
         self._due = self._ports.clock.monotonic() + milliseconds
-        if self._longer is None or milliseconds < SHARED_FROM_MS:
+        if milliseconds < SHARED_FROM_MS or not (self._about or self._longer):
             return self._ports.clock.timer(milliseconds, self._ring)
-        return self._ports.process.of(SharedTimers).timer(self._ports, milliseconds, self._ring)
+        return self._ports.process.of(SharedTimers).timer(self._ports.clock, milliseconds, self._ring)
 
     def _ring(self) -> None:
         if self._waiter.done():
@@ -123,7 +138,7 @@ class _Alarm:
             return
         if more > 0:
             self.timer = self._wait(more)
-        elif (early := self._due - self._ports.clock.monotonic()) > 0:
+        elif not self._about and (early := self._due - self._ports.clock.monotonic()) > 0:
             self.timer = self._ports.clock.timer(early, self._ring)
         else:
             self._waiter.set_result(False)

@@ -37,7 +37,7 @@ class _ContextOfThread(threading.local):
         self.context = contextvars.copy_context()
 
 
-_shared = _ContextOfThread()
+SHARED_CONTEXT = _ContextOfThread()
 
 
 class RealClock:
@@ -58,7 +58,7 @@ class RealClock:
 
     def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
         """Run a function on the event loop after so long."""
-        return asyncio.get_running_loop().call_later(milliseconds / 1000, call, context=_shared.context)
+        return asyncio.get_running_loop().call_later(milliseconds / 1000, call, context=SHARED_CONTEXT.context)
 
 
 class Tasks:
@@ -74,9 +74,9 @@ class Tasks:
         self._over = False
 
     def __call__(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=name, context=_shared.context)
+        task = asyncio.get_running_loop().create_task(work, name=name, context=SHARED_CONTEXT.context)
         self._tasks[task] = None
-        task.add_done_callback(self._ended, context=_shared.context)
+        task.add_done_callback(self._ended, context=SHARED_CONTEXT.context)
         if self._over:
             task.cancel()
         return task

@@ -114,7 +114,7 @@ class Session:
         self.ready.clear()
         self._polls += 1
         try:
-            await self.ready.wait(ports, milliseconds)
+            await self.ready.wait(ports, milliseconds, about=True)
         finally:
             self._polls -= 1
 

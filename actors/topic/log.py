@@ -451,7 +451,7 @@ class PartitionLog:
         signal = Signal()
         self._waiters.append(signal)
         try:
-            return await signal.wait(self._ports, milliseconds)
+            return await signal.wait(self._ports, milliseconds, about=True)
         finally:
             if signal in self._waiters:
                 self._waiters.remove(signal)

@@ -15,7 +15,7 @@ class Wait:
     """Who waits, and has the timer that calls it."""
 
     def __init__(self, ports: Ports, shared: SharedTimers) -> None:
-        self.timer = shared.timer(ports, 2_000, self.ring)
+        self.timer = shared.timer(ports.clock, 2_000, self.ring)
 
     def ring(self) -> None:
         """The time has come."""
@@ -32,7 +32,7 @@ def test_they_ring_up_to_a_tick_early_and_never_late() -> None:
 
         asked = list(range(1_000, 4_000, 7))
         for after in asked:
-            shared.timer(ports, after, partial(ring, after))
+            shared.timer(ports.clock, after, partial(ring, after))
         await world.loop.pause(10_000)
         assert list(rang) == asked
         assert all(after - TICK_MS < at <= after for after, at in rang.items())
@@ -51,10 +51,10 @@ def test_one_that_was_cancelled_does_not_ring() -> None:
             timers[1].cancel()
 
         timers += [
-            shared.timer(ports, 2_000, first),
-            shared.timer(ports, 2_000, lambda: rang.append(1)),
-            shared.timer(ports, 2_000, lambda: rang.append(2)),
-            shared.timer(ports, 2_000, lambda: rang.append(3)),
+            shared.timer(ports.clock, 2_000, first),
+            shared.timer(ports.clock, 2_000, lambda: rang.append(1)),
+            shared.timer(ports.clock, 2_000, lambda: rang.append(2)),
+            shared.timer(ports.clock, 2_000, lambda: rang.append(3)),
         ]
         timers[3].cancel()
         await world.loop.pause(5_000)
@@ -92,9 +92,9 @@ def test_many_leave_turns_to_others() -> None:
             order.append("first")
             ports.clock.timer(0, lambda: order.append("other"))
 
-        shared.timer(ports, 2_000, first)
+        shared.timer(ports.clock, 2_000, first)
         for _ in range(2 * AT_ONCE):
-            shared.timer(ports, 2_000, lambda: order.append("timer"))
+            shared.timer(ports.clock, 2_000, lambda: order.append("timer"))
         await world.loop.pause(5_000)
         assert len(order) == 2 * AT_ONCE + 2
         assert order.index("other") <= AT_ONCE + 1

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -87,8 +88,9 @@ class Setup:
 
     async def owner(self, epoch: int) -> DelayedTracker:
         """A recovered owner that has read the whole log."""
+        self.tasks = Tasks("test")
         tracker = await make_tracker(
-            self.ports,
+            replace(self.ports, spawn=self.tasks),
             topic="orders",
             partition=0,
             subscription="billing",

@@ -124,8 +124,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="who reads compacted waits for the read at the end of the topic",
         module="actors.dispatcher.delivery",
-        old="                self._reader.stop_waiting()\n",
-        new="                pass\n",
+        old="            self._reader.stop_waiting()\n",
+        new="            pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_reader.py::test_who_reads_compacted_waits_for_no_read_at_the_end",
     ),

@@ -231,7 +231,7 @@ IDLING: list[Mutant] = [
     Mutant(
         name="who is asked early how much longer it waits is woken early",
         module="actors.signal",
-        old="        elif (early := self._due - self._ports.clock.monotonic()) > 0:\n",
+        old="        elif not self._about and (early := self._due - self._ports.clock.monotonic()) > 0:\n",
         new="        elif (early := 0) > 0:\n",
         world=OWNERS,
         test="tests/actors/test_signal.py::test_who_has_nothing_to_add_is_not_woken_early",
