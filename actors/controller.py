@@ -416,9 +416,10 @@ class Controller(WorkerPools):
             entry.settings["subscription_settings"] = plain
         if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
-        address = await self._supervisor.ensure(entry, CALLER_PATIENCE)
-        self._configured[entry.name] = (address, settings)
-        return address
+        now = await self._supervisor.ensure(entry, CALLER_PATIENCE)
+        if now == address:  # another one may have been begun with what somebody else asked for at the same time
+            self._configured[entry.name] = (now, settings)
+        return now
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:
         return self._bookie_list()

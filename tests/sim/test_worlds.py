@@ -111,6 +111,7 @@ ONCE_FAILED = [
     ("machines", 61),  # a start that a cut had swallowed was asked for again after two minutes only
     ("machines", 132),  # the same
     ("relay", 99407186),  # to the judge too late: an answer that was lost, of what its consumer had got once before
+    ("restless", 99420030),  # many asked for settings at once, and all were noted to have got theirs; one had
     ("gateway", 99415083),  # to the judge a message was still held that its first consumer had finished for all
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

@@ -38,8 +38,8 @@ TALKING: list[Mutant] = [
     Mutant(
         name="a local time-out ends the handler",
         module="cluster.net",
-        old="            answer = await answered\n        finally:\n",
-        new="            answer = await answered\n        finally:\n            "
+        old="            return _no_answer(to, request, timeout)\n        finally:\n",
+        new="            return _no_answer(to, request, timeout)\n        finally:\n            "
         "self._tasks.get(answered, timer).cancel()\n",
         world=BROKER,
         test=HOST,
