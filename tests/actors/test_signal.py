@@ -97,3 +97,20 @@ def test_who_gave_up_is_not_remembered_for_long() -> None:
         assert await asyncio.gather(*last, signal.wait(ports), signal.wait(ports, 10)) == [True] * 5
 
     World(0).play(scenario)
+
+
+def test_who_waits_about_so_long_is_woken_a_tick_early_at_most() -> None:
+    async def scenario(world: World) -> None:
+        ports, took = world.client("c"), list[int]()
+
+        async def wait(after: int) -> None:
+            await ports.clock.sleep(after)
+            began = ports.clock.monotonic()
+            assert not await Signal().wait(ports, 5_000, about=True)
+            took.append(ports.clock.monotonic() - began)
+
+        await asyncio.gather(*(wait(after) for after in range(0, TICK_MS, 10)))
+        assert all(5_000 - TICK_MS < each <= 5_000 for each in took)
+        assert len(dict.fromkeys(took)) > 1, "they were woken together, and had not begun together"
+
+    World(0).play(scenario)
