@@ -47,6 +47,8 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has had enough (`| head`), which typer turns into an exit. That is no failure, and
         # the interpreter must not complain about it at its end.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            if error.code == signal.SIGTERM:  # Ray, while it starts, has a handler of its own
+                return INTERRUPTED
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FINE
@@ -61,6 +63,8 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 def _explain(error: Exception) -> int:
     if os.environ.get("SLUICE_DEBUG"):
         traceback.print_exception(error)
+    if _came_of_interrupt(error):
+        return INTERRUPTED
     if isinstance(error, UsageError):
         command = error.ctx.command_path if error.ctx else "sluice"
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -84,6 +88,13 @@ def _explain(error: Exception) -> int:
         return CALLER
     say(f"internal error: {type(error).__name__}: {_one_line(str(error))} (SLUICE_DEBUG=1 shows the whole story)")
     return BROKEN
+
+
+def _came_of_interrupt(error: BaseException | None) -> bool:
+    """Whether what failed was the end of something interrupted: what it needs may have had the same signal."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _one_line(text: str) -> str:

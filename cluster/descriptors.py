@@ -13,7 +13,7 @@ PAYLOADS = 0.2
 CLIENTS = 0.25
 HTTP = 0.1
 """Shares of what the process may open: payloads that are shared between processes; connections of Pulsar's clients, and
-as many that are at their handshake; connections with each of its two web servers, the gateway's and the administrator's.
+as many at their handshake; connections with each of its two web servers, the gateway's and the administrator's.
 """
 
 

@@ -28,6 +28,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "HEAVY []"
 
 
+def failed_behind(first: BaseException) -> OSError:
+    """An error of what had to be done because of another one."""
+    try:
+        try:
+            raise first
+        finally:
+            raise OSError("the other end has gone")
+    except OSError as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -42,6 +53,9 @@ def test_help_imports_nothing_heavy() -> None:
         (OSError(28, "No space left on device"), 2, "sluice: No space left on device: make room there, or write els"),
         (KeyError("oops"), 1, "sluice: internal error: KeyError: 'oops' (SLUICE_DEBUG=1 shows the whole story)\n"),
         (KeyboardInterrupt(), 130, ""),
+        (SystemExit(signal.SIGTERM), 130, ""),
+        (failed_behind(KeyboardInterrupt()), 130, ""),
+        (failed_behind(ValueError()), 1, "sluice: internal error: OSError: the other end has gone"),
     ],
 )
 def test_each_error_has_its_code_and_its_line(
