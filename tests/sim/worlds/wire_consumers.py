@@ -280,14 +280,16 @@ class WireConsumerModel:
             if not mine:
                 continue
             self._said = [said for said in self._said if said.entry.partition != partition]
+            # What is said over a later connection may have been sent to others, whom it still reaches: it is confirmed,
+            # and that it comes again afterwards is no fault.
+            late = [said for said in mine if said.entry.life != self._lives[partition]]
             number = {}
             if self._manner.receipts:
-                rows = [row for said in mine for row in said.rows]
+                rows = [row for said in mine if said not in late for row in said.rows]
                 number = {"request_id": self._wire.number(partial(self._confirmed, rows))}
             self._wire.say("ack", consumer_id=partition, message_id=[said.message_id for said in mine], **number)
-            for said in mine:
-                if said.entry.life != self._lives[partition]:
-                    self._past.finish_for_all(self.name, partition, said.done)
+            for said in late:
+                self._past.finish_for_all(self.name, partition, said.done)
 
     def _confirmed(self, rows: list[list[Any]], _: Any) -> None:
         moment = self._past.stamp()
