@@ -173,7 +173,7 @@ class Compaction:
 
     async def _take_newer(self) -> None:
         """A table that is newer than the record is named (actors.topic.newer_table). Raises Fenced, Unavailable."""
-        kept, self.objects.kept = self.objects.kept, []
+        kept = self.objects.take_kept()
         table = await find_newer(self._ports, self.reader, kept, self._log.record) if kept else None
         if table is None:
             return

@@ -203,7 +203,7 @@ class Offloading:
 
     async def _take_newer(self) -> None:
         """Copies that are newer than the record are named (actors.topic.newer_copies). Raises Fenced, Unavailable."""
-        kept, self.objects.kept = self.objects.kept, []
+        kept = self.objects.take_kept()
         before = self._log.record
         found = await find_copies(self._ports, self._log.reader.history, kept, before) if kept else {}
 

@@ -42,7 +42,7 @@ class StoredObjects:
         self._numbers = 0
         self._collect_at = 0
         self._unwanted: list[str] = []
-        self.kept: list[str] = []
+        self._kept: list[str] = []
         """What the last look found that the record does not name, and that may be newer than the record."""
         self._not_ours: dict[str, None] = {}
         """Names that were taken: by an owner of whom a restored record knows nothing."""
@@ -80,6 +80,11 @@ class StoredObjects:
     def any_unwanted(self) -> bool:
         return bool(self._unwanted)
 
+    def take_kept(self) -> list[str]:
+        """What the last look has kept because it may be newer than the record; told once."""
+        kept, self._kept = self._kept, []
+        return kept
+
     def collection_due(self) -> bool:
         """Whether it is time to look for objects that no record names."""
         return self._ports.clock.monotonic() >= self._collect_at
@@ -110,7 +115,7 @@ class StoredObjects:
                 continue
             await attempt(self._ports, lambda name=name: self._ports.objects.delete(name))  # type: ignore[misc]
             self._ports.log("history_collected", name=name)
-        self.kept = kept
+        self._kept = kept
         self._collect_at = self._ports.clock.monotonic() + COLLECT_MS
 
     async def _is_left_over(self, name: str, there: Container[str]) -> bool:

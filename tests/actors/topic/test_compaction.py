@@ -393,7 +393,7 @@ def test_a_newer_table_that_is_not_whole_is_not_taken(gone: int, monkeypatch: py
         del world.objects.objects[newer.parts[gone].name]
         await cluster.replace_owner()
         objects = cluster.topic()._upkeep.compaction.objects
-        await until(client, lambda: not objects.collection_due() and not objects.kept)
+        await until(client, lambda: not objects.collection_due() and not objects._kept)
         await ask(client, cluster.current, Compact(ask=True))
         await until(client, lambda: "no object" in cluster.topic()._upkeep.compaction.state.error)
         assert record_of(cluster).compacted == old
