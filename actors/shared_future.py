@@ -7,7 +7,7 @@ future: a message passes two of these on its way to the disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -113,16 +113,16 @@ class SharedQuestion(Generic[K, T]):
                 self._asked = {}  # one that was in use once takes three times as much
 
 
-async def carry_through(ports: Ports, work: Coroutine[Any, Any, T], name: str) -> T:
+async def carry_through(ports: Ports, work: Callable[[], Awaitable[T]], name: str) -> T:
     """What some work returns or raises. It goes on when whoever waits for it is cancelled; what it then raises is
-    logged.
+    logged. It does not begin where its actor ends first.
     """
     outcome: SharedFuture[T] = SharedFuture()
     waits = [True]
 
     async def carried() -> None:
         try:
-            outcome.set_result(await work)
+            outcome.set_result(await work())
         except SluiceError as error:
             if not waits:
                 ports.log("carried_through", work=name, error=str(error))

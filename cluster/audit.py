@@ -1,6 +1,6 @@
 """The audit: who did what to which topic or subscription, one line of JSON each, in files of the data folder.
 
-    {"time": "2026-11-24T10:20:30.123Z", "role": "till", "address": "127.0.0.1:41234", "what": "DELETE topic",
+    {"time": "2026-11-24T10:20:30.123456Z", "role": "till", "address": "127.0.0.1:41234", "what": "DELETE topic",
      "topic": "sales..eu..orders", "subscription": "", "outcome": "refused", "reason": "..."}
 
 Each process that answers clients or tools has a file for what was done and one for what was refused, so that whoever is
@@ -95,7 +95,8 @@ def _failed(record: logging.LogRecord) -> None:
 
 
 def _moment() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Now, in microseconds: what was done and what was refused stand in two files, and are put in order by this."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def audited_lines(data_dir: Path, *, since: str = "", role: str | None = None) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,10 @@ from storage.errors import Fenced, Invalid, Unavailable
 T = TypeVar("T")
 
 CLOSED = "the client is closed"
+STOP_S = 10.0
+"""So long a loop that is stopped is waited for."""
+MOST_ROUNDS = 10
+"""Tasks that end with their loop, and timers that ring meanwhile, may begin others: so often these are ended too."""
 
 
 class NoReplyInTime(Unavailable):
@@ -56,6 +60,12 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        for _ in range(MOST_ROUNDS):
+            if not (left := asyncio.all_tasks(self.loop)):
+                break
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine there and wait for it. Raises NoReplyInTime after `timeout` seconds, and Fenced if another
@@ -125,9 +135,8 @@ class LoopThread:
         with self._handing_over:
             self._ended = True
         if self._thread.is_alive():
-            self._outcome(asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop), 5)
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(5)
+            self._thread.join(STOP_S)
         if not self.loop.is_running():
             self.loop.close()
 
@@ -144,10 +153,3 @@ def _leave_threads() -> None:
 
 
 forget_in_children(_leave_threads)
-
-
-async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

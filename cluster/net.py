@@ -139,7 +139,7 @@ class DirectNet:
         """Ask an actor of this process. It goes on with its work when the caller has given up."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Answer] = loop.create_future()
-        work = local.answer_here(to.partition("/")[2], type(request).__name__, pack(request).copied())
+        work = partial(local.answer_here, to.partition("/")[2], type(request).__name__, pack(request).copied())
         self._tasks[answered] = loop.create_task(self._serve(work, answered), context=SHARED_CONTEXT.context)
         timer = self._deadline(timeout, answered)
         try:
@@ -156,9 +156,10 @@ class DirectNet:
             return self._clock.timer(milliseconds, partial(late, answered))
         return self._timers.timer(self._clock, milliseconds, partial(late, answered))
 
-    async def _serve(self, work: Awaitable[Answer], answered: asyncio.Future[Answer]) -> None:
+    async def _serve(self, work: Callable[[], Awaitable[Answer]], answered: asyncio.Future[Answer]) -> None:
+        """work: begins here, because a loop that ends may cancel this before it does."""
         try:
-            answer = await work
+            answer = await work()
             if not answered.done():
                 answered.set_result(answer)
         finally:

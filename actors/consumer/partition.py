@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -114,7 +115,7 @@ class PartitionConsumer:
         """Attach once (errors of the caller's making are raised here), then go on in the background. Whoever gives up
         waiting closes: then the session of an attach that is under way is left as soon as its answer names it.
         """
-        await carry_through(self._ports, self._attach(first=True), f"attach-{self.partition}")
+        await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")
         self._heartbeat.begin()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         Occasional(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
@@ -236,7 +237,8 @@ class PartitionConsumer:
                 await self._send_acks(Acknowledge(session=self.session, ack_turn=turn, durable=True))
             elif self.session and acks.waiting:
                 # What it takes along nobody else says: it is said even when whoever waits for it gives up.
-                await carry_through(self._ports, self._send_acks(self._acknowledgement(durable=True)), "settle")
+                saying = partial(self._send_acks, self._acknowledgement(durable=True))
+                await carry_through(self._ports, saying, "settle")
             else:  # there is no session
                 self._session_changed.clear()
                 await self._session_changed.wait(self._ports)
@@ -557,4 +559,4 @@ class PartitionConsumer:
             await self._revocations.wait(revocation, backs, over)
 
         # Nobody holds these any more: they are given back even when whoever waits for it gives up.
-        await carry_through(self._ports, say(), f"tell-{self.partition}")
+        await carry_through(self._ports, say, f"tell-{self.partition}")

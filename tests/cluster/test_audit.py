@@ -37,6 +37,15 @@ def test_a_line_says_who_did_what(tmp_path: Path) -> None:
     log.close()
 
 
+def test_lines_of_two_files_stand_in_their_order(tmp_path: Path) -> None:
+    """However soon one follows another: within a millisecond there are dozens."""
+    log = AuditLog(tmp_path, "gateway")
+    for number in range(MOST_REFUSALS):
+        log(entry(number, REFUSED if number % 3 else DONE))
+    assert [line["what"] for line in audited_lines(tmp_path)] == [f"seek {number}" for number in range(MOST_REFUSALS)]
+    log.close()
+
+
 def test_whoever_is_refused_pushes_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1]
     monkeypatch.setattr("cluster.audit.time.monotonic_ns", lambda: now[0] * 1_000_000_000)

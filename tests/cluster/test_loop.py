@@ -84,6 +84,29 @@ def test_who_asks_while_it_ends_does_not_wait_for_ever(monkeypatch: pytest.Monke
     assert late[0].is_told()
 
 
+def test_what_begins_while_it_ends_is_ended_as_well() -> None:
+    """A consumer that is cancelled says what it has done, in a task that did not exist before."""
+    loop, begun = LoopThread("ends"), threading.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        tasks.append(loop.loop.create_task(for_ever()))
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await for_ever()
+        finally:
+            loop.loop.call_soon(begin)
+            begin()
+
+    working = asyncio.run_coroutine_threadsafe(work(), loop.loop)
+    assert begun.wait(PATIENCE_S)
+    loop.stop()
+    assert working.cancelled()
+    assert [task.cancelled() for task in tasks] == [True, True]
+
+
 def test_who_would_wait_for_itself_is_told_so() -> None:
     """A question that is asked in a callback stopped the client for ever."""
     loop, told = LoopThread("callback"), threading.Event()

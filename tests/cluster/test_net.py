@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,37 @@ class SilentRay:
     async def __call__(self, host: str) -> Endpoint | Unknown:
         await self.speaks.wait()
         return Endpoint(host, "", "", "", "127.0.0.1", 7, "", ())
+
+
+class Here:
+    """A process that has every actor."""
+
+    name = "host-a"
+
+    def has(self, address: Address) -> bool:
+        return True
+
+    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+        return Unknown("it does not matter")
+
+
+async def test_a_request_that_never_begins_leaves_nothing_behind() -> None:
+    """A program that ends cancels it there. What nobody awaits any more Python complains of, as the last it says."""
+    net = DirectNet(Here(), token=TOKEN)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asking = asyncio.create_task(net.call("host-a/orders", Whereabouts(host="x"), TIMEOUT))
+        await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        assert len(others) == 2
+        await asyncio.wait(others)
+        assert asking.cancelled()
+        net.close()
+        del task, others, asking, net
+        gc.collect()
+    assert [str(one.message) for one in told] == []
 
 
 async def test_nobody_asks_itself_while_ray_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

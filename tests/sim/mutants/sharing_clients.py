@@ -86,7 +86,7 @@ SHARING_CLIENTS: list[Mutant] = [
     Mutant(
         name="who gives up opening leaves a session behind",
         module="actors.consumer.partition",
-        old='        await carry_through(self._ports, self._attach(first=True), f"attach-{self.partition}")\n',
+        old='        await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")\n',
         new="        await self._attach(first=True)\n",
         world=BROKER,
         test="tests/actors/consumer/test_giving_up.py::test_who_gives_up_opening_has_left",
