@@ -14,17 +14,15 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from actors.ports import Ports, Task
-from cluster.bootstrap.forks import keep_from_children
+from cluster.acceptor import Acceptor
 from cluster.pulsar.connection_limits import OpenConnections
 from cluster.real import logger
 
 HANDSHAKE_S = 10.0
 """Seconds in which TLS stands, or the connection ends."""
-AT_ONCE = 16
-"""So many are accepted before others have their turn."""
-ACCEPT_AGAIN_S = 0.2
 Then = Callable[[], asyncio.BaseProtocol]
 
 
@@ -54,49 +52,27 @@ class Handshakes:
     ) -> None:
         self._ports, self._context = ports, context
         self._open: OpenConnections[_Handshake] = OpenConnections(most, most_per_address)
-        self._listening: list[socket.socket] = []
+        self._acceptor = Acceptor("TLS")
 
     def __len__(self) -> int:
         return len(self._open)
 
     def listen(self, sock: socket.socket, then: Then) -> None:
         """Accept what comes to a socket that listens. then: makes our end of a connection, when TLS stands."""
-        sock.setblocking(False)
-        self._listening.append(sock)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock, then)
+        self._acceptor.listen(sock, partial(self._begin, then))
 
     def close(self) -> None:
         """Listen no more, and break off what has not ended. Idempotent."""
-        for sock in self._listening:
-            asyncio.get_running_loop().remove_reader(sock.fileno())
-            sock.close()
-        self._listening.clear()
+        self._acceptor.close()
         for one in self._open:
             one.abort()
 
-    def _accept(self, sock: socket.socket, then: Then) -> None:
-        for _ in range(AT_ONCE):
-            try:
-                accepted, (address, *_) = sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionError):
-                return
-            except OSError as error:  # out of descriptors: whoever waits is taken in when there are some again
-                logger.error("no connection with TLS can be accepted: %s", error)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(sock.fileno())
-                loop.call_later(ACCEPT_AGAIN_S, self._again, sock, then)
-                return
-            keep_from_children(accepted.fileno())
-            accepted.setblocking(False)
-            one, context = _Handshake(accepted, address), self._context()
-            if context is not None and self._open.admit(one):
-                one.task = self._ports.spawn(self._shake_hands(one, context, then), "handshake")
-            else:
-                accepted.close()
-
-    def _again(self, sock: socket.socket, then: Then) -> None:
-        if sock in self._listening:
-            asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock, then)
+    def _begin(self, then: Then, accepted: socket.socket, address: tuple[str, int]) -> None:
+        one, context = _Handshake(accepted, address[0]), self._context()
+        if context is not None and self._open.admit(one):
+            one.task = self._ports.spawn(self._shake_hands(one, context, then), "handshake")
+        else:
+            accepted.close()
 
     async def _shake_hands(self, one: _Handshake, context: ssl.SSLContext, then: Then) -> None:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ from typing import Protocol
 from actors.host import Answer
 from actors.ports import Unknown
 from actors.wire import Packed, pack_error
-from cluster.bootstrap.forks import keep_from_children
+from cluster.acceptor import Acceptor
 from cluster.wire.carrier import FramedSocket
 from cluster.wire.connection import GREETING_S
 from cluster.wire.frames import (
@@ -39,7 +39,6 @@ logger = logging.getLogger("sluice")
 
 MAX_STRANGERS = 64
 """Connections that have not proved themselves, at one time."""
-ACCEPT_AGAIN_S = 0.2
 MAX_ANSWERING = 64 * 1024 * 1024
 """Bytes of requests of one connection that are being answered at one time."""
 
@@ -66,9 +65,8 @@ class Listener:
         strangers: int = MAX_STRANGERS,
         trust: Trust | None = None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(name)
         self._name, self._key, self._answers = name, key, answers
-        self._sockets: list[socket.socket] = []
         self._strangers: dict[_Incoming, None] = {}
         self._most = strangers
         self._trust = trust
@@ -76,17 +74,11 @@ class Listener:
 
     def listen(self, sock: socket.socket) -> None:
         """Take connections from a socket that listens."""
-        sock.setblocking(False)
-        self._sockets.append(sock)
-        keep_from_children(sock.fileno())
-        self._loop.add_reader(sock.fileno(), self._accept, sock)
+        self._acceptor.listen(sock, self._begin)
 
     def close(self) -> None:
         """Stop listening, and end every connection."""
-        for sock in self._sockets:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
-        self._sockets.clear()
+        self._acceptor.close()
         for incoming in [*self._strangers, *self._known]:
             incoming.close()
 
@@ -95,27 +87,13 @@ class Listener:
         """How many have proved themselves, and how many have not."""
         return len(self._known), len(self._strangers)
 
-    def _accept(self, sock: socket.socket) -> None:
-        for _ in range(16):
-            try:
-                accepted, _ = sock.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:  # out of descriptors: whoever waits is taken in when there are some again
-                logger.error("%s cannot take a connection: %s", self._name, error)
-                self._loop.remove_reader(sock.fileno())
-                self._loop.call_later(ACCEPT_AGAIN_S, self._again, sock)
-                return
-            if len(self._strangers) >= self._most:
-                next(iter(self._strangers)).close()
-            greeter, secured = Greeter(self._key, self._name), None
-            if self._trust is not None and sock.family != socket.AF_UNIX:
-                secured = self._trust.secured(server_side=True)
-            self._strangers[_Incoming(accepted, greeter, self._answers, self._moved, secured)] = None
-
-    def _again(self, sock: socket.socket) -> None:
-        if sock in self._sockets:
-            self._loop.add_reader(sock.fileno(), self._accept, sock)
+    def _begin(self, accepted: socket.socket, _: object) -> None:
+        if len(self._strangers) >= self._most:
+            next(iter(self._strangers)).close()
+        greeter, secured = Greeter(self._key, self._name), None
+        if self._trust is not None and accepted.family != socket.AF_UNIX:
+            secured = self._trust.secured(server_side=True)
+        self._strangers[_Incoming(accepted, greeter, self._answers, self._moved, secured)] = None
 
     def _moved(self, incoming: _Incoming) -> None:
         """A connection has proved itself, or has ended."""
