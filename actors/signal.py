@@ -74,17 +74,9 @@ class Signal:
             self._waiters.append(waiter)
         if milliseconds is None:
             return waiter  # most wait so, and a coroutine around it would take more than the rest of a wait
-        return self._wait_so_long(ports, waiter, milliseconds, longer, about)
+        return self._until(waiter, _Alarm(ports, waiter, milliseconds, longer, about))
 
-    async def _wait_so_long(
-        self,
-        ports: Ports,
-        waiter: asyncio.Future[bool],
-        milliseconds: int,
-        longer: Callable[[], int] | None,
-        about: bool,
-    ) -> bool:
-        alarm = _Alarm(ports, waiter, milliseconds, longer, about)
+    async def _until(self, waiter: asyncio.Future[bool], alarm: _Alarm) -> bool:
         try:
             return await waiter
         finally:
