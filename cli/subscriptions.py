@@ -6,6 +6,7 @@ done and does nothing.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -196,9 +197,9 @@ def delete(
 
 def message_id_of(text: str) -> dict[str, object] | None:
     """The arguments that name LEDGER:ENTRY or LEDGER:ENTRY:PARTITION, None if the text is neither."""
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
+    if not re.fullmatch(r"\d+:(\d+|-1)(:\d+)?", text):
         return None
+    parts = text.split(":")
     found: dict[str, object] = {"message_id": ":".join(parts[:2])}
     return found if len(parts) == 2 else found | {"partition": int(parts[2])}
 

@@ -56,7 +56,7 @@ class MessageId:
     def parse(text: str) -> MessageId:
         """Read `ledger:entry` or `ledger:entry:partition`. Raises Invalid with the expected form."""
         position, _, partition = text.rpartition(":") if text.count(":") == 2 else (text, "", "0")
-        if not partition.isdigit():
+        if not partition.isdecimal():
             raise Invalid(f"a message id is LEDGER:ENTRY:PARTITION, not {text!r}")
         return MessageId(int(partition), parse(position))
 

@@ -77,8 +77,13 @@ def split_by_ledger(positions: Positions) -> list[tuple[int, npt.NDArray[np.uint
 
 
 def show(at: int) -> str:
-    """Human form `ledger:entry`; `earliest` for the position before everything."""
-    return "earliest" if at < 0 else f"{ledger_of(at)}:{entry_of(at)}"
+    """Human form `ledger:entry`; `earliest` for the position before everything, and `7:-1`, as Pulsar has it, for the
+    one before ledger 7.
+    """
+    if at < 0:
+        return "earliest"
+    ledger, entry = ledger_of(at), entry_of(at)
+    return f"{ledger + 1}:-1" if entry == MAX_ENTRY else f"{ledger}:{entry}"
 
 
 def parse(text: str) -> int:
@@ -86,7 +91,9 @@ def parse(text: str) -> int:
     if text == "earliest":
         return EARLIEST
     ledger, colon, entry = text.partition(":")
-    if not colon or not ledger.isdigit() or not entry.isdigit():
+    if ledger.isdecimal() and int(ledger) > 0 and entry == "-1":
+        return position(int(ledger) - 1, MAX_ENTRY)
+    if not colon or not ledger.isdecimal() or not entry.isdecimal():
         raise Invalid(f"a message id is LEDGER:ENTRY, for example 3:17, not {text!r}")
     return position(int(ledger), int(entry))
 

@@ -24,6 +24,7 @@ from tests.cli.conftest import Cli, FakeClient
         ("seek T S earliest", "seek", {"message_id": "earliest"}),
         ("seek T S 7:12", "seek", {"message_id": "7:12"}),
         ("seek T S 7:12:3", "seek", {"message_id": "7:12", "partition": 3}),
+        ("seek T S 7:-1", "seek", {"message_id": "7:-1"}),
         ("seek T S 1970-01-01T00:00:01Z", "seek", {"time": 1000}),
         ("skip T S 3", "skip", {"messages": 3}),
         ("clear-backlog T S", "clear_backlog", {}),

@@ -49,7 +49,17 @@ def test_a_run_is_consecutive() -> None:
     assert run_positions(2, 5, 3).tolist() == [position(2, 5), position(2, 6), position(2, 7)]
 
 
-@pytest.mark.parametrize("text", ["", "7", "a:b", "1:-2", "1:2:3", f"{MAX_LEDGER + 1}:0", f"0:{MAX_ENTRY + 1}"])
+def test_what_stands_before_a_ledger_is_shown_as_pulsar_does() -> None:
+    """And not as four billion of the one before."""
+    assert show(position(6, MAX_ENTRY)) == "7:-1"
+    assert parse("7:-1") == position(6, MAX_ENTRY)
+    assert show(EARLIEST) == "earliest"
+
+
+BAD = ["", "7", "a:b", "1:-2", "0:-1", "-1", ":-1", "1:\u00b2", "\u00b2:-1", "1:2:3", f"0:{MAX_ENTRY + 1}"]
+
+
+@pytest.mark.parametrize("text", [*BAD, f"{MAX_LEDGER + 1}:0"])
 def test_bad_text_is_refused(text: str) -> None:
     """With the form that is wanted, or the range."""
     with pytest.raises(Invalid):

@@ -15,7 +15,7 @@ from actors.names import unquoted
 from actors.ports import Clock
 from cluster.pulsar.admin.addresses import Addresses
 from storage.dates import iso_time
-from storage.position import MAX_ENTRY, ledger_of
+from storage.position import ledger_of
 
 Row = dict[str, Any]
 SHORTEST_MS, LONGEST_MS = 1_000, 600_000
@@ -294,11 +294,8 @@ def totals(rows: list[Row]) -> Row:
 
 
 def _position(text: str | None) -> str:
-    """A position as Pulsar writes it: that before the first is -1 of the ledger -1, that before a ledger -1 of it."""
-    if text in (None, "earliest"):
-        return "-1:-1"
-    ledger, _, entry = str(text).partition(":")
-    return f"{int(ledger) + 1}:-1" if entry == str(MAX_ENTRY) else str(text)
+    """A position as Pulsar writes it: that before the first is -1 of the ledger -1."""
+    return "-1:-1" if text in (None, "earliest") else str(text)
 
 
 def _stored(row: Row, messages: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from actors.messages import TopicSettings
 from cluster.pulsar.admin.addresses import Addresses
 from cluster.pulsar.admin.statistics import Partition, PulsarStats, internal, merged
+from storage.position import MAX_ENTRY, position, show
 from tests.kit.clocks import HandMovedClock
 
 SETTINGS = TopicSettings(partitions=3)
@@ -87,7 +88,8 @@ def test_what_lies_within_is_that_of_all_partitions() -> None:
 
 
 def test_a_cursor_before_a_ledger_is_at_no_message() -> None:
-    """It was at the entry 4294967295 of the ledger before, which nobody has."""
-    for told_as, shown in (("4:4294967295", "5:-1"), ("4:17", "4:17"), ("earliest", "-1:-1"), (None, "-1:-1")):
+    """It is before the first of the ledger."""
+    told = (show(position(4, MAX_ENTRY)), "4:17", "earliest", None)
+    for told_as, shown in zip(told, ("5:-1", "4:17", "-1:-1", "-1:-1"), strict=True):
         row = internal({"ledgers": []}, {"s": {"markDeletePosition": told_as}})
         assert row["cursors"]["s"]["markDeletePosition"] == shown
