@@ -54,6 +54,9 @@ def authorization_of(settings: Mapping[str, Any]) -> Authorization | None:
             raise Invalid(
                 "pulsar_anonymous_role lets everybody in: set authorization_enabled, which says what it may do"
             )
+        for name in ("super_user_roles", "viewer_roles"):
+            if settings.get(name):
+                raise Invalid(f"everybody may do everything, although {name} is set: set authorization_enabled as well")
         return None
     known = ("pulsar_token_key_file", "pulsar_password_file", "pulsar_tls_trust_certs_file", "pulsar_anonymous_role")
     if not any(settings.get(name) for name in known):

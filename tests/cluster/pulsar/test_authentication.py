@@ -16,13 +16,15 @@ from storage.errors import Invalid
 def test_roles_are_named_with_commas() -> None:
     settings = {"authorization_enabled": True, "pulsar_token_key_file": "k", "super_user_roles": " a, b,,c "}
     assert authorization_of(settings) == Authorization(("a", "b", "c"), ())
-    assert authorization_of({"super_user_roles": "a"}) is None
+    assert authorization_of({"pulsar_token_key_file": "k"}) is None
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"authorization_enabled": True}, "authorization_enabled needs to know clients: set pulsar_token_key_file"),
+        ({"super_user_roles": "root"}, "everybody may do everything, although super_user_roles is set"),
+        ({"viewer_roles": "watcher"}, "everybody may do everything, although viewer_roles is set"),
         ({"pulsar_anonymous_role": "guest"}, "pulsar_anonymous_role lets everybody in: set authorization_enabled"),
     ],
 )
