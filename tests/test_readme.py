@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import cluster
 from cluster.bootstrap.environment import short_folder
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +68,32 @@ def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
 def test_the_history_of_its_page_is_a_table(tmp_path: Path) -> None:
     (example,) = examples("docs/history.md")
     assert run(example, tmp_path).splitlines() == ["read by the broker: 5000", "in tables: 5000 of 10 customers"]
+
+
+def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
+    """As the page of running a cluster says: what was done since comes again, of ledgers that the copy knows."""
+    _, _, section = (ROOT / "docs/running-a-cluster.md").read_text(encoding="utf-8").partition("## Backups")
+    (command,) = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    data = tmp_path / "sluice-data"
+    with cluster.connect(embedded=True, data_dir=data) as client:
+        client.create_topic("orders", 1)
+        consumer = client.subscribe("orders", "billing", initial_position="earliest")
+        producer = client.create_producer("orders")
+        producer.send(b"before", partition_key="k")
+        consumer.acknowledge(consumer.receive(240_000), ack_receipt=True)
+        typed = command.replace(".venv/bin/python", shlex.quote(sys.executable))
+        subprocess.run(["sh", "-c", typed], cwd=tmp_path, check=True)
+        producer.send(b"since", partition_key="k")
+        consumer.acknowledge(consumer.receive(240_000))
+    for beside in ("wal", "shm"):
+        (data / f"metadata.db-{beside}").unlink(missing_ok=True)
+    (tmp_path / "metadata-copy.db").replace(data / "metadata.db")
+    with pytest.raises(cluster.Invalid, match="gone back in time"):
+        cluster.connect(embedded=True, data_dir=data)
+    (data / "metadata.db-witness").unlink()
+    with cluster.connect(embedded=True, data_dir=data) as client:
+        consumer = client.subscribe("orders", "billing")
+        assert consumer.receive(240_000).data() == b"since"
 
 
 SLUICE = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
