@@ -11,7 +11,9 @@ import time
 
 import psutil
 
-STOP_GRACE = 10.0
+RAYLET = "raylet"
+RAYLET_GRACE, STOP_GRACE = 3.0, 10.0
+"""Seconds in which a raylet, and each of the other processes, is to end."""
 
 
 def processes_of(session: str) -> list[psutil.Process]:
@@ -38,7 +40,7 @@ def _belongs(process: psutil.Process, session: str) -> bool:
 
 def count_nodes(session: str) -> int:
     """How many nodes of a session run on this machine: each has one raylet."""
-    return sum(_name(process) == "raylet" for process in processes_of(session))
+    return sum(_name(process) == RAYLET for process in processes_of(session))
 
 
 def _name(process: psutil.Process) -> str:
@@ -49,17 +51,28 @@ def _name(process: psutil.Process) -> str:
 
 
 def stop_session(session: str) -> int:
-    """End every process of a session: asked first, killed after STOP_GRACE seconds. Returns how many there were."""
+    """End every process of a session: asked first, killed after STOP_GRACE seconds. Returns how many there were.
+
+    Raylets go first, and take their workers and agents along: one takes leave of the GCS, and waits ten seconds for
+    that where there is none any more.
+    """
     processes = processes_of(session)
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    stubborn = _wait(processes) + processes_of(session)
+    raylets = [process for process in processes if _name(process) == RAYLET]
+    left = _asked(raylets, RAYLET_GRACE) + _asked([one for one in processes if one not in raylets], STOP_GRACE)
+    stubborn = left + processes_of(session)
     for process in stubborn:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    _wait(stubborn)
+    _wait(stubborn, STOP_GRACE)
     return len(processes)
+
+
+def _asked(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Ask processes to end; returns those that have not after so long."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    return _wait(processes, seconds)
 
 
 def runs(process: psutil.Process) -> bool:
@@ -70,9 +83,9 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Wait until they are gone, STOP_GRACE seconds at most; returns those that are not."""
-    deadline = time.monotonic() + STOP_GRACE
+def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait until they are gone, so long at most; returns those that are not."""
+    deadline = time.monotonic() + seconds
     while (left := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.05)
     return left
