@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.hygiene.source import PACKAGES, modules
+from tests.hygiene.source import PACKAGES, ROOT, modules
 
 ALLOWED_LIBRARIES = {
     "storage": {
@@ -143,3 +143,8 @@ def test_ray_starts_places_and_names_and_carries_nothing() -> None:
     assert _asked_through_ray(of_workers=True) == WORKER_METHODS
     wire = [module for module in modules("cluster") if module.path.startswith("cluster/wire/")]
     assert [module.path for module in wire for name, _ in module.imports() if name.split(".")[0] == "ray"] == []
+
+
+def test_programs_see_the_types_of_every_package() -> None:
+    """Type checkers take those of an installed package for Any unless it says that it has some."""
+    assert [name for name in PACKAGES if not (ROOT / name / "py.typed").is_file()] == []
