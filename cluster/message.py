@@ -55,7 +55,8 @@ class MessageId:
     @staticmethod
     def parse(text: str) -> MessageId:
         """Read `ledger:entry` or `ledger:entry:partition`. Raises Invalid with the expected form."""
-        position, _, partition = text.rpartition(":") if text.count(":") == 2 else (text, "", "0")
+        has_partition = text.count(":") == 2 or text.startswith("earliest:")
+        position, _, partition = text.rpartition(":") if has_partition else (text, "", "0")
         if not partition.isdecimal():
             raise Invalid(f"a message id is LEDGER:ENTRY:PARTITION, not {text!r}")
         return MessageId(int(partition), parse(position))
