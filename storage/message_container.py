@@ -7,6 +7,8 @@ that of `make_batch` on the same rows; the tests hold the two against each other
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 
@@ -57,7 +59,7 @@ class MessageContainer:
             _check_key("ordering_key", ordering_key)
         if event_time is not None:
             _check_time("event_timestamp", event_time)
-        if deliver_at:
+        if deliver_at is not None:
             _check_time("deliver_at", deliver_at, LAST_TIME)
         pairs = _pairs(properties) if properties else None
         # Nothing is refused from here on: a row is added as a whole.
@@ -111,19 +113,21 @@ class MessageContainer:
         return hash_column(pa.array(known, pa.binary()))
 
 
-def _check_key(name: str, key: bytes) -> None:
+def _check_key(name: str, key: object) -> None:
+    if not isinstance(key, bytes):
+        raise Invalid(f"column {name!r} holds bytes or text, not {type(key).__name__}")
     if len(key) > MAX_KEY_BYTES:
         raise Invalid(f"column {name!r} holds {len(key)} bytes in one message, the limit is {MAX_KEY_BYTES}")
 
 
 def _check_time(name: str, value: int, latest: int = (1 << 63) - 1) -> None:
-    if not isinstance(value, int) or not 0 <= value <= latest:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= latest:
         raise Invalid(f"{name} = {value}: times are milliseconds since 1970")
 
 
-def _pairs(properties: dict[str, str]) -> list[tuple[str, str]]:
-    pairs = list(properties.items())
-    if not all(isinstance(text, str) for pair in pairs for text in pair):
+def _pairs(properties: object) -> list[tuple[str, str]]:
+    pairs = list(properties.items()) if isinstance(properties, Mapping) else None
+    if pairs is None or not all(isinstance(text, str) for pair in pairs for text in pair):
         raise Invalid("column 'properties' maps text to text")
     try:
         "".join(text for pair in pairs for text in pair).encode()

@@ -65,6 +65,13 @@ def test_it_builds_what_make_batch_makes(messages: list[dict[str, object]], many
         ({"payload": b"", "key": None, "ordering_key": b"o", "properties": {"a": 1}}, "maps text to text"),
         ({"payload": b"", "key": None, "ordering_key": b"o", "event_time": -1}, "event_timestamp = -1"),
         ({"payload": b"", "key": None, "properties": {"a": "b"}, "deliver_at": 1 << 63}, "deliver_at = 9"),
+        ({"payload": b"", "key": [1, 2]}, "column 'key' holds bytes or text, not list"),
+        ({"payload": b"", "key": bytearray(b"k")}, "column 'key' holds bytes or text, not bytearray"),
+        ({"payload": b"", "key": 5}, "column 'key' holds bytes or text, not int"),
+        ({"payload": b"", "key": None, "ordering_key": ("o",)}, "column 'ordering_key' holds bytes or text, not tuple"),
+        ({"payload": b"", "key": None, "event_time": True}, "event_timestamp = True"),
+        ({"payload": b"", "key": None, "deliver_at": ""}, "deliver_at = : times are milliseconds"),
+        ({"payload": b"", "key": None, "properties": [("a", "b")]}, "maps text to text"),
     ],
 )
 def test_what_it_refuses_leaves_nothing(message: dict[str, object], words: str) -> None:
