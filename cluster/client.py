@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import msgspec
 import numpy as np
@@ -52,8 +53,9 @@ from cluster.message import MessageId
 from cluster.net import DirectNet
 from cluster.producer import Batching, Producer, ProducerOptions
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
-from cluster.settings_input import wanted_settings, wanted_subscription
+from cluster.settings_input import check_known, check_whole, wanted_settings, wanted_subscription
 from cluster.stored_messages import StoredMessages
+from storage.batch import LAST_TIME, check_compression
 from storage.errors import Invalid, NotFound, Unavailable
 from storage.hashing import key_bytes, masked_hash
 from storage.position import MAX_ENTRY, MAX_LEDGER, position, show
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
-MOST_PRIORITY = (1 << 31) - 1
+MOST_PRIORITY = MOST_QUEUED = (1 << 31) - 1
 MAX_POSITION = position(MAX_LEDGER, MAX_ENTRY)
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
@@ -103,6 +105,8 @@ class Client(StoredMessages):
         self.pulsar_service_url = ""
         """Where clients of Apache Pulsar connect to a cluster in this process; empty if it serves none."""
         self._open: dict[int, Producer | Consumer] = {}
+        self._producers: WeakSet[Producer] = WeakSet()
+        """Closed ones too, which may not have heard of all that they sent."""
         self._closed = False
 
     # -- topics ---------------------------------------------------------------------------------------------------
@@ -207,8 +211,9 @@ class Client(StoredMessages):
         """
         if hashing_scheme not in HASHING_SCHEMES:
             raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
-        if initial_sequence_id is not None and not 0 <= initial_sequence_id < SEQUENCES:
-            raise Invalid(f"initial_sequence_id is 0 to {SEQUENCES - 1}, not {initial_sequence_id}")
+        if initial_sequence_id is not None:
+            check_whole("initial_sequence_id", initial_sequence_id, 0, SEQUENCES - 1)
+        check_compression(compression)
         topic = check_name("topic", topic)
         name = check_name("producer", producer_name or f"producer-{secrets.token_hex(8)}")
         options = ProducerOptions(
@@ -228,6 +233,7 @@ class Client(StoredMessages):
 
         producer = self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}", give_up)
         self._remember(producer)
+        self._producers.add(producer)
         return producer
 
     def _open_within(
@@ -293,10 +299,9 @@ class Client(StoredMessages):
         """
         topic = check_name("topic", topic)
         check_name("subscription", subscription_name)
-        if receiver_queue_size < 1:
-            raise Invalid(f"receiver_queue_size is at least 1, not {receiver_queue_size}")
-        if not 0 <= priority_level <= MOST_PRIORITY:
-            raise Invalid(f"priority_level is 0 to {MOST_PRIORITY}, not {priority_level}")
+        check_whole("receiver_queue_size", receiver_queue_size, 1, MOST_QUEUED)
+        check_whole("priority_level", priority_level, 0, MOST_PRIORITY)
+        check_whole("negative_ack_redelivery_delay_ms", negative_ack_redelivery_delay_ms, 0, LAST_TIME)
         name = consumer_name or f"consumer-{secrets.token_hex(4)}"
         wanted = wanted_subscription(settings, topic, subscription_name, named=bool(consumer_name))
         consumer = Consumer(
@@ -423,8 +428,12 @@ class Client(StoredMessages):
     def admin(
         self, topic: str, subscription: str, verb: str, *, partition: int | None = None, **arguments: Any
     ) -> list[Any]:
-        """Run an administrative verb of a subscription (`messages.VERBS`) on one partition, or on all of them."""
+        """Run an administrative verb of a subscription (`messages.VERBS`) on one partition, or on all of them.
+
+        Raises Invalid for an argument that it does not have: what it was to limit would be done to everything.
+        """
         request = request_of(verb, arguments)
+        check_known(f"argument of {verb}", arguments, type(request))
         count = self._partitions(topic)
         if isinstance(request, DeleteSubscription) and partition is None and not request.only_unused:
             # Not by its owners alone: the controller would find them gone, and knows what a lost answer means.
@@ -529,12 +538,15 @@ class Client(StoredMessages):
         """
         if self._closed or not self._loop.is_here:
             return
+        self._loop.check_thread()
         self._closed = True
         try:
             for opened in list(self._open.values()):
                 with contextlib.suppress(Exception):
                     opened.close()
             self._loop.soon(self._tasks.cancel_all)
+            for producer in self._producers:
+                self._loop.soon(producer.abandon)
             self._loop.soon(self._net.close)
             if self._own_loop:
                 self._loop.stop()

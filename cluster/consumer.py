@@ -25,12 +25,15 @@ from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from actors.consumer.revocations import TakingBack
 from actors.messages import Event
-from cluster.loop import LoopThread
+from cluster.loop import LoopThread, call_user
 from cluster.message import Batch, Message, MessageId
 from cluster.receiver_queue import ReceiverQueue
 from storage.errors import Fenced, Invalid, NotFound, SluiceError
+from storage.position import ascending
 
 Rows = npt.NDArray[np.int64]
+ChosenRows = Rows | Sequence[int]
+"""Numbers of a batch's rows, in any order."""
 RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
 """Called with (partition, kind, ranges); kind is assigned, revoked, drained or lost."""
 
@@ -76,7 +79,9 @@ class Consumer:
     ) -> None:
         self._loop, self.options, self._on_close = loop, options, on_close
         self.parts: list[PartitionConsumer] = []
-        self._receiving = ReceiverQueue(options.topic, lambda partition: self.parts[partition], self._took)
+        self._receiving = ReceiverQueue(
+            options.topic, lambda partition: self.parts[partition], self._took, lambda: loop.check_thread()
+        )
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
         self._done: deque[tuple[PartitionConsumer, Received, Rows | None]] = deque()
         """What was acknowledged and not handed to its partition yet: some rows of a part, or all."""
@@ -130,7 +135,7 @@ class Consumer:
             if error is not None:
                 self._receiving.end(error)
         elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
-            self.options.on_ranges(partition, event.kind, event.ranges)
+            call_user("on_ranges", self.options.on_ranges, partition, event.kind, event.ranges)
 
     def leave(self, *, for_good: bool = False) -> None:
         """The partitions leave, whoever gave up waiting for it; those that do so already go on."""
@@ -197,17 +202,20 @@ class Consumer:
         what: Batch | Message | MessageId,
         *,
         ack_receipt: bool = False,
-        rows: Rows | None = None,
+        rows: ChosenRows | None = None,
     ) -> None:
-        """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these."""
+        """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these.
+
+        Raises NotFound for what was not received here, or is done; Invalid for rows that the batch does not have.
+        """
         self._loop.check_process()
         if isinstance(what, Message):  # most are, so this comes first and does little
-            consumer = what.batch.consumer
+            consumer = self._partition_of(what.batch)
             self._done_singly.append(what)
             if not (ack_receipt or self._loop_told):
                 self._hand_over_now()
         elif isinstance(what, Batch):
-            consumer = what.consumer
+            consumer, rows = self._partition_of(what), _checked(what, rows)
             self._done.append((consumer, what.received, rows))
             if not ack_receipt:
                 self._tell_loop(len(what) if rows is None else len(rows))
@@ -244,7 +252,7 @@ class Consumer:
         what: Batch | Message | MessageId,
         *,
         delay_ms: int | None = None,
-        rows: Rows | None = None,
+        rows: ChosenRows | None = None,
     ) -> None:
         """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s).
 
@@ -253,7 +261,7 @@ class Consumer:
         too, behind it. Whoever is interrupted in this has given it back too, but may receive some of them before it.
         """
         if isinstance(what, Batch):
-            consumer, part = what.consumer, what.received
+            consumer, part, rows = self._partition_of(what), what.received, _checked(what, rows)
         else:
             consumer, part, row = self._row_of(what)
             rows = np.array([row])
@@ -334,6 +342,7 @@ class Consumer:
         """
         if self._closed or not self._loop.is_here:
             return
+        self._loop.check_thread()
         self._hand_over_now()
         self.pause()
         for unseen in self._receiving.clear():  # nobody will see these: they go back with the rest
@@ -361,15 +370,35 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _row_of(self, what: Message | MessageId) -> tuple[PartitionConsumer, Received, int]:
+    def _row_of(self, what: object) -> tuple[PartitionConsumer, Received, int]:
         if isinstance(what, Message):
-            return what.batch.consumer, what.batch.received, what.row
+            return self._partition_of(what.batch), what.batch.received, what.row
+        if not isinstance(what, MessageId):
+            raise Invalid(f"give a message, a batch or a message id, not {type(what).__name__}")
         consumer = self.parts[what.partition_index] if 0 <= what.partition_index < len(self.parts) else None
         with self._receiving.lock:  # nothing is taken back meanwhile
             found = consumer.find(what.position) if consumer is not None else None
         if consumer is None or found is None:
             raise NotFound(f"message {what} was not received here, or is done")
         return consumer, *found
+
+    def _partition_of(self, batch: Batch) -> PartitionConsumer:
+        """Where it was received. Raises NotFound: another consumer's partitions may be on another thread."""
+        partition = batch.received.partition
+        if partition >= len(self.parts) or self.parts[partition] is not batch.consumer:
+            raise NotFound("another consumer received this: acknowledge it, or give it back, there")
+        return batch.consumer
+
+
+def _checked(batch: Batch, rows: ChosenRows | None) -> Rows | None:
+    """Numbers of some of its rows, ascending, each once; None: all. Raises Invalid."""
+    if rows is None:
+        return None
+    chosen = np.asarray(rows)
+    numbers = chosen.ndim == 1 and (chosen.dtype.kind in "iu" or not chosen.size)
+    if not numbers or (chosen.size and not 0 <= chosen.min() <= chosen.max() < len(batch)):
+        raise Invalid(f"rows are an array of numbers of the batch's rows, 0 to {len(batch) - 1}")
+    return ascending(chosen.astype(np.int64))
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, object]]) -> None:

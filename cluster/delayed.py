@@ -103,8 +103,11 @@ def due_time(deliver_at: int | None, deliver_after: timedelta | None, now: int) 
 
 
 def due_after(now: int, wait: timedelta) -> int:
-    """The first whole millisecond at which the wait is over."""
-    return now - (-wait // timedelta(milliseconds=1))
+    """The first whole millisecond at which the wait is over. Raises Invalid."""
+    try:
+        return now - (-wait // timedelta(milliseconds=1))
+    except (TypeError, OverflowError):
+        raise Invalid(f"deliver_after is a timedelta that ends before the year 10000, not {wait!r}") from None
 
 
 def _before(limit: MessageId, asked: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:

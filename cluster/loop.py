@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -13,6 +14,8 @@ from weakref import WeakSet
 
 from cluster.bootstrap.forks import forget_in_children
 from storage.errors import Fenced, Invalid, Unavailable
+
+logger = logging.getLogger("sluice")
 
 T = TypeVar("T")
 
@@ -40,6 +43,16 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:  # there is none for this platform
         return asyncio.new_event_loop()
     return cast("asyncio.AbstractEventLoop", uvloop.new_event_loop())
+
+
+def call_user(what: str, callback: Callable[..., object], *arguments: object) -> None:
+    """Call a function of the user's on a loop's thread. Whatever it raises is the user's and is logged: it ends no work
+    of ours, and `sys.exit` not the thread that everybody waits for.
+    """
+    try:
+        callback(*arguments)
+    except BaseException:
+        logger.exception("%s failed", what)
 
 
 class LoopThread:

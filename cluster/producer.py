@@ -12,7 +12,6 @@ the order of that queue.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,33 +26,31 @@ from actors.messages import DELAY_ID
 from actors.ports import Ports
 from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, split
 from cluster.delayed import due_after
-from cluster.loop import LoopThread
+from cluster.loop import LoopThread, call_user
 from cluster.message import MessageId
 from cluster.receipts import Receipt, SendCallback, SentMessage
+from cluster.settings_input import check_whole
 from storage.batch import StoredBatch, make_batch
-from storage.errors import Fenced, Invalid, SluiceError
+from storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from storage.message_container import MessageContainer
-
-logger = logging.getLogger("sluice")
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 MAX_PENDING_MESSAGES = 500_000
+MOST_BATCHING = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When gathered messages go out. Raises Invalid if none ever would."""
+    """When gathered messages go out. Raises Invalid."""
 
     max_messages: int = 1000
     max_bytes: int = 128 * 1024
     max_delay_ms: int = 10
 
     def __post_init__(self) -> None:
-        if self.max_messages < 1 or self.max_bytes < 1 or self.max_delay_ms < 0:
-            raise Invalid(
-                "batching_max_messages and batching_max_allowed_size_in_bytes are at least 1, and "
-                "batching_max_publish_delay_ms is not negative"
-            )
+        check_whole("batching_max_messages", self.max_messages, 1, MOST_BATCHING)
+        check_whole("batching_max_allowed_size_in_bytes", self.max_bytes, 1, MOST_BATCHING)
+        check_whole("batching_max_publish_delay_ms", self.max_delay_ms, 0, MOST_BATCHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +70,8 @@ class _Gathered:
     """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
 
     first_row: int
+    receipt: Receipt
     container: MessageContainer = field(default_factory=MessageContainer)
-    receipt: Receipt = field(default_factory=Receipt)
     callbacks: dict[int, SendCallback] = field(default_factory=dict)
 
 
@@ -119,6 +116,8 @@ class Producer:
         in `_send_all`, which sends whatever has gathered.
         """
         self._in_flight = 0
+        self._unsettled: dict[Receipt, dict[int, SendCallback]] = {}
+        """What was handed to the partitions and has no outcome yet, with the callbacks that wait for it."""
         self._closed = False
 
     @property
@@ -155,7 +154,8 @@ class Producer:
             batch = make_batch(data, now=now, producer=self._options.name, first_sequence=first_row)
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
-            columns = _Columns(Receipt(len(batch)), self._split(batch), data.nbytes)
+            receipt = Receipt(len(batch), self._loop.check_thread)
+            columns = _Columns(receipt, self._split(batch), data.nbytes)
         except BaseException:
             with self._room:
                 self._give_room(data.num_rows, data.nbytes)
@@ -223,7 +223,7 @@ class Producer:
             self._take_room(1, len(payload))
             gathered = self._open
             if gathered is None:
-                gathered = self._open = _Gathered(self._row)
+                gathered = self._open = _Gathered(self._row, Receipt(check_wait=self._loop.check_thread))
             container = gathered.container
             before = container.size
             try:
@@ -260,6 +260,7 @@ class Producer:
         """Wait for messages on their way, then refuse further sends. A forked child leaves it to its parent."""
         if self._closed or not self._loop.is_here:
             return
+        self._loop.check_thread()
         try:
             self.flush(timeout_s)
         finally:
@@ -268,6 +269,7 @@ class Producer:
                 self._room.notify_all()
             for part in self._parts:
                 self._loop.soon(part.close)
+            self._loop.soon(self._send_all)  # what was added meanwhile is refused as well
             self._on_close(self)
 
     def __enter__(self) -> Producer:
@@ -319,6 +321,12 @@ class Producer:
 
     # -- on the loop's thread -------------------------------------------------------------------------------------
 
+    def abandon(self) -> None:
+        """Settle what has no outcome yet: the client ends, and with it whoever waited for an answer."""
+        error = Unavailable("the client was closed before this was confirmed; its outcome is unknown")
+        for receipt, callbacks in list(self._unsettled.items()):
+            self._settle(receipt, receipt.open_rows(), -1, error, callbacks)
+
     def _on_container_opened(self) -> None:
         """A container was opened. What gathers in it waits while others are in flight, and not longer than it may."""
         if not self._in_flight:
@@ -347,6 +355,7 @@ class Producer:
     def _send_gathered(self, gathered: _Gathered) -> None:
         receipt, container = gathered.receipt, gathered.container
         receipt.grow(container.count)
+        self._unsettled[receipt] = gathered.callbacks
         try:
             parts = self._split(container.build(self._options.name, gathered.first_row))
         except SluiceError as error:
@@ -367,6 +376,7 @@ class Producer:
     ) -> None:
         """Give sequences and queue each partition's share; the last share takes what is left of the bytes."""
         count, left, callbacks = len(receipt.positions), size, callbacks or {}
+        self._unsettled[receipt] = callbacks
         pieces = [(partition, *piece) for partition, batch, rows in parts for piece in cut(batch, rows)]
         for number, (partition, batch, rows) in enumerate(pieces, 1):
             share = left if number == len(pieces) else size * len(batch) // count
@@ -388,29 +398,35 @@ class Producer:
             share = open_bytes * len(rows) // open_messages
             open_messages, open_bytes = open_messages - len(rows), open_bytes - share
             self._in_flight -= not open_messages
-            receipt.settle(rows, first, error)
             with self._room:
                 self._give_room(len(rows), share)
                 if self._open is not None and not self._send_scheduled_by_settle:
                     self._send_scheduled_by_settle = True
                     self._loop.soon(self._on_settled)
-            for row in rows.tolist() if callbacks else ():
-                if (callback := callbacks.pop(row, None)) is not None:
-                    _tell(callback, receipt, row, error)
+            self._settle(receipt, rows, first, error, callbacks)
 
         return settle
+
+    def _settle(
+        self,
+        receipt: Receipt,
+        rows: npt.NDArray[np.int64],
+        first: int,
+        error: SluiceError | None,
+        callbacks: dict[int, SendCallback],
+    ) -> None:
+        """Tell the outcome of some messages to whoever waits for it."""
+        receipt.settle(rows, first, error)
+        if receipt.done():
+            self._unsettled.pop(receipt, None)
+        for row in rows.tolist() if callbacks else ():
+            if (callback := callbacks.pop(row, None)) is not None:
+                told = None if error else receipt.message_id(row)
+                call_user("a callback of send_async", callback, error, told)
 
     def _on_settled(self) -> None:
         self._send_scheduled_by_settle = False
         self._send_all()
-
-
-def _tell(callback: SendCallback, receipt: Receipt, row: int, error: SluiceError | None) -> None:
-    """Call a user's callback. An error in it is the user's, and must not end the sending of others."""
-    try:
-        callback(error, None if error else receipt.message_id(row))
-    except Exception:
-        logger.exception("a callback of send_async failed")
 
 
 def _named(

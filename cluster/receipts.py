@@ -29,7 +29,9 @@ class Receipt:
     confirmed_at: int64 (n,), microseconds since 1970 when the confirmation arrived.
     """
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, check_wait: Callable[[], object] = lambda: None) -> None:
+        """check_wait: called before a thread waits; raises for one that must not."""
+        self._check_wait = check_wait
         self.error: SluiceError | None = None
         self._changed = threading.Condition()
         self.grow(count)
@@ -66,7 +68,7 @@ class Receipt:
     def result(self, timeout_s: float | None = None) -> Receipt:
         """Wait for all confirmations. Raises the first error, or Unavailable after `timeout_s`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._open == 0, timeout_s):
+            if not self._wait_for(self.done, timeout_s):
                 raise Unavailable(
                     f"{self._open} messages were not confirmed within {timeout_s} s; their outcome is unknown"
                 )
@@ -74,9 +76,18 @@ class Receipt:
             raise self.error
         return self
 
+    def _wait_for(self, settled: Callable[[], bool], timeout_s: float | None) -> bool:
+        if not settled() and (timeout_s is None or timeout_s > 0):
+            self._check_wait()
+        return self._changed.wait_for(settled, timeout_s)
+
     def is_settled(self, row: int) -> bool:
         """Whether this message has its outcome."""
         return row < len(self._states) and self._states[row] != _OPEN
+
+    def open_rows(self) -> npt.NDArray[np.int64]:
+        """Which messages have no outcome yet."""
+        return np.flatnonzero(self._states == _OPEN)
 
     def error_of(self, row: int) -> SluiceError | None:
         """Why this message was refused; None if it was not."""
@@ -86,7 +97,7 @@ class Receipt:
         """Wait for one message. Raises its error, or Unavailable after `timeout_s`."""
         if not self.is_settled(row):  # else there is nothing to wait for, and the lock costs more than the look
             with self._changed:
-                if not self._changed.wait_for(lambda: self.is_settled(row), timeout_s):
+                if not self._wait_for(lambda: self.is_settled(row), timeout_s):
                     raise Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
         error = self.error_of(row)
         if error is not None:

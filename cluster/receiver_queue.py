@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from typing import TypeVar
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from cluster.message import Batch, Message
-from storage.errors import SluiceError, Unavailable
+from storage.errors import Invalid, SluiceError, Unavailable
 
 T = TypeVar("T")
 
@@ -44,8 +45,10 @@ class ReceiverQueue:
         topic: str,
         partition: Callable[[int], PartitionConsumer],
         took: Callable[[PartitionConsumer, Received], None],
+        check_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        self._topic, self._partition, self._took = topic, partition, took
+        """check_wait: called before a thread waits; raises for one that must not."""
+        self._topic, self._partition, self._took, self._check_wait = topic, partition, took, check_wait
         self.lock = threading.RLock()
         """Guards everything here. A lock by itself costs half of what a condition costs to take."""
         self._arrived = threading.Condition(self.lock)
@@ -162,7 +165,7 @@ class ReceiverQueue:
     async def receive_async(self, timeout_ms: int | None) -> Message:
         """The same as `receive` in a running event loop. A wait that is cancelled takes no message."""
         loop = asyncio.get_running_loop()
-        deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1000
+        deadline = _deadline(loop.time(), timeout_ms)
         while True:
             arrived: asyncio.Future[None] = loop.create_future()
             with self.lock:
@@ -190,13 +193,14 @@ class ReceiverQueue:
 
     def _wait_for(self, take: Callable[[], T | None], timeout_ms: int | None) -> T | None:
         """The result of `take`; None after `timeout_ms`."""
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        deadline = _deadline(time.monotonic(), timeout_ms)
         with self.lock:
             while (found := take()) is None:
                 self._check_open()
                 left = None if deadline is None else deadline - time.monotonic()
                 if self._was_woken() or (left is not None and left <= 0):
                     return None
+                self._check_wait()
                 most = self._look_again_s()
                 self._arrived.wait(most if left is None else min(left, most))
         return found
@@ -273,6 +277,15 @@ class ReceiverQueue:
         for arrived in list(self._waiters)[:count]:
             with contextlib.suppress(RuntimeError):  # its loop has ended
                 self._waiters.pop(arrived).call_soon_threadsafe(_settle, arrived)
+
+
+def _deadline(now: float, timeout_ms: float | None) -> float | None:
+    """When the wait is over, in seconds; None: never. Raises Invalid."""
+    if timeout_ms is None:
+        return None
+    if not isinstance(timeout_ms, int | float) or math.isnan(timeout_ms):
+        raise Invalid(f"a time-out is a number of milliseconds, not {timeout_ms!r}")
+    return now + timeout_ms / 1000
 
 
 def _settle(arrived: asyncio.Future[None]) -> None:

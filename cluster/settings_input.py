@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -12,12 +13,23 @@ from actors.topic_catalog import check_dead_letters
 from storage.errors import Invalid
 
 
-def wanted_settings(values: dict[str, Any], kind: Any) -> Any:
-    """Check settings by name and type. Raises Invalid naming the wrong one."""
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Raises Invalid unless it is a whole number within these limits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise Invalid(f"{name} is a whole number, {least} to {most}, not {value!r}")
+
+
+def check_known(what: str, values: Collection[str], kind: Any) -> None:
+    """Raises Invalid for a name that is no field of the struct; what: the word for these names."""
     known = {field.name for field in msgspec.structs.fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise Invalid(f"unknown setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise Invalid(f"unknown {what} {unknown[0]!r}; there are {', '.join(sorted(known)) or 'none'}")
+
+
+def wanted_settings(values: dict[str, Any], kind: Any) -> Any:
+    """Check settings by name and type. Raises Invalid naming the wrong one."""
+    check_known("setting", values, kind)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

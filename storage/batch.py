@@ -197,10 +197,15 @@ def order_keys(rows: HasColumns) -> pa.Array:
     return rows.column("key")
 
 
+def check_compression(compression: str | None) -> None:
+    """Raises Invalid for one that there is not."""
+    if compression not in _CODECS:
+        raise Invalid(f"compression is None, 'lz4' or 'zstd', not {compression!r}")
+
+
 def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
     """Arrow IPC bytes of a stored record batch; `compression` is None, 'lz4' or 'zstd'."""
-    if compression not in _CODECS:
-        raise Invalid(f"compression is none, lz4 or zstd, not {compression!r}")
+    check_compression(compression)
     if compression is None:
         return rows.serialize()
     options = pa.ipc.IpcWriteOptions(compression=compression)

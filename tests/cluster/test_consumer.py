@@ -14,7 +14,8 @@ from actors.consumer.acknowledgements import Losses
 from actors.consumer.held import Received
 from cluster.consumer import HAND_OVER_MS, Consumer, ConsumerOptions
 from cluster.loop import LoopThread
-from storage.errors import Fenced, Invalid, Unavailable
+from cluster.message import Batch
+from storage.errors import Fenced, Invalid, NotFound, Unavailable
 
 
 class Silent:
@@ -41,6 +42,9 @@ class Calls:
 
     def check_process(self) -> None:
         """It is the right one."""
+
+    def check_thread(self) -> None:
+        """It is none that must not wait."""
 
     def __init__(self) -> None:
         self.at_once: list[Callable[[], object]] = []
@@ -173,3 +177,67 @@ def test_who_gave_up_waiting_is_told_the_next_time_what_was_lost() -> None:
         consumer.wait_acknowledged()  # told once
     finally:
         loop.stop()
+
+
+ODD_ROWS = [
+    [0, 3], [-1], [0.0], [True, False, True], [[0, 1]], 0, "0", [None],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", ODD_ROWS)
+@pytest.mark.parametrize("give", [Consumer.acknowledge, Consumer.negative_acknowledge])
+def test_rows_that_a_batch_does_not_have_are_refused(rows: object, give: Callable[..., object]) -> None:
+    """They ended the polls of their partition, which received nothing from then on."""
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    consumer.received(part_of(3))
+    batch = consumer.receive_batch()
+    with pytest.raises(Invalid, match="rows are an array of numbers of the batch's rows, 0 to 2"):
+        give(consumer, batch, rows=rows)
+    consumer.tell_partitions()
+    assert told.done == []
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 2], (0, 2), np.array([2, 0], np.uint8)])
+def test_rows_are_any_numbers_of_the_batchs_rows(rows: Any) -> None:
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    consumer.received(part_of(3))
+    batch = consumer.receive_batch()
+    assert batch is not None
+    consumer.acknowledge(batch, rows=rows)
+    consumer.tell_partitions()
+    assert told.done == [([0, 2], False)]
+
+
+def test_what_another_consumer_received_is_refused() -> None:
+    """It was done on this one's thread, and not yet durable when a receipt said so."""
+    loop, told = Calls(), Told()
+    mine, other = consumer_on(loop, told, 1_000), consumer_on(loop, Told(), 1_000)
+    other.received(part_of(2))
+    message = other.receive()
+    foreign = Batch("orders", part_of(1), cast(Any, Told()))
+    foreign.received.partition = 7
+    for what in (message, message.batch, foreign):
+        for give in (mine.acknowledge, mine.negative_acknowledge):
+            with pytest.raises(NotFound, match="another consumer received this"):
+                give(what)
+    mine.tell_partitions()
+    assert told.done == []
+
+
+@pytest.mark.parametrize("what", [None, "1:2:0", b"1:2:0", 5])
+def test_what_is_no_message_is_refused(what: Any) -> None:
+    consumer = consumer_on(Calls(), Told(), 1_000)
+    for give in (consumer.acknowledge, consumer.negative_acknowledge):
+        with pytest.raises(Invalid, match="give a message, a batch or a message id, not"):
+            give(what)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5"])
+def test_a_time_out_that_is_no_number_is_refused(timeout: Any) -> None:
+    """Of no number it is never known that it has passed: the wait had no end, and never slept."""
+    consumer = consumer_on(Calls(), Told(), 1_000)
+    for receive in (consumer.receive, consumer.receive_batch, lambda given: asyncio.run(consumer.receive_async(given))):
+        with pytest.raises(Invalid, match="a time-out is a number of milliseconds, not"):
+            receive(timeout)

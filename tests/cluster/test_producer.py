@@ -300,7 +300,7 @@ def test_no_batch_is_sent_of_a_message_that_was_refused() -> None:
 
 def test_settings_with_which_nothing_could_go_out_are_refused() -> None:
     for wrong in ({"max_messages": 0}, {"max_bytes": 0}, {"max_delay_ms": -1}):
-        with pytest.raises(Invalid, match="batching_max_messages"):
+        with pytest.raises(Invalid, match="is a whole number, [01] to"):
             Batching(**wrong)
 
 
@@ -308,3 +308,51 @@ def test_settings_with_which_nothing_could_go_out_are_refused() -> None:
 def test_a_number_from_which_nothing_can_be_counted_is_refused(client: Client, first: int) -> None:
     with pytest.raises(Invalid, match="initial_sequence_id"):
         client.create_producer("orders", initial_sequence_id=first)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"partition_key": ["k"]},
+        {"partition_key": bytearray(b"k")},
+        {"ordering_key": ("k",)},
+        {"event_timestamp": True},
+        {"properties": ["ab"]},
+        {"delay_id": 5},
+        {"deliver_after": 5},
+        {"deliver_after": timedelta.max},
+    ],
+)
+def test_an_odd_message_takes_no_others_with_it(odd: dict[str, Any]) -> None:
+    """All that were gathered with it had no outcome, ever."""
+    stage = Stage()
+    sent = [stage.producer.send_async("before")]
+    with pytest.raises(Invalid):
+        stage.producer.send_async("odd", **odd)
+    sent.append(stage.producer.send_async("behind"))
+    stage.loop.turn()
+    stage.confirm()
+    assert [one.done() for one in sent] == [True, True]
+    assert stage.parts[0].payloads() == [[b"before", b"behind"]]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError()])
+def test_what_a_callback_raises_ends_nothing(error: BaseException) -> None:
+    """`sys.exit` in one ended the thread that everybody waits for."""
+    stage, told = Stage(), list[str]()
+
+    def raises(*_: object) -> None:
+        raise error
+
+    stage.producer.send_async("a", raises)
+    stage.producer.send_async("b", lambda *_: told.append("b"))
+    stage.loop.turn()
+    stage.confirm()
+    assert told == ["b"]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), True, None, "5", 1 << 40])
+def test_a_batch_of_odd_size_is_refused(value: Any) -> None:
+    for name in ("max_messages", "max_bytes"):
+        with pytest.raises(Invalid, match=r"^batching_max_\w+ is a whole number, 1 to 2147483647, not "):
+            Batching(**{name: value})

@@ -71,6 +71,9 @@ class Program:
     def check_process(self) -> None:
         """It is the right one."""
 
+    def check_thread(self) -> None:
+        """It is none that must not wait."""
+
     def soon(self, call: Callable[[], object]) -> None:
         self.calls.append(call)
 

@@ -1,0 +1,171 @@
+"""A program's mistakes on a real cluster: they are told to the program, and end neither its client nor its waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cluster
+from actors.producer.producer import PartitionProducer
+from cluster.client import Client
+from cluster.message import MessageId
+from storage.errors import Invalid, SluiceError, Unavailable
+from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, batch
+
+LATE_S = 20.0
+
+
+class Told:
+    """What a callback on the client's thread raised. It is not waited for where it waits for ever."""
+
+    def __init__(self, client: Client, ask: Callable[[], object]) -> None:
+        self._ask, self._done = ask, threading.Event()
+        self.error: BaseException | None = None
+        client.create_producer("orders").send_async(b"x", self._callback)
+
+    def _callback(self, *_: object) -> None:
+        try:
+            self._ask()
+        except BaseException as error:
+            self.error = error
+        self._done.set()
+
+    def words(self) -> str:
+        assert self._done.wait(LATE_S), "the callback waits for ever"
+        return str(self.error)
+
+
+def test_a_callback_that_would_wait_for_itself_is_told_so(client: Client) -> None:
+    """Nothing is half closed by it either: the same calls do in a thread of the program's own."""
+    client.create_topic("quiet", 1)
+    consumer, producer = client.subscribe("quiet", "billing"), client.create_producer("quiet")
+    waits: list[Callable[[], object]] = [
+        consumer.receive,
+        consumer.receive_batch,
+        lambda: consumer.receive_several(3),
+        lambda: consumer.receive(PATIENCE_MS),
+        lambda: producer.send_async(b"y", deliver_after=timedelta(days=1)).result(),
+        consumer.close,
+        producer.close,
+        client.close,
+    ]
+    for wait in waits:
+        assert "do it in a thread of your own" in Told(client, wait).words()
+    assert "no message within 0 ms" in Told(client, lambda: consumer.receive(0)).words()
+    assert "not confirmed" in Told(client, lambda: producer.send_async(b"y").message_id()).words()
+    assert consumer.receive(PATIENCE_MS).data() == b"y"
+    producer.send(b"z")
+    assert consumer.receive(PATIENCE_MS).data() == b"z"
+
+
+def test_ranges_that_a_program_fails_on_end_no_polls(client: Client) -> None:
+    """The partition was polled no more: nothing came to this consumer, and to no other one."""
+    told = threading.Event()
+
+    def on_ranges(*_: object) -> None:
+        told.set()
+        raise SystemExit(3)
+
+    with client.subscribe("orders", "billing", on_ranges=on_ranges) as consumer:
+        assert told.wait(LATE_S)
+        client.create_producer("orders").send(b"x")
+        assert consumer.receive(round(LATE_S * 1000)).data() == b"x"
+
+
+def test_rows_as_a_list_are_acknowledged(client: Client) -> None:
+    with client.subscribe("orders", "billing", initial_position="earliest") as consumer:
+        client.create_producer("orders").send_batch(batch(1, 4)).result(PATIENCE_S)
+        received = consumer.receive_batch(PATIENCE_MS)
+        assert received is not None
+        odd: list[Any] = [[7], [0.5], np.array([True, False, True, False])]
+        for rows in odd:
+            with pytest.raises(Invalid, match="0 to 3"):
+                consumer.acknowledge(received, rows=rows)
+        consumer.acknowledge(received, rows=[0, 1, 3], ack_receipt=True)
+        assert consumer.held() == 1
+        client.create_producer("orders").send(b"next")
+        assert consumer.receive(PATIENCE_MS).data() == b"next"
+
+
+def test_who_waits_for_a_lost_broker_hears_that_the_client_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing the client ended the question, and whoever waited for its answer waited for ever."""
+    asked, answered, told = threading.Event(), threading.Event(), list[Any]()
+
+    async def append(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            sent.result()
+        except SluiceError as error:
+            told.append(error)
+            answered.set()
+
+    def heard(error: SluiceError | None, at: MessageId | None) -> None:
+        told.append(error)
+
+    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+        client.create_topic("orders", 1)
+        producer = client.create_producer("orders")
+        monkeypatch.setattr(PartitionProducer, "_append", append)
+        sent = producer.send_async(b"x", heard)
+        assert asked.wait(PATIENCE_S)
+        threading.Thread(target=wait, daemon=True).start()
+        with contextlib.suppress(Unavailable):
+            producer.close(timeout_s=0.01)
+        assert not told
+    assert answered.wait(LATE_S)
+    assert len(told) == 2
+    assert all(isinstance(one, Unavailable) and "its outcome is unknown" in str(one) for one in told)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, 1e3, float("nan"), True, None, "5"])
+def test_a_queue_of_odd_size_is_refused(client: Client, value: Any) -> None:
+    """Such a consumer was opened, and received nothing: each of its polls was refused."""
+    with pytest.raises(Invalid, match="receiver_queue_size is a whole number, 1 to 2147483647, not"):
+        client.subscribe("orders", "billing", receiver_queue_size=value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "gzip"},
+        {"compression": "none"},
+        {"initial_sequence_id": 1.5},
+        {"initial_sequence_id": "1"},
+        {"initial_sequence_id": True},
+        {"batching_max_messages": None},
+    ],
+)
+def test_a_producer_that_could_send_nothing_is_refused(client: Client, options: dict[str, Any]) -> None:
+    with pytest.raises(Invalid, match=next(iter(options))):
+        client.create_producer("orders", **options)
+
+
+@pytest.mark.parametrize("delay", [1.5, "5", -1, float("nan"), None, True])
+def test_a_redelivery_delay_is_known_when_subscribing(client: Client, delay: Any) -> None:
+    with pytest.raises(Invalid, match="negative_ack_redelivery_delay_ms is a whole number"):
+        client.subscribe("orders", "billing", negative_ack_redelivery_delay_ms=delay)
+
+
+def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> None:
+    """What it was to limit was done to everything."""
+    with client.subscribe("orders", "billing", initial_position="earliest"):
+        client.create_producer("orders").send_batch(batch(1, 4)).result(PATIENCE_S)
+    with pytest.raises(Invalid, match="unknown argument of clear_backlog 'dry_run'"):
+        client.admin("orders", "billing", "clear_backlog", dry_run=True)
+    with pytest.raises(Invalid, match="unknown argument of seek 'timestamp'; there are message_id, time"):
+        client.admin("orders", "billing", "seek", timestamp=1)
+    (row,) = client.stats("orders", "billing")
+    assert row["msgBacklog"] == 4
