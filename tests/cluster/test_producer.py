@@ -300,7 +300,7 @@ def test_no_batch_is_sent_of_a_message_that_was_refused() -> None:
 
 def test_settings_with_which_nothing_could_go_out_are_refused() -> None:
     for wrong in ({"max_messages": 0}, {"max_bytes": 0}, {"max_delay_ms": -1}):
-        with pytest.raises(Invalid, match="is a whole number, [01] to"):
+        with pytest.raises(Invalid, match=r"is a whole number, [01] to"):
             Batching(**wrong)
 
 
