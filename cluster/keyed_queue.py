@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from actors.names import check_name
 from cluster.bootstrap.connecting import connect
+from cluster.producer import as_bytes
 from cluster.receiver_queue import NothingArrived
 from storage.errors import Invalid, SluiceError
+from storage.message_container import MessageContainer
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -148,14 +150,21 @@ class KeyedQueue:
         self._writer().send_async(_packed(item), self._settled, partition_key=key)
 
     def put_nowait_batch(self, items: Sequence[Any], keys: Sequence[Key] | None = None) -> None:
-        """Put many items, all or, if there is no room for all of them, none. Raises Full; errors as `put_nowait`."""
+        """Put many items, all or, if there is no room for all of them or one of them cannot be put, none. Raises Full;
+        errors as `put_nowait`.
+        """
         if keys is not None and len(keys) != len(items):
             raise Invalid(f"{len(items)} items have {len(keys)} keys; give one each")
+        packed = [_packed(item) for item in items]
+        keyed = [None] * len(items) if keys is None else list(keys)
+        trial = MessageContainer()
+        for item, key in zip(packed, keyed, strict=True):
+            trial.add(item, as_bytes(key), 0)
         self._take_room(len(items), False, None)
         self._raise_error()
         writer = self._writer()
-        for at, item in enumerate(items):
-            writer.send_async(_packed(item), self._settled, partition_key=None if keys is None else keys[at])
+        for item, key in zip(packed, keyed, strict=True):
+            writer.send_async(item, self._settled, partition_key=key)
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None, *, key: Key = None) -> None:
         """The same as `put` for a running event loop: others go on while it waits. Raises Full, SluiceErrors."""

@@ -229,9 +229,9 @@ class Producer:
             try:
                 row = container.add(
                     payload,
-                    _bytes(partition_key),
+                    as_bytes(partition_key),
                     now,
-                    ordering_key=_bytes(ordering_key),
+                    ordering_key=as_bytes(ordering_key),
                     properties=properties,
                     event_time=event_timestamp,
                     deliver_at=deliver_at,
@@ -442,7 +442,8 @@ def _named(
     return named, delay_id if key is None and ordering_key is None else ordering_key
 
 
-def _bytes(value: str | bytes | None) -> bytes | None:
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """A key or a payload as messages carry it. Raises Invalid for text that is none."""
     try:
         return value.encode() if isinstance(value, str) else value
     except UnicodeEncodeError:
@@ -451,5 +452,5 @@ def _bytes(value: str | bytes | None) -> bytes | None:
 
 def _payload(content: object) -> bytes:
     if isinstance(content, bytes | str):
-        return bytes(_bytes(content) or b"")
+        return bytes(as_bytes(content) or b"")
     raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,13 @@ def client() -> Iterator[Client]:
 def queue(client: Client, request: pytest.FixtureRequest) -> Iterator[KeyedQueue]:
     with KeyedQueue(request.node.name.replace("[", "-").replace("]", ""), client=client) as one:
         yield one
+
+
+class Unpacked:
+    """An item that no pickle can be made of."""
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("not packed")
 
 
 def taken(queue: KeyedQueue, count: int) -> list[Item]:
@@ -377,3 +385,17 @@ def test_a_program_that_uses_ray_gets_its_broker(tmp_path: Path) -> None:
         leave_nothing(sessions)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == "done"
+
+
+def test_a_batch_with_an_odd_item_puts_none_of_them(queue: KeyedQueue) -> None:
+    """Those before it were in the queue, and nobody could say how many."""
+    with pytest.raises(RuntimeError, match="not packed"):
+        queue.put_nowait_batch([1, Unpacked(), 3])
+    with pytest.raises(Invalid, match="column 'payload' holds"):
+        queue.put_nowait_batch([1, b"x" * (5 << 20), 3])
+    odd: list[Any] = [["k", 5, "k"], ["k", "\ud800", "k"]]
+    for keys in odd:
+        with pytest.raises(Invalid):
+            queue.put_nowait_batch([1, 2, 3], keys)
+    queue.flush()
+    assert queue.qsize() == 0
