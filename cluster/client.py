@@ -51,6 +51,7 @@ from cluster.delayed import DelayedChanges, due_time
 from cluster.loop import LoopThread, NoReplyInTime
 from cluster.message import MessageId
 from cluster.net import DirectNet
+from cluster.own_process import OfThisProcess
 from cluster.producer import Batching, Producer, ProducerOptions
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
 from cluster.settings_input import check_known, check_whole, wanted_settings, wanted_subscription
@@ -71,8 +72,10 @@ OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
 
 
-class Client(StoredMessages):
+class Client(OfThisProcess, StoredMessages):
     """A connection to a cluster. Safe for threads; close it, or use it as a context manager."""
+
+    elsewhere = "another one calls cluster.connect() itself"
 
     def __init__(
         self, on_close: contextlib.ExitStack | None = None, net: DirectNet | None = None, loop: LoopThread | None = None

@@ -27,6 +27,7 @@ from actors.consumer.revocations import TakingBack
 from actors.messages import Event
 from cluster.loop import LoopThread, call_user
 from cluster.message import Batch, Message, MessageId
+from cluster.own_process import OfThisProcess
 from cluster.receiver_queue import ReceiverQueue
 from storage.errors import Fenced, Invalid, NotFound, SluiceError
 from storage.position import ascending
@@ -64,12 +65,14 @@ class ConsumerOptions:
     on_ranges: RangesCallback | None = None
 
 
-class Consumer:
+class Consumer(OfThisProcess):
     """Receives from every partition. Safe for threads.
 
     Messages stay this consumer's until they are acknowledged, given back, or its lease runs out (a process that is
     stopped for longer must assume that others have them; their acknowledgements are then ignored).
     """
+
+    elsewhere = "another one connects and opens its own"
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from actors.consumer.held import Received
+from cluster.own_process import OfThisProcess
 from storage.errors import Invalid
 from storage.position import Positions, entry_of, ledger_of, parse, show
 
@@ -66,12 +67,14 @@ class MessageId:
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
+class Batch(OfThisProcess):
     """Messages of one partition for this consumer, as columns, in the order in which they were sent; n rows.
 
     rows: pyarrow record batch with key, payload, publish_time and, where used, ordering_key, properties, event_time.
     positions, dispatch, deliver_at: int64 (n,). redeliveries: uint8 (n,). pandas and polars read `rows` directly.
     """
+
+    elsewhere = "send what it carries, as its rows"
 
     topic: str
     received: Received
@@ -156,8 +159,10 @@ class Batch:
 
 
 @dataclass(eq=False, slots=True)
-class Message:
+class Message(OfThisProcess):
     """One message."""
+
+    elsewhere = "send what it carries, as data() and message_id()"
 
     batch: Batch
     row: int

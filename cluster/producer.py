@@ -28,6 +28,7 @@ from actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, 
 from cluster.delayed import due_after
 from cluster.loop import LoopThread, call_user
 from cluster.message import MessageId
+from cluster.own_process import OfThisProcess
 from cluster.receipts import Receipt, SendCallback, SentMessage
 from cluster.settings_input import check_whole
 from storage.batch import StoredBatch, make_batch
@@ -84,8 +85,10 @@ class _Columns:
     size: int
 
 
-class Producer:
+class Producer(OfThisProcess):
     """Sends to all partitions of a topic. Safe for threads; order per key is the order of the calls."""
+
+    elsewhere = "another one connects and opens its own"
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray.cloudpickle
 
 import cluster
 from actors.producer.producer import PartitionProducer
@@ -169,3 +171,21 @@ def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> Non
         client.admin("orders", "billing", "seek", timestamp=1)
     (row,) = client.stats("orders", "billing")
     assert row["msgBacklog"] == 4
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, ray.cloudpickle.dumps])
+def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callable[[object], bytes]) -> None:
+    """Not what of it has no pickle: that is what a task of Ray was refused with."""
+    with client.subscribe("orders", "billing") as consumer, client.create_producer("orders") as producer:
+        at = producer.send(b"x")
+        message = consumer.receive(PATIENCE_MS)
+        for one, words in (
+            (client, "a Client stays in the process that it is of; another one calls cluster.connect"),
+            (producer, "a Producer stays in the process that it is of; another one connects"),
+            (consumer, "a Consumer stays in the process that it is of; another one connects"),
+            (message, "a Message stays in the process that it is of; send what it carries"),
+            (message.batch, "a Batch stays in the process that it is of; send what it carries"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                dumps(one)
+        assert pickle.loads(dumps(message.message_id())) == at

@@ -1,0 +1,17 @@
+"""What cannot be sent to another process, as an argument of a Ray task for example, and says so."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+
+class OfThisProcess:
+    """Base of what has threads and connections of its process."""
+
+    __slots__ = ()
+    elsewhere: ClassVar[str]
+    """What another process does instead."""
+
+    def __reduce__(self) -> NoReturn:
+        """Raises TypeError, as pickle does for what it cannot take."""
+        raise TypeError(f"a {type(self).__name__} stays in the process that it is of; {self.elsewhere}")
