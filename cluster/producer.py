@@ -12,6 +12,7 @@ the order of that queue.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -256,8 +257,11 @@ class Producer(OfThisProcess):
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far has its outcome."""
         self._loop.soon(self._send_all)
-        for part in self._parts:
-            self._loop.run(part.flush(), timeout_s)
+        self._loop.run(self._flush(), timeout_s)
+
+    async def _flush(self) -> None:
+        """All partitions at once, which share the time-out."""
+        await asyncio.gather(*(part.flush() for part in self._parts))
 
     def close(self, timeout_s: float | None = 30) -> None:
         """Wait for messages on their way, then refuse further sends. A forked child leaves it to its parent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,7 @@ from actors.messages.limits import SEQUENCES
 from actors.producer.producer import Outgoing, PartitionProducer
 from cluster.client import Client
 from cluster.delayed import due_time
+from cluster.loop import LoopThread
 from cluster.message import MessageId
 from cluster.producer import MAX_PENDING_MESSAGES, Batching, Producer, ProducerOptions
 from cluster.receipts import SentMessage
@@ -24,6 +26,7 @@ from storage.errors import Fenced, Invalid, Unavailable
 from storage.hashing import masked_hash
 
 NOW, LONGEST = 1_700_000_000_000, 10_000
+LATE_S = 20.0
 
 
 class Loop:
@@ -356,3 +359,25 @@ def test_a_batch_of_odd_size_is_refused(value: Any) -> None:
     for name in ("max_messages", "max_bytes"):
         with pytest.raises(Invalid, match=r"^batching_max_\w+ is a whole number, 1 to 2147483647, not "):
             Batching(**{name: value})
+
+
+def test_partitions_are_flushed_together() -> None:
+    """One after the other, each of them had the whole time-out. Here each one ends when the others have begun."""
+    loop, stage = LoopThread("test"), Stage(partitions=3)
+    begun = list[int]()
+    all_begun = asyncio.Event()
+
+    async def flush() -> None:
+        begun.append(len(begun))
+        if len(begun) == len(stage.parts):
+            all_begun.set()
+        await all_begun.wait()
+
+    for part in stage.parts:
+        cast(Any, part).flush = flush
+    cast(Any, stage.producer)._loop = loop
+    try:
+        stage.producer.flush(LATE_S)
+    finally:
+        loop.stop()
+    assert begun == [0, 1, 2]
