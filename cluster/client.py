@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -108,7 +108,7 @@ class Client(OfThisProcess, StoredMessages):
         self.pulsar_service_url = ""
         """Where clients of Apache Pulsar connect to a cluster in this process; empty if it serves none."""
         self._open: dict[int, Producer | Consumer] = {}
-        self._producers: WeakSet[Producer] = WeakSet()
+        self._producers: WeakValueDictionary[int, Producer] = WeakValueDictionary()
         """Closed ones too, which may not have heard of all that they sent."""
         self._closed = False
 
@@ -236,7 +236,7 @@ class Client(OfThisProcess, StoredMessages):
 
         producer = self._open_within(work, OPEN_TIMEOUT, f"opening a producer on {topic}", give_up)
         self._remember(producer)
-        self._producers.add(producer)
+        self._producers[id(producer)] = producer
         return producer
 
     def _open_within(
@@ -548,8 +548,9 @@ class Client(OfThisProcess, StoredMessages):
                 with contextlib.suppress(Exception):
                     opened.close()
             self._loop.soon(self._tasks.cancel_all)
-            for producer in self._producers:
-                self._loop.soon(producer.abandon)
+            for reference in self._producers.valuerefs():  # a list, whatever other threads open meanwhile
+                if (producer := reference()) is not None:
+                    self._loop.soon(producer.abandon)
             self._loop.soon(self._net.close)
             if self._own_loop:
                 self._loop.stop()
