@@ -97,9 +97,7 @@ def test_rows_as_a_list_are_acknowledged(client: Client) -> None:
         assert consumer.receive(PATIENCE_MS).data() == b"next"
 
 
-def test_who_waits_for_a_lost_broker_hears_that_the_client_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_lost_broker_hears_of_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing the client ended the question, and whoever waited for its answer waited for ever."""
     asked, answered, told = threading.Event(), threading.Event(), list[Any]()
 
