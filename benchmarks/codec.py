@@ -113,12 +113,12 @@ def _cuts(data: list[bytes]) -> list[Cut]:
 def _rows(cut: Cut) -> pa.RecordBatch:
     (sends,) = (read_sends(cut, 0, len(cut)) or {}).values()
     assert sends is not None
-    return run_of(sends.table, now=NOW, producer="till", first_sequence=0).rows
+    return run_of(sends.table, now=NOW, producer="till").rows
 
 
 def _decoded(cut: Cut) -> pa.RecordBatch:
     sends = [Send(parse(Command, found.command).send, body_of(found.rest)) for found in cut]
-    (group,) = decode_sends(sends, now=NOW, producer="till", first_sequence=0)
+    (group,) = decode_sends(sends, now=NOW, producer="till")
     return group.batch.rows
 
 
@@ -131,7 +131,7 @@ def encoding(reads: list[list[bytes]]) -> dict[str, Callable[[], list[Any]]]:
         assert sends.bodies is not None
         recent = FrameCache()
         recent.keep(FIRST, sends.rows, sends.bodies)
-        parts.append((_part(run_of(sends.table, now=NOW, producer="till", first_sequence=0).rows), recent))
+        parts.append((_part(run_of(sends.table, now=NOW, producer="till").rows), recent))
 
     def as_they_came() -> list[Any]:
         return [encode_part(part, TO, recent=recent).data for part, recent in parts]

@@ -136,7 +136,8 @@ def make_batch(
     Keys and payloads may be binary or string columns, times timestamps of any unit; what is no whole millisecond of a
     `deliver_at` is rounded up, of other times down. `publish_time` defaults to `now` (ms). A message without key gets
     the sticky key `producer-sequence` (KS-4), so key-less messages spread over the consumers; its stored key stays
-    null. Raises Invalid naming the column and what it should be.
+    null. The sequence is that of `sequence_id` where there is one, which all chunks of a message share. Raises Invalid
+    naming the column and what it should be.
     """
     unknown = sorted(set(data.schema.names) - set(accepted))
     if unknown:
@@ -162,8 +163,10 @@ def make_batch(
         _check_size(columns["ordering_key"], "ordering_key", MAX_KEY_BYTES)
         sticky = pc.coalesce(columns["ordering_key"], sticky)
     if sticky.null_count:
-        sequence = pa.array(np.arange(first_sequence, first_sequence + count)).cast(pa.string())
-        generated = pc.binary_join_element_wise(producer, sequence, "-").cast(pa.binary())
+        sequence = pa.array(np.arange(first_sequence, first_sequence + count))
+        if "sequence_id" in columns:
+            sequence = pc.coalesce(columns["sequence_id"], sequence)
+        generated = pc.binary_join_element_wise(producer, sequence.cast(pa.string()), "-").cast(pa.binary())
         sticky = pc.coalesce(sticky, generated)
     rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema([_field(name) for name in columns]))
     deliver_at = None

@@ -48,6 +48,9 @@ def _mask(rows: pa.Table | pa.RecordBatch, keys: Sequence[bytes]) -> pa.Array:
 
 def _keyless(rows: pa.RecordBatch) -> pa.Array:
     """The sticky hashes that the rows would have without keys."""
-    sequence = rows.column("sequence").cast(pa.string())
+    sequence = rows.column("sequence")
+    if "sequence_id" in rows.schema.names:
+        sequence = pc.coalesce(rows.column("sequence_id"), sequence)
+    sequence = sequence.cast(pa.string())
     names = rows.column("producer").cast(pa.string())
     return pa.array(hash_column(pc.binary_join_element_wise(names, sequence, "-").cast(pa.binary())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from storage.batch import decode_body, make_batch
+from storage.batch import GIVEN_BY_CLIENTS, decode_body, make_batch
 from storage.erasure import holds, without
 from storage.frame import Frame, Header, make_run
 from storage.history import PartWriter, SealedPart, decode_footer, decode_group
@@ -17,7 +17,7 @@ def frame_of(keys: list[bytes | None], **columns: object) -> Frame:
     table = pa.table(
         {"key": pa.array(keys, pa.binary()), "payload": [b"secret %d" % n for n in range(count)], **columns}
     )
-    batch = make_batch(table, now=1_000, producer="p", first_sequence=7)
+    batch = make_batch(table, now=1_000, producer="p", first_sequence=7, accepted=GIVEN_BY_CLIENTS)
     run = make_run(batch)
     header = Header(
         ledger=3, run=0, first_entry=0, count=count, epoch=1, last_confirmed=-1, producer="p", first_sequence=7,
@@ -63,6 +63,13 @@ def test_nothing_of_a_key_is_left_but_its_place() -> None:
     assert [left.hashes[row] == frame.hashes[row] for row in (1, 2, 4)] == [True, True, True]
     for word in (b"secret 0", b"secret 3", b"n0", b"n3"):
         assert word not in data
+
+
+def test_what_a_client_sent_is_as_if_it_had_sent_no_key() -> None:
+    numbers = [30, 31, 32, 33, 34]
+    left, _, _ = anew(frame_of(KEYS, sequence_id=numbers), [b"ada"])
+    without_key = frame_of([None] * 5, sequence_id=numbers)
+    assert [left.hashes[row] == without_key.hashes[row] for row in (0, 2, 3)] == [True, True, True]
 
 
 def test_who_has_nothing_of_a_key_stays_as_it_is() -> None:

@@ -106,7 +106,7 @@ class _Rows:
     properties: list[list[tuple[str, str]] | None] = field(default_factory=list)
     event_time: list[int | None] = field(default_factory=list)
     deliver_at: list[int] = field(default_factory=list)
-    sequence_id: list[int | None] = field(default_factory=list)
+    sequence_id: list[int] = field(default_factory=list)
     batch_index: list[int | None] = field(default_factory=list)
     pulsar: list[bytes] = field(default_factory=list)
 
@@ -149,9 +149,7 @@ class Group:
     batch: StoredBatch
 
 
-def decode_sends(
-    sends: list[Send], *, now: int, producer: str, first_sequence: int, largest: int = MAX_INFLATED
-) -> list[Group]:
+def decode_sends(sends: list[Send], *, now: int, producer: str, largest: int = MAX_INFLATED) -> list[Group]:
     """The rows of frames of one producer, in order, in as few runs as they fit. Sets `rows` and `error` of each frame.
 
     A frame that cannot be read is refused whole, and the others are not. largest: bytes of one message, by what clients
@@ -167,21 +165,20 @@ def decode_sends(
     for taken in _grouped(fine):
         few = _few(taken)
         if few is not None:
-            batch = stored(few, producer=producer, first_sequence=first_sequence)
+            batch = stored(few, producer=producer)
         else:
             rows = _joined(taken, table, ranges)
-            batch = run_of(rows, now=now, producer=producer, first_sequence=first_sequence)
+            batch = run_of(rows, now=now, producer=producer)
         groups.append(Group([one.send for one in taken], batch))
-        first_sequence += len(batch)
     return groups
 
 
-def run_of(rows: pa.RecordBatch, *, now: int, producer: str, first_sequence: int) -> StoredBatch:
+def run_of(rows: pa.RecordBatch, *, now: int, producer: str) -> StoredBatch:
     """Rows as what a producer publishes."""
-    return make_batch(rows, now=now, producer=producer, first_sequence=first_sequence, accepted=GIVEN_BY_CLIENTS)
+    return make_batch(rows, now=now, producer=producer, accepted=GIVEN_BY_CLIENTS)
 
 
-def stored(rows: _Rows, *, producer: str, first_sequence: int) -> StoredBatch:
+def stored(rows: _Rows, *, producer: str) -> StoredBatch:
     """What `run_of` makes of these rows, without columns in between, of which one message would pay for each step.
 
     Nothing is checked: `_unpack` and `_add` have.
@@ -193,7 +190,7 @@ def stored(rows: _Rows, *, producer: str, first_sequence: int) -> StoredBatch:
     keys = [key if order is None else order for key, order in zip(rows.key, rows.ordering_key, strict=True)]
     hashes = [
         masked_hash(b"%b-%d" % (producer.encode(), number) if key is None else key)
-        for number, key in enumerate(keys, first_sequence)
+        for number, key in zip(rows.sequence_id, keys, strict=True)
     ]
     deliver_at = np.array(rows.deliver_at, np.int64) if any(rows.deliver_at) else None
     return StoredBatch(pa.RecordBatch.from_struct_array(table), deliver_at, np.array(hashes, np.uint32))

@@ -349,7 +349,7 @@ def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, 
     keys = table.column("key")
     plain = _is_as_it_came(read, taken, keys)
     # Where a message has no key its hash is made of the producer's name.
-    whole = None if keys.null_count else run_of(table, now=0, producer="", first_sequence=0)
+    whole = None if keys.null_count else run_of(table, now=0, producer="")
     made: dict[int, Sends | None] = {}
     begin = 0
     ends = np.append(firsts[1:], len(mine))

@@ -173,7 +173,7 @@ class WireProducer:
 
     def _decoded(self, sends: list[Send]) -> list[Group]:
         now, largest = self._gateway.ports.clock.now(), self._gateway.max_message_bytes
-        return decode_sends(sends, now=now, producer=self.name, first_sequence=self._next, largest=largest)
+        return decode_sends(sends, now=now, producer=self.name, largest=largest)
 
     def _without_duplicates(self, sends: list[Send]) -> tuple[list[Send], list[Group]]:
         """(The frames that are taken, the runs of those that are new.) A frame that is refused is the last one."""
@@ -236,7 +236,7 @@ class WireProducer:
         first = self._first_of(sends)
         batch, now = sends.batch, self._gateway.ports.clock.now()
         if batch is None:
-            batch = run_of(sends.table, now=now, producer=self.name, first_sequence=first)
+            batch = run_of(sends.table, now=now, producer=self.name)
         self._part.send(self._outgoing_vectorized(sends, batch, first))
 
     def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:

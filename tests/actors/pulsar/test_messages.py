@@ -43,7 +43,7 @@ def decoded(*given_sends: Send) -> StoredBatch:
 
 
 def groups_of(*given_sends: Send) -> list[Group]:
-    return decode_sends(list(given_sends), now=NOW, producer="till", first_sequence=0)
+    return decode_sends(list(given_sends), now=NOW, producer="till")
 
 
 def back(pieces: EncodedFrames) -> list[tuple[Any, Any, bytes]]:
@@ -145,6 +145,17 @@ def test_bytes_as_keys_are_hashed_as_bytes() -> None:
     (_, alone, _), (_, _, payload) = frames(part(rows))
     assert (alone.partition_key, alone.key_is_base64) == (key, True)
     assert (singles(payload)[0][0].partition_key, singles(payload)[0][0].key_is_base64) == (key, True)
+
+
+def test_ks_4_without_a_key_the_clients_sequence_id_counts() -> None:
+    """All chunks of a message have one, so that whoever puts them together gets them all."""
+    chunks = [single(uuid=b"u", num_chunks=3, chunk_id=number, total_chunk_size=12) for number in range(3)]
+    hashes = [int(group.batch.hashes[0]) for group in groups_of(*chunks)]
+    assert hashes == [masked_hash(b"till-7")] * 3
+    rows = decoded(single(), single(sequence_id=8), batch({}, {}, {"partition_key": b""}, {"ordering_key": b""}))
+    keys = [b"till-7", b"till-8", b"till-0", b"till-1", b"", b""]
+    assert rows.hashes.tolist() == [masked_hash(key) for key in keys], "an empty key is a key"
+    assert rows.rows.column("key").to_pylist() == [None, None, None, None, b"", None]
 
 
 def test_no_frame_has_holes_and_counts_do_not_mix() -> None:

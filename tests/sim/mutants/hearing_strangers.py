@@ -18,6 +18,22 @@ DECODER = "actors.pulsar.codec.send_decoder"
 
 HEARING_STRANGERS: list[Mutant] = [
     Mutant(
+        name="each chunk of a message without key has a hash of its own",
+        module="actors.pulsar.codec.send_decoder",
+        old="for number, key in zip(rows.sequence_id, keys, strict=True)",
+        new="for number, key in enumerate(keys, masked_hash(rows.payload[0]))",
+        world="gateway",
+        test="tests/actors/pulsar/test_keyless.py::test_ks_4_all_chunks_of_a_message_go_to_one",
+    ),
+    Mutant(
+        name="messages without key that come together have the hashes of others",
+        module="storage.batch",
+        old='        if "sequence_id" in columns:\n',
+        new="        if False:\n",
+        world="gateway",
+        test="tests/actors/pulsar/test_messages.py::test_ks_4_without_a_key_the_clients_sequence_id_counts",
+    ),
+    Mutant(
         name="each message of a batch gets whatever its metadata say",
         module=DECODER,
         old="    if count > 1 and len(send.body.metadata) > MOST_REST and",
@@ -180,8 +196,8 @@ HEARING_STRANGERS: list[Mutant] = [
     Mutant(
         name="what clients are told of sizes is not looked at",
         module="actors.pulsar.conversation.wire_producer",
-        old="first_sequence=self._next, largest=largest)",
-        new="first_sequence=self._next)",
+        old="producer=self.name, largest=largest)",
+        new="producer=self.name)",
         world=GATEWAY,
         test=f"{LARGEST}::test_what_is_small_as_it_is_compressed_stays_small",
     ),

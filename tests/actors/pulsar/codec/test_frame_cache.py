@@ -63,7 +63,7 @@ def bodies(*given: bytes) -> CachedBodies:
 
 
 def given_of(sends: Sends) -> Received:
-    return part(run_of(sends.table, now=NOW, producer="till", first_sequence=0), first=FIRST)
+    return part(run_of(sends.table, now=NOW, producer="till"), first=FIRST)
 
 
 with_text_keys = st.builds(lambda message, key: {**message, "partition_key": key}, plain, text)

@@ -48,7 +48,7 @@ def parts(draw: st.DrawFn, fields: Any) -> Received:
         more = draw(st.fixed_dictionaries({}, optional=common))
         alone = len(several) == 1 and draw(st.booleans())
         sends.append(single(**several[0], **more) if alone else batch(*several, **more))
-    (group,) = decode_sends(sends, now=NOW, producer="till", first_sequence=0)
+    (group,) = decode_sends(sends, now=NOW, producer="till")
     whole = part(group.batch, first=draw(st.integers(1 << 32, 1 << 62)))
     rows = draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=len(whole), unique=True))
     some = taken(whole, sorted(rows))
@@ -98,7 +98,7 @@ def test_native_messages_are_encoded_vectorized() -> None:
 
 def test_pieces_that_are_done_are_left_out() -> None:
     sends = [single(b"%d" % number, sequence_id=number) for number in range(40)]
-    (group,) = decode_sends(sends, now=NOW, producer="till", first_sequence=0)
+    (group,) = decode_sends(sends, now=NOW, producer="till")
     some = part(group.batch)
     some.close(np.arange(0, 40, 2))
     pieces = encode_part(some, Addressee(1, -1, None))
@@ -110,7 +110,7 @@ def test_pieces_that_are_done_are_left_out() -> None:
 @pytest.mark.parametrize("least", [1, 1 << 30], ids=["vectorized", "alone"])
 def test_what_is_not_done_of_a_batch_is_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_encoder, "VECTORIZED_FROM", least)
-    (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till", first_sequence=0)
+    (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till")
     some = part(group.batch)
     some.close(np.array([0, 3]))
     pieces = encode_part(some, Addressee(1, -1, None))

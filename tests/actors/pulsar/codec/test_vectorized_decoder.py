@@ -80,8 +80,8 @@ def one_by_one(frames: list[bytes]) -> list[Send]:
 def agree(sends: Sends, mine: list[bytes]) -> None:
     """Rows and receipts are those of the frames one by one."""
     alone = one_by_one(mine)
-    (group,) = decode_sends(alone, now=NOW, producer="till", first_sequence=5)
-    made = run_of(sends.table, now=NOW, producer="till", first_sequence=5)
+    (group,) = decode_sends(alone, now=NOW, producer="till")
+    made = run_of(sends.table, now=NOW, producer="till")
     assert made.rows.to_pylist() == group.batch.rows.to_pylist()
     assert made.rows.schema == group.batch.rows.schema
     assert (made.hashes == group.batch.hashes).all()
@@ -122,7 +122,7 @@ def test_few_rows_are_what_columns_make_of_them(given_frames: list[tuple[int, by
 
     def decoded() -> list[Any]:
         sends = one_by_one(frames)
-        groups = decode_sends(sends, now=NOW, producer=producer, first_sequence=5)
+        groups = decode_sends(sends, now=NOW, producer=producer)
         due = [None if one.batch.deliver_at is None else one.batch.deliver_at.tolist() for one in groups]
         told = [(send.rows, send.error) for send in sends]
         return [[(one.batch.rows, one.batch.hashes.tolist()) for one in groups], due, told]

@@ -22,7 +22,7 @@ PLACES = range(12)
 
 
 def a_part() -> Received:
-    (group,) = decode_sends([batch(*({} for _ in range(40)))], now=NOW, producer="till", first_sequence=0)
+    (group,) = decode_sends([batch(*({} for _ in range(40)))], now=NOW, producer="till")
     return part(group.batch)
 
 
