@@ -181,6 +181,15 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
 def _recently_joined(core: Core, policy: RecentlyJoined, row: int, now: int) -> Reason:
     """Whose joining holds the row back, which for a redelivery may be that of another newcomer than its owner."""
     window, slot = core.window, int(core.tables.owner[int(core.window.hash[row])])
+    pending = window.rows_in(PENDING)
+    mine = (window.hash[pending] == window.hash[row]) & (window.consumer[pending] != slot)
+    if policy.keeps_brought and mine.any():
+        held = _holders(core, pending[mine], now)
+        text = (
+            f"{held[0]['consumer']} holds {len(held)} unacknowledged of the hash, some since an earlier owner perhaps"
+        )
+        unblocks = f"acknowledgement of these messages, or {held[0]['consumer']} leaving"
+        return _reason("recently_joined", text, unblocks, held=held[:_SHOWN])
     whose, position = policy.limit(slot, fresh=bool(window.state[row] == FRESH))
     limit = show(position)
     text = f"{owner_name(core, whose)} joined when {limit} was the last position, and not all up to it is acknowledged"
@@ -189,8 +198,6 @@ def _recently_joined(core: Core, policy: RecentlyJoined, row: int, now: int) -> 
     unblocks = f"acknowledgement of everything up to {limit}"
     if not policy.remember_unacked_keys:
         return _reason("recently_joined", text, unblocks, joined_at=limit)
-    pending = window.rows_in(PENDING)
-    mine = (window.hash[pending] == window.hash[row]) & (window.consumer[pending] != slot)
     held = _holders(core, pending[mine], now)
     text += f"; {held[0]['consumer']} holds {len(held)} unacknowledged of the hash"
     unblocks = f"acknowledgement of these, or of everything up to {limit}"

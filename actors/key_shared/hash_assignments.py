@@ -67,6 +67,7 @@ def join(
         parking.bring_back(core, np.unique(holding))
         core.parked.ask_back()
         core.members.claim(member, np.unique(holding))
+        core.policy.brought(int(holding.max()))
         finish_claims(core, member, finished)
         claim(core, member)
         revocation.revoke(core)

@@ -15,6 +15,11 @@ A policy owns one gate: given rows with their hashes and owners, which of them m
 `remember_unacked_keys` (PIP-319) lets a recently joined consumer have messages above its position after all, when
 nobody else holds unacknowledged messages of their hash (RK-3). Under draining hashes it has no effect (RK-4).
 
+A new owner of the subscription does not know who had joined recently, and to it all consumers are new. In Pulsar they
+lose what they hold then. Here they keep it, so `RecentlyJoined` holds back what belongs to a hash of which another
+consumer has messages, until all that consumers brought is acknowledged. Otherwise both flows of PIP-282 would be out of
+order again.
+
 The gate is asked by the dispatch and by `explain`; there is no second copy of it.
 """
 
@@ -72,8 +77,11 @@ class Policy(Protocol):
     def left(self, slot: int, remaining: int) -> None:
         """A consumer left."""
 
+    def brought(self, position: int) -> None:
+        """A consumer holds messages from before a change of owner, the last of them at this position."""
+
     def remembers(self) -> bool:
-        """An acknowledgement alone may open the gate (PIP-319)."""
+        """An acknowledgement alone may open the gate."""
 
     def marked(self, position: int) -> bool:
         """Everything up to `position` is acknowledged; True if that opened the gate for a consumer."""
@@ -96,6 +104,9 @@ class DrainingHashes:
 
     def left(self, slot: int, remaining: int) -> None:
         """Nothing to forget."""
+
+    def brought(self, position: int) -> None:
+        """It drains like everything else."""
 
     def remembers(self) -> bool:
         """Draining has its own count."""
@@ -134,19 +145,31 @@ class RecentlyJoined:
         self.which = which
         self.remember_unacked_keys = remember_unacked_keys
         self.recent: dict[int, int] = {}
-        self.mark_delete = EARLIEST
+        self.mark_delete = self._brought = EARLIEST
 
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
-        """Rows above the position of their owner, if that is a recently joined one (LS-6)."""
-        if not self.recent:
-            return None
+        """Rows above the position of their owner, if that is a recently joined one (LS-6), and rows of which another
+        consumer may hold earlier ones since an earlier owner.
+        """
+        above = self._above(window, rows) if self.recent else None
+        if self.keeps_brought:
+            held = held_elsewhere(window, rows.hashes, rows.owners)
+            above = held if above is None else above | held
+        return None if above is None else (Gate.RECENTLY_JOINED, above)
+
+    def _above(self, window: Window, rows: Candidates) -> Mask:
         limits = np.full(HASH_RANGE, np.iinfo(np.int64).max, np.int64)
         for slot in self.recent:
             _, limits[slot] = self.limit(slot, fresh=rows.fresh)
-        above = rows.positions > limits[rows.owners]
+        above: Mask = rows.positions > limits[rows.owners]
         if self.remember_unacked_keys and above.any():
             above &= held_elsewhere(window, rows.hashes, rows.owners)
-        return Gate.RECENTLY_JOINED, above
+        return above
+
+    @property
+    def keeps_brought(self) -> bool:
+        """Whether something that consumers hold from before a change of owner may not be acknowledged yet."""
+        return self._brought > self.mark_delete
 
     def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
         """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
@@ -169,17 +192,22 @@ class RecentlyJoined:
         if remaining <= 1:
             self.recent.clear()
 
+    def brought(self, position: int) -> None:
+        """Until all up to there is acknowledged, hashes wait for whoever has messages of them."""
+        self._brought = max(self._brought, position)
+
     def remembers(self) -> bool:
-        """With PIP-319, while a consumer has joined recently."""
-        return self.remember_unacked_keys and bool(self.recent)
+        """With PIP-319, while a consumer has joined recently, and while what consumers brought is not acknowledged."""
+        return self.keeps_brought or (self.remember_unacked_keys and bool(self.recent))
 
     def marked(self, position: int) -> bool:
         """Release those whose position is acknowledged with all before it."""
+        kept = self.keeps_brought
         self.mark_delete = max(self.mark_delete, position)
         free = [slot for slot, limit in self.recent.items() if limit <= self.mark_delete]
         for slot in free:
             del self.recent[slot]
-        return bool(free)
+        return bool(free) or kept != self.keeps_brought
 
     def last_sent(self, window: Window, last_read: int) -> int:
         """Highest position such that everything up to it was sent (LS-1 .. LS-3), derived from the window."""

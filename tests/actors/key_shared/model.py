@@ -59,6 +59,7 @@ class Model:
     parts: list[tuple[int, int]] = field(default_factory=list)
     points: dict[int, list[int]] = field(default_factory=dict)
     recent: dict[int, int] = field(default_factory=dict)
+    brought: int = -1
     last_read: int = -1
     mark_delete: int = -1
     all_blocked: bool = False
@@ -126,6 +127,7 @@ class Model:
     def join(self, name: str, holding: Sequence[int]) -> int:
         """A consumer joins."""
         consumer = Consumer(self.next_number, name, claims=set(holding))
+        self.brought = max([self.brought, *holding])
         self.next_number += 1
         if self.settings.selector == "consistent_hashing":
             self._add_to_ring(consumer)
@@ -435,14 +437,12 @@ class Model:
         elsewhere = any(
             m.hash == message.hash and m.state == "pending" and m.holder != owner for m in self.messages.values()
         )
-        if self.settings.policy == "draining_hashes":
+        if self.settings.policy == "draining_hashes" or (elsewhere and self.brought > self.mark_delete):
             return elsewhere
         if owner not in self.recent:
             return False
         limit = self.recent[owner] if message.state == "fresh" else min(self.recent.values())
-        if message.position <= limit:
-            return False
-        return elsewhere if self.settings.remember_unacked_keys else True
+        return message.position > limit and (elsewhere or not self.settings.remember_unacked_keys)
 
     def route(self, now: int) -> list[tuple[int, int, int]]:
         """(consumer, position, redeliveries) of everything that goes out, in order of sending."""

@@ -9,7 +9,7 @@ import pytest
 from actors.key_shared.policies import make_policy
 from storage.errors import Invalid
 from storage.position import position
-from tests.actors.key_shared.driver import Driver, keys_by_owners
+from tests.actors.key_shared.driver import Driver, at, keys_by_owners
 
 FLOW = keys_by_owners(("c1", "c2"), ("c3",))
 KEY_A = FLOW["c1", "c3"][0]
@@ -103,6 +103,47 @@ def test_pip_282_issue_2_is_in_order_under_the_others(policy: str) -> None:
         flow.dispatch.mark_deleted(position(2, 1))
         assert flow.route() == {"c3": ["2:2"]}
     assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
+
+
+OLDER: list[dict[str, Any]] = [
+    {"policy": "last_sent_position"},
+    {"policy": "last_sent_position", "remember_unacked_keys": True},
+    {"policy": "read_position"},
+]
+
+
+@pytest.mark.parametrize("order", [("c1", "c2", "c3"), ("c3", "c2", "c1")])
+@pytest.mark.parametrize("options", OLDER)
+def test_pip_282_issue_1_over_a_change_of_owner(options: dict[str, Any], order: tuple[str, ...]) -> None:
+    """Who joined recently, and up to where, nobody knows any more: what c1 brought keeps its key all the same."""
+    flow = Driver(ledger=1, entry=6, **options)
+    holding = {"c1": at("1:6"), "c2": at("1:9", "1:10", "1:11"), "c3": at()}
+    for name in order:
+        flow.join(name, holding=holding[name])
+    key_a = next(key for key in FLOW["c1", "c3"] if flow.owner_of(key) == "c3")
+    key_b = next(key for key in FLOW["c2", "c2"] if flow.owner_of(key) == "c2")
+    flow.bring("c1", {"1:6": key_a})
+    flow.bring("c2", dict.fromkeys(("1:9", "1:10", "1:11"), key_b))
+    flow.dispatch.mark_deleted(position(1, 5))
+    assert flow.send(key_a, key_a, key_a, key_b, key_b, key_b, key_b) == {"c2": ["1:12"]}
+    assert flow.why(position=position(1, 7)) == ["recently_joined"]
+    assert "c1#" in flow.dispatch.explain(position=position(1, 7), now=0)["reasons"][0]["unblocks"]
+    flow.leave("c1")
+    assert flow.route() == {"c3": ["1:6", "1:7", "1:8"]}
+    assert flow.dispatch.stats(0)["sentinel"]["violationsHolder"] == 0
+
+
+@pytest.mark.parametrize("options", OLDER)
+def test_pip_282_issue_2_over_a_change_of_owner(options: dict[str, Any]) -> None:
+    flow = Driver(ledger=2, entry=1, **options)
+    flow.join("c1", permits=1, holding=at("2:1"))
+    flow.join("c2")
+    flow.join("c3")
+    flow.bring("c1", {"2:1": KEY_A})
+    flow.dispatch.mark_deleted(position(2, 0))
+    assert flow.send(KEY_A, KEY_A, KEY_B) == {"c2": ["2:3"]}
+    flow.ack("2:1")
+    assert flow.route() == {"c3": ["2:2"]}, "an acknowledgement alone is enough"
 
 
 def test_pip_379_gain_other_keys_are_not_held_back() -> None:

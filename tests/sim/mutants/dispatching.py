@@ -57,6 +57,22 @@ DISPATCHING: list[Mutant] = [
         test="tests/actors/key_shared/test_selectors.py",
     ),
     Mutant(
+        name="an older policy forgets over a change of owner what consumers hold",
+        module="actors.key_shared.policies",
+        old="        if self.keeps_brought:\n            held",
+        new="        if False:\n            held",
+        world=OWNERS,
+        test="tests/actors/key_shared/test_policies.py::test_pip_282_issue_1_over_a_change_of_owner",
+    ),
+    Mutant(
+        name="an older policy does not look again when what was brought is acknowledged",
+        module="actors.key_shared.policies",
+        old="        return self.keeps_brought or (self",
+        new="        return (self",
+        world=OWNERS,
+        test="tests/actors/key_shared/test_policies.py::test_pip_282_issue_2_over_a_change_of_owner",
+    ),
+    Mutant(
         name="draining hashes are not held back",
         module="actors.key_shared.policies",
         old="        return Gate.DRAINING, tables.drains[rows.hashes]",
