@@ -24,6 +24,7 @@ from actors.key_shared.core import Core
 from actors.key_shared.members import Counts
 from actors.key_shared.policies import Candidates, Gate
 from actors.key_shared.position_table import Rows
+from actors.key_shared.tables import distinct
 from actors.key_shared.window import DELIVERED, DUE, FRESH, NO_SLOT, PENDING, REPLAY, SENT, UNORDERED, Mask, Reduced
 from storage.position import Positions
 
@@ -110,8 +111,7 @@ def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -
     blocked: Mask | None = None
     for gate, mask in closed(core, candidates):
         if counting and gate == Gate.DRAINING:
-            refused: npt.NDArray[np.intp] = np.unique(candidates.hashes[np.flatnonzero(mask)]).astype(np.intp)
-            core.drains.block(core.tables, refused)
+            core.drains.block(core.tables, distinct(candidates.hashes[mask]))
         if counting and gate in (Gate.DRAINING, Gate.RECENTLY_JOINED):
             core.counters.hold_back(int(np.count_nonzero(mask)))
         blocked = mask if blocked is None else blocked | mask

@@ -442,6 +442,16 @@ def ranges_of(owner: Reduced, slot: int) -> list[Range]:
     return mask_ranges(owner == slot)
 
 
+def ranges_by_slot(owner: Reduced) -> dict[int, list[Range]]:
+    """The ranges of all slots in a table of owners, in one look at it; see `ranges_of`."""
+    edges = np.flatnonzero(owner[1:] != owner[:-1]) + 1
+    firsts, lasts = np.append(0, edges), np.append(edges, len(owner)) - 1
+    found: dict[int, list[Range]] = {}
+    for slot, first, last in zip(owner[firsts].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        found.setdefault(slot, []).append((first, last))
+    return found
+
+
 def same_ranges(one: Iterable[Sequence[int]], other: Iterable[Sequence[int]]) -> bool:
     """Whether two lists of ranges mean the same hashes."""
     masks = np.zeros((2, HASH_RANGE), np.bool_)

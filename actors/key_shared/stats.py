@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from actors.key_shared import parking
 from actors.key_shared.core import Core
 from actors.key_shared.hash_assignments import kept_stats
 from actors.key_shared.members import AttachedConsumer
 from actors.key_shared.policies import RecentlyJoined, policy_stats
-from actors.key_shared.selectors import ranges_of
-from actors.key_shared.window import DEAD, HELD, PENDING, REPLAY, UNORDERED, WAITING
+from actors.key_shared.selectors import Range, ranges_by_slot
+from actors.key_shared.window import DEAD, HELD, PENDING, REPLAY, UNORDERED, WAITING, HashIndex
 from storage.position import show
 
 _JOIN_NAMES = {"read_position": "readPosition", "last_sent_position": "lastSentPosition"}
@@ -27,7 +28,11 @@ def stats(core: Core, now: int) -> dict[str, Any]:
     the sum over those that are connected.
     """
     window, members, tables = core.window, core.members, core.tables
-    consumers = [_consumer(core, member) for member in members]
+    draining, pending, ranges = _draining(core), tables.pending, ranges_by_slot(tables.owner)
+    consumers = []
+    for member in members:
+        mine = draining.get(member.slot, _NO_HASHES)
+        consumers.append(_consumer(core, member, mine, pending[mine], ranges.get(member.slot, [])))
     ordered = core.settings.type == "key_shared"
     return {
         "type": core.settings.type.title(),
@@ -50,7 +55,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
         "blockedSubscriptionOnUnackedMsgs": members.all_blocked,
         "lookAheadLimit": core.look_ahead_limit(),
         "drainingHashesCount": tables.draining,
-        "drainingHashesUnackedMessages": int(tables.pending[tables.draining_mask()].sum()),
+        "drainingHashesUnackedMessages": int(pending[tables.drains].sum()),
         **parking.Parking(core).stats(),
         **core.drains.stats(),
         **kept_stats(core),
@@ -63,12 +68,26 @@ def stats(core: Core, now: int) -> dict[str, Any]:
     }
 
 
-def _consumer(core: Core, member: AttachedConsumer) -> dict[str, Any]:
+def _draining(core: Core) -> dict[int, HashIndex]:
+    """The draining hashes by the slot of their holder. A subscription may have a thousand consumers, so the tables are
+    looked at once, and not for each of them.
+    """
+    if not core.tables.draining:
+        return {}
+    hashes = np.flatnonzero(core.tables.drains)
+    holders = core.tables.holder[hashes]
+    order = np.argsort(holders, kind="stable")
+    slots, firsts = np.unique(holders[order], return_index=True)
+    return dict(zip(slots.tolist(), np.split(hashes[order], firsts[1:]), strict=True))
+
+
+def _consumer(
+    core: Core, member: AttachedConsumer, draining: HashIndex, pending: npt.NDArray[np.int32], ranges: list[Range]
+) -> dict[str, Any]:
+    """draining: the hashes that drain at it, ascending. pending: what it has of each. ranges: those that it owns."""
     members, tables = core.members, core.tables
     slot = member.slot
     joined = core.policy.recent.get(slot) if isinstance(core.policy, RecentlyJoined) else None
-    draining = np.flatnonzero(tables.draining_mask() & (tables.holder == slot)) if tables.draining else _NO_HASHES
-    pending = tables.pending[draining] if tables.draining else draining
     return {
         "consumerName": member.name,
         "consumerNumber": member.number,
@@ -86,8 +105,8 @@ def _consumer(core: Core, member: AttachedConsumer) -> dict[str, Any]:
         "drainingHashesUnackedMessages": int(pending.sum()),
         "drainingHashes": [
             {"hash": int(at), "unackMsgs": int(count), "blockedAttempts": int(tables.attempts[at])}
-            for at, count in zip(draining[:_HASHES_SHOWN], pending, strict=False)
+            for at, count in zip(draining[:_HASHES_SHOWN], pending[:_HASHES_SHOWN], strict=True)
         ],
         **({} if joined is None else {f"{_JOIN_NAMES[core.settings.policy]}WhenJoining": show(joined)}),
-        "keyHashRangeArrays": [list(pair) for pair in ranges_of(tables.owner, slot)],
+        "keyHashRangeArrays": [list(pair) for pair in ranges],
     }

@@ -37,6 +37,7 @@ from storage.position import Positions
 NOTHING_HELD = np.iinfo(np.int64).max
 _ONE = np.int32(1)
 _HOLDER, _PENDING, _REPLAYED = range(3)
+_MANY = 256
 _NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 _NONE_DRAIN: Mask = np.zeros(HASH_RANGE, np.bool_)
 _NONE_DRAIN.setflags(write=False)
@@ -57,6 +58,15 @@ def shared_owners(owner: Reduced) -> Reduced:
 
 _NOBODY = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
 """The table of a subscription without consumers."""
+
+
+def distinct(hashes: HashIndex) -> npt.NDArray[np.intp]:
+    """Each of these hashes once, ascending. Sorting many takes far longer than a mark for each."""
+    if len(hashes) < _MANY:
+        return np.unique(hashes).astype(np.intp)
+    found = np.zeros(HASH_RANGE, np.bool_)
+    found[hashes] = True
+    return np.flatnonzero(found)
 
 
 class HashTables:
@@ -153,7 +163,7 @@ class HashTables:
         np.subtract.at(pending, rows, _ONE)
         if self.draining == 0:
             return _NO_HASHES
-        freed = np.unique(hashes[self.drains[hashes] & (pending[rows] == 0)]) if len(hashes) else _NO_HASHES
+        freed = distinct(hashes[self.drains[hashes] & (pending[rows] == 0)])
         self.drains[freed] = False
         self.draining -= len(freed)
         self.freed_attempts = self.attempts[freed]

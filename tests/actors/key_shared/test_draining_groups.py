@@ -123,6 +123,33 @@ def test_dh_7_a_consumer_hears_once_of_all_that_was_freed() -> None:
     play(scenario)
 
 
+def test_three_in_a_chain_each_finish_before_the_next() -> None:
+    """What moves on while it drains goes to its last owner, and the statistics say who has to finish what."""
+    chain = keys_by_owners(("c1",), ("c2",), ("c3",), ("c4",))
+    twice, again = chain["c1", "c2", "c3", "c4"][0], chain["c1", "c2", "c2", "c4"][0]
+    flow = Driver()
+    flow.join("c1")
+    assert flow.send(twice, again) == {"c1": ["1:0", "1:1"]}
+    flow.join("c2")
+    assert flow.send(twice, again) == {}
+    flow.ack("1:1")
+    assert flow.route() == {"c2": ["1:3"]}
+    flow.join("c3")
+    assert flow.send(twice, again) == {"c2": ["1:5"]}
+    flow.join("c4")
+    assert flow.send(twice, again) == {}
+    told = {name: flow.consumer_stats(name)["drainingHashes"] for name in ("c1", "c2", "c3", "c4")}
+    of = {name: [(each["hash"], each["unackMsgs"]) for each in rows] for name, rows in told.items()}
+    assert of == {"c1": [(flow.hash_of(twice), 1)], "c2": [(flow.hash_of(again), 2)], "c3": [], "c4": []}
+    sums = [flow.consumer_stats(name)["drainingHashesUnackedMessages"] for name in told]
+    assert (sums, flow.dispatch.stats(0)["drainingHashesUnackedMessages"]) == ([1, 2, 0, 0], 3)
+    flow.leave("c2")
+    assert flow.route() == {"c4": ["1:3", "1:5", "1:7"]}, "in order, and nothing of the other hash"
+    flow.ack("1:0")
+    assert flow.route() == {"c4": ["1:2", "1:4", "1:6"]}
+    assert flow.dispatch.stats(0)["drainingHashesCount"] == 0
+
+
 def test_dh_8_without_consumers_nothing_drains_any_more() -> None:
     flow = draining(X, Y)
     assert flow.dispatch.stats(0)["drainingHashesCount"] == 2

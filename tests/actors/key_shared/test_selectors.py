@@ -22,6 +22,7 @@ from actors.key_shared.selectors import (
     difference,
     make_selector,
     mask_ranges,
+    ranges_by_slot,
     ranges_of,
 )
 from actors.key_shared.window import NO_SLOT, Reduced
@@ -316,6 +317,15 @@ def test_ex_5_equal_names_have_ranges_of_their_own() -> None:
     assert {slot: ranges_of(sticky.owners(), slot) for slot in given} == given
     sticky.remove(2)
     assert {slot: ranges_of(sticky.owners(), slot) for slot in given} == {**given, 2: []}
+
+
+def test_ranges_of_all_slots_are_those_of_each() -> None:
+    ring = ConsistentHashing(7)
+    for slot in range(9):
+        for owners in (ring.owners(), Sticky().owners()):
+            slots = np.unique(owners).tolist()
+            assert ranges_by_slot(owners) == {each: ranges_of(owners, each) for each in slots}
+        ring.add(slot, f"c{slot}")
 
 
 @pytest.mark.parametrize("pair", [(4, 6), (1, 3), (2, 2), (5, 5), (1, 5), (2, 6), (2, 5), (1, 6), (8, 6)])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from actors.key_shared.tables import HashTables, shared_owners
+from actors.key_shared.tables import HashTables, distinct, shared_owners
 from storage.hashing import HASH_RANGE
 
 
@@ -38,3 +39,12 @@ def test_draining_of_one_is_not_seen_by_another() -> None:
     assert not other.drains.any()
     assert one.released(np.array([7], np.intp)).tolist() == [7]
     assert not one.drains.any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 40_000])
+def test_few_and_many_hashes_are_counted_once_alike(count: int) -> None:
+    hashes = np.random.default_rng(count).integers(1, HASH_RANGE, count)
+    once = sorted(set(hashes.tolist()))
+    for found in (distinct(hashes.astype(np.intp)), distinct(hashes.astype(np.uint16))):
+        assert found.dtype == np.intp, "it is used as an index"
+        assert found.tolist() == once
