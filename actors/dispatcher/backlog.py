@@ -27,9 +27,9 @@ class Backlog:
         """Whether a message waits for its time."""
         return self._tracker.count() > 0
 
-    def acknowledge(self, positions: Positions, consumer: int) -> None:
-        """A consumer says that these (int64, ascending) are done."""
-        self._core.acknowledge_soon(positions, consumer)
+    def acknowledge(self, positions: Positions, consumer: int, now: int) -> None:
+        """A consumer says now (ms) that these (int64, ascending) are done."""
+        self._core.acknowledge_soon(positions, consumer, now=now)
         self._finish(positions)
         self._advance()
 

@@ -127,8 +127,9 @@ class Deliverer:
 
     def _done(self, session: Session, positions: Positions) -> None:
         """A consumer says that these (ascending) are done."""
-        self._backlog.acknowledge(positions, session.number)
-        session.acknowledged(self._ports.clock.now())
+        now = self._clock.now()
+        self._backlog.acknowledge(positions, session.number, now)
+        session.acknowledged(now)
         self._wake_soon()
 
     def _wake_soon(self) -> None:

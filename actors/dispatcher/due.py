@@ -47,7 +47,7 @@ class DueMessages:
                 return pause_until(due, now) if due is not None and due > now else None
             order = np.argsort(positions, kind="stable")
             open_rows = ~self._cursor.is_acknowledged(positions[order])
-            self._core.due(positions[order][open_rows], hashes[order][open_rows])
+            self._core.due(positions[order][open_rows], hashes[order][open_rows], now=now)
             wakeups.route.set()
             # Messages fall due one by one; moved in small groups they cost a call and a part a group, not each.
             await self._ports.clock.sleep(DUE_GROUP_MS if len(positions) < DUE_AT_ONCE else 0)

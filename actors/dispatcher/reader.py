@@ -200,8 +200,9 @@ class Reader:
         positions = run_positions(run.ledger, run.first_entry, run.count)
         wanted = (due > 0) & (positions >= first) & (positions <= last) & ~self._cursor.is_acknowledged(positions)
         positions, hashes, due = positions[wanted], hashes[wanted], due[wanted]
-        later = self._tracker.add(positions, hashes, due, self._ports.clock.now())
-        self._core.due(positions[~later], hashes[~later])
+        now = self._ports.clock.now()
+        later = self._tracker.add(positions, hashes, due, now)
+        self._core.due(positions[~later], hashes[~later], now=now)
 
     async def _read(self, room: int) -> bool:
         """Read forward, and wait for what comes at the end of the topic."""

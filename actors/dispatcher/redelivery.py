@@ -58,10 +58,10 @@ class Redelivery:
         """See messages.RedeliverUnacknowledged. Returns when it is durable."""
         positions, seen = _columns(request.positions, request.seen)
         if request.consumer_epoch > session.consumer_epoch:
-            done = np.unique(request.done)
-            self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number)
+            done, now = np.unique(request.done), self._clock.now()
+            self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number, now)
             unseen = session.void(request.consumer_epoch, request.turn)
-            self._core.redeliver_all(session.number, positions, unseen=unseen, now=self._clock.now(), counts=seen)
+            self._core.redeliver_all(session.number, positions, unseen=unseen, now=now, counts=seen)
             self._wake()
         await self._store.barrier()
 

@@ -59,6 +59,7 @@ def claim(core: Core, member: AttachedConsumer) -> None:
     window.flags[rows[over]] |= REMOVED
     tables.sent(hashes, slots)
     tables.recount()
+    core.drains.owners_changed(tables, core.now)
     core.members.count_claimed(member.slot, len(rows))
     core.settle_limits()
 

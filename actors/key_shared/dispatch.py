@@ -217,11 +217,14 @@ class Dispatch:
         if self._core.window.reach(position) and self._core.nack_ordered:
             self._core.look_again()
 
-    def due(self, positions: Positions, hashes: Hashes) -> None:
+    def due(self, positions: Positions, hashes: Hashes, *, now: int | None = None) -> None:
         """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
 
         Those that held back their keys have kept their place. Positions that are here already are ignored; any order.
+        now: ms; None: when anything was decided last.
         """
+        if now is not None:
+            self._state.at(now)
         arrivals.due(self._core, positions, hashes)
 
     # -- consumers --------------------------------------------------------------------------------------------------
@@ -245,8 +248,13 @@ class Dispatch:
         """Messages are done, whoever reports it (KS-57); returns those that were here, ascending, each once."""
         return acknowledge(self._core, positions, consumer)
 
-    def acknowledge_soon(self, positions: Positions, consumer: int | None = None) -> None:
-        """Like `acknowledge`, but gathered with other reports, and applied before anything else is decided or read."""
+    def acknowledge_soon(self, positions: Positions, consumer: int | None = None, *, now: int | None = None) -> None:
+        """Like `acknowledge`, but gathered with other reports, and applied before anything else is decided or read.
+
+        now: when it is reported (ms); None: when anything was decided last.
+        """
+        if now is not None:
+            self._state.at(now)
         if len(positions):
             self._reports.append((positions, consumer))
 

@@ -60,6 +60,7 @@ def join(
     finished: Positions,
     entry: JoinAs,
 ) -> int:
+    core.at(now)
     others = len(core.members)
     member, cause, fresh = _enter(core, name, now, ranges, priority, entry)
     member.enter(entry.base, entry.keeps_place, ranges)
@@ -117,6 +118,7 @@ def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
 
 
 def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None:
+    core.at(now)
     keep = keep and core.keeps_places and member.keeps_place and has_place(core, member.slot)
     held = core.window.rows_in(PENDING)
     if not keep:

@@ -73,6 +73,7 @@ def negative_acknowledge(
     done: Positions = NO_POSITIONS,
     overtook: Positions = NO_POSITIONS,
 ) -> int:
+    core.at(now)
     window = core.window
     until = now + delay if delay > 0 else 0
     done = np.union1d(done, member.finished)
@@ -113,6 +114,7 @@ def negative_acknowledge(
 def redeliver_all(
     core: Core, member: AttachedConsumer, seen: Positions, counts: Counts | None, *, unseen: int, now: int
 ) -> int:
+    core.at(now)
     window = core.window
     done = member.finished
     unread = member.unclaim()

@@ -71,7 +71,7 @@ def test_whatever_is_done_cursor_runs_and_core_agree(steps: list[tuple[str, set[
     for what, entries in steps:
         saved = owner.saved
         if what == "acknowledge":
-            owner.backlog.acknowledge(at(entries), owner.consumer)
+            owner.backlog.acknowledge(at(entries), owner.consumer, 0)
         elif what == "done elsewhere":
             owner.wakeups.route.clear()
             owner.backlog.done_elsewhere(at(entries))
@@ -99,7 +99,7 @@ def test_whatever_is_done_cursor_runs_and_core_agree(steps: list[tuple[str, set[
 
 def test_who_starts_over_owes_everything_from_there_on() -> None:
     owner = Owner()
-    owner.backlog.acknowledge(at({0, 1, 2, 7}), owner.consumer)
+    owner.backlog.acknowledge(at({0, 1, 2, 7}), owner.consumer, 0)
     owner.backlog.start_over(position(1, 2))
     assert owner.backlog.count(position(1, END - 1)) == END - 2
     assert (len(owner.runs), owner.core.consumers(), owner.core.idle()) == (0, [], True)

@@ -73,8 +73,8 @@ class Owner:
         self.looks.append(self.world.now)
         return 1000
 
-    def due(self, positions: Positions, hashes: Positions) -> None:
-        self.given.append((self.world.now, (positions & 0xFFFF).tolist()))
+    def due(self, positions: Positions, hashes: Positions, *, now: int) -> None:
+        self.given.append((now, (positions & 0xFFFF).tolist()))
 
     def is_acknowledged(self, positions: Positions) -> np.ndarray:
         return np.zeros(positions.size, np.bool_)

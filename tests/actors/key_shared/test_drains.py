@@ -8,7 +8,7 @@ from actors.key_shared.drains import CONSUMERS_KEPT, Drains, Spread
 from actors.key_shared.members import Members
 from actors.key_shared.tables import HashTables
 from storage.hashing import HASH_RANGE
-from tests.actors.key_shared.driver import Driver, keys_by_owners
+from tests.actors.key_shared.driver import Driver, at, keys_by_owners
 
 X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
 
@@ -63,6 +63,61 @@ def test_a_hash_that_comes_back_to_its_holder_has_no_length() -> None:
     stats = flow.dispatch.stats(0)
     assert stats["drainingHashesPeak"] == 1
     assert stats["drainingHashesByConsumer"] == {}
+
+
+HOUR = 3_600_000
+
+
+def waits_for_an_hour() -> tuple[Driver, int]:
+    """c1 held a hash that c2 owns, and for an hour nothing happened; the number of c1."""
+    flow = Driver()
+    flow.join("c1")
+    flow.send(X)
+    flow.join("c2")
+    flow.route()
+    flow.now += HOUR
+    return flow, flow.numbers["c1"]
+
+
+def longest(flow: Driver) -> int:
+    """How long c1's hashes drained at most, ms."""
+    longest: int = flow.dispatch.stats(0)["drainingHashesByConsumer"]["c1"]["millisMax"]
+    return longest
+
+
+def test_a_hash_drains_until_it_is_reported_not_until_a_look() -> None:
+    """Nobody looks at a subscription that rests, and there hashes drain longest."""
+    flow, one = waits_for_an_hour()
+    flow.dispatch.acknowledge_soon(at("1:0"), one, now=flow.now)
+    assert longest(flow) == HOUR
+    flow, one = waits_for_an_hour()
+    flow.dispatch.leave(one, now=flow.now)
+    assert longest(flow) == HOUR
+    flow, one = waits_for_an_hour()
+    flow.nack("c1", "1:0")
+    assert longest(flow) == HOUR
+    flow, one = waits_for_an_hour()
+    flow.nack("c1")
+    assert longest(flow) == HOUR
+
+
+def test_what_drains_at_who_came_back_counts_as_begun() -> None:
+    """c1 held it under an earlier owner of the subscription, and c2 has its hash now."""
+    for read_again in (False, True):
+        flow = Driver()
+        flow.join("c1", holding=at("1:0", "1:1"))
+        flow.join("c2")
+        if read_again:
+            flow.publish(X, Y)
+        else:
+            flow.bring("c1", {"1:0": X, "1:1": Y})
+        stats = flow.dispatch.stats(0)
+        assert (stats["drainingHashesCount"], stats["drainingHashesPeak"]) == (2, 2)
+        flow.now += 70
+        flow.dispatch.acknowledge_soon(at("1:0", "1:1"), flow.numbers["c1"], now=flow.now)
+        stats = flow.dispatch.stats(0)
+        assert (stats["drainingHashesBegunTotal"], stats["drainingHashesClearedTotal"]) == (2, 2)
+        assert longest(flow) == 70
 
 
 def test_the_median_is_near_and_the_largest_exact() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from storage.dates import iso_time
@@ -241,6 +242,21 @@ def test_who_may_hold_no_more_is_not_out_of_permits(kind: str) -> None:
 def test_a_question_that_cannot_be_answered(about: dict[str, int]) -> None:
     with pytest.raises(Invalid):
         Driver().dispatch.explain(now=0, **about)
+
+
+def test_a_due_message_waits_since_it_was_due() -> None:
+    """Nothing happened for an hour before that."""
+    flow = Driver()
+    flow.join("c1")
+    flow.send(X)
+    flow.join("c2")
+    flow.route()
+    flow.now += 3_600_000
+    flow.dispatch.due(at("1:1"), np.array([masked_hash(X.encode())], np.uint32), now=flow.now)
+    flow.now += 30
+    assert flow.route() == {}
+    (blocked,) = flow.dispatch.blocked_keys(10, flow.now)
+    assert (blocked["age_ms"], blocked["reasons"][0]["gate"]) == (30, "draining")
 
 
 def test_blocked_keys_by_age() -> None:

@@ -53,9 +53,9 @@ class Passes:
             self.seen.append((loop.now, sum(len(share.positions) for share in sent.shares)))
             return sent
 
-        def acknowledged(*report: Any) -> None:
+        def acknowledged(*report: Any, **when: Any) -> None:
             self.heard.append(loop.now)
-            acknowledge(*report)
+            acknowledge(*report, **when)
 
         monkeypatch.setattr(core, "route", routed)
         monkeypatch.setattr(core, "acknowledge_soon", acknowledged)

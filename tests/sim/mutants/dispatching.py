@@ -43,8 +43,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what is acknowledged is given back with everything else",
         module="actors.dispatcher.redelivery",
-        old="            self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number)\n",
-        new="",
+        old="self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number, now)\n",
+        new="pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/test_redelivery.py",
     ),

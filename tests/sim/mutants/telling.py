@@ -9,6 +9,30 @@ _MERGED = "tests/cluster/pulsar/admin/test_statistics.py"
 
 TELLING: list[Mutant] = [
     Mutant(
+        name="a hash drains until somebody looks again",
+        module="actors.key_shared.dispatch",
+        old="        if now is not None:\n            self._state.at(now)\n        if len(positions):\n",
+        new="        if len(positions):\n",
+        world="broker",
+        test=f"{_DRAINS}::test_a_hash_drains_until_it_is_reported_not_until_a_look",
+    ),
+    Mutant(
+        name="a message that is due has waited for longer",
+        module="actors.dispatcher.due",
+        old="hashes[order][open_rows], now=now)",
+        new="hashes[order][open_rows], now=0)",
+        world="delays",
+        test="tests/actors/dispatcher/test_due.py::test_ad_2_the_timer_stands_at_the_next_due_time",
+    ),
+    Mutant(
+        name="what drains at a consumer that came back has never begun",
+        module="actors.key_shared.claims",
+        old="    core.drains.owners_changed(tables, core.now)\n",
+        new="",
+        world="owners",
+        test=f"{_DRAINS}::test_what_drains_at_who_came_back_counts_as_begun",
+    ),
+    Mutant(
         name="a seek forgets what drained before it",
         module="actors.key_shared.core",
         old="        new.drains.continue_from(self.drains)\n",
