@@ -182,6 +182,25 @@ def test_chunks_of_a_large_message_pass_through(client: pulsar.Client) -> None:
     assert str(message.message_id()) == str(sent)
 
 
+def test_chunks_without_a_key_come_to_one_of_two(client: pulsar.Client) -> None:
+    got: list[bytes] = []
+
+    def heard(consumer: pulsar.Consumer, message: pulsar.Message) -> None:
+        got.append(message.data())
+        consumer.acknowledge(message)
+
+    for _ in range(2):
+        client.subscribe(
+            "chunks-split", "s", consumer_type=KEY_SHARED, initial_position=EARLIEST, message_listener=heard
+        )
+    producer = client.create_producer("chunks-split", batching_enabled=False, chunking_enabled=True)
+    sent = [os.urandom(12_000_000) for _ in range(4)]
+    for each in sent:
+        producer.send(each)
+    until(lambda: len(got) >= len(sent))
+    assert sorted(got) == sorted(sent)
+
+
 def test_a_message_that_is_refused_harms_no_other(client: pulsar.Client) -> None:
     consumer = client.subscribe("refused", "s", initial_position=EARLIEST)
     producer = client.create_producer("refused")
