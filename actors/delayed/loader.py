@@ -7,8 +7,9 @@ room, and the order (deliver_at, position) holds.
 
 A store that does not give a segment stalls its bucket: its horizon is ignored, so that what is in memory and what other
 buckets have goes on being delivered, and the load is tried again after a growing pause. Retries have a few places of
-their own, the longest waiting first: however many objects cannot be read, they take no place from one that can. A
-missing or corrupt object is final: the bucket is lost to a rescan.
+their own, the longest waiting first: however many objects cannot be read, they take no place from one that can. A store
+that says nothing at all for a while counts as one that refuses: its answer may take minutes, until the last connection
+has run out of time. A missing or corrupt object is final: the bucket is lost to a rescan.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from actors.store_attempts import BACK_OFF_MS, REFUSALS
 from storage.delayed.entries import NEVER, concat
 from storage.delayed.live import Bucket, BucketState
 from storage.delayed.queue import SortedRun
-from storage.errors import SluiceError
+from storage.errors import SluiceError, Unavailable
 
 LOAD_ENTRIES = 20_000
 """About how many entries one range read brings, more only if a single segment is larger."""
@@ -33,6 +34,8 @@ RETRIES = 2
 """Loads of stalled buckets that run at the same time, beside the others."""
 STALLED_MS = 2_000
 """Pause before a stalled bucket is tried once more, when the first, shorter pauses are over."""
+LATE_MS = 3_000
+"""So long other messages wait for a load that is not answered, and so long it has a place among the loads."""
 
 
 class Loader:
@@ -41,7 +44,8 @@ class Loader:
     def __init__(self, bucket_set: BucketSet, finished: Callable[[bool], None]) -> None:
         self._bucket_set = bucket_set
         self._finished = finished
-        self._running = 0
+        self._running: dict[Bucket, int] = {}
+        """The buckets whose loads have a place, with the time from which on each is late, by the monotonic clock."""
         self._retrying = 0
         self._stalled: list[Bucket] = []
 
@@ -50,10 +54,12 @@ class Loader:
         if self._bucket_set.stopped:
             return
         until = self._bucket_set.core.cutoff(now) + self._bucket_set.look_ahead_ms
+        if self._running:
+            self._pass_late()
         if self._stalled:
             self._retry(until)
         least = self._bucket_set.horizon()
-        if self._running >= PARALLEL or least[0] > until:
+        if len(self._running) >= PARALLEL or least[0] > until:
             return
         cutoff = self._bucket_set.core.cutoff(now)
         room = BUDGET_ENTRIES - self._bucket_set.loaded()
@@ -61,23 +67,34 @@ class Loader:
             return
         wanted = [bucket for bucket in self._bucket_set.buckets if not bucket.stalled and _needs_load(bucket, until)]
         wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
-        for bucket in wanted[: PARALLEL - self._running]:
+        for bucket in wanted[: PARALLEL - len(self._running)]:
             urgent = bucket.horizon() <= min(least, (cutoff, NEVER))
             if room < LOAD_ENTRIES and not urgent:
                 break
             room -= LOAD_ENTRIES
-            self._running += 1
+            self._running[bucket] = self._bucket_set.ports.clock.monotonic() + LATE_MS
             self._start(bucket, until)
 
     def next_time(self) -> int:
         """When `pump` should be called again if nothing else happens, in ms; far away if not at all."""
         return self._bucket_set.horizon()[0] - self._bucket_set.look_ahead_ms - self._bucket_set.core.tick_ms
 
-    def retry_at(self) -> int | None:
-        """When the next stalled bucket is tried again, by the monotonic clock; None if there is none."""
-        if self._retrying >= RETRIES:
-            return None
-        return min((bucket.retry_at for bucket in self._stalled if not bucket.loading), default=None)
+    def look_at(self) -> int | None:
+        """When a stalled bucket is tried again, or a load is late, by the monotonic clock; None if there is neither."""
+        times = list(self._running.values())
+        if self._retrying < RETRIES:
+            times += [bucket.retry_at for bucket in self._stalled if not bucket.loading]
+        return min(times, default=None)
+
+    def _pass_late(self) -> None:
+        """Go on without those loads that the store has not answered for too long."""
+        over = self._bucket_set.ports.clock.monotonic()
+        for bucket in [bucket for bucket, late_at in self._running.items() if late_at <= over]:
+            del self._running[bucket]
+            name = self._bucket_set.objects.name(bucket.key)
+            self._bucket_set.refused("load", name, Unavailable(f"the store has not answered for {LATE_MS} ms"))
+            self._pass_by(bucket)
+            self._bucket_set.changed()
 
     def _retry(self, until: int) -> None:
         """Try those stalled buckets again whose pause is over."""
@@ -111,7 +128,7 @@ class Loader:
             if again:
                 self._retrying -= 1
             else:
-                self._running -= 1
+                self._running.pop(bucket, None)
         if not bucket_set.stopped:
             self.pump(bucket_set.ports.clock.now())
             self._finished(lost)
@@ -122,6 +139,10 @@ class Loader:
         pauses = (*BACK_OFF_MS, STALLED_MS)
         bucket.retry_at = self._bucket_set.ports.clock.monotonic() + pauses[min(bucket.refusals, len(pauses) - 1)]
         bucket.refusals += 1
+        self._pass_by(bucket)
+
+    def _pass_by(self, bucket: Bucket) -> None:
+        """Its horizon does not count any more, until it is loaded."""
         if not bucket.stalled:
             bucket.stalled = True
             self._stalled.append(bucket)

@@ -160,7 +160,7 @@ class BucketMaintenance:
         return min(delays, default=None)
 
     def _retries(self) -> tuple[int | None, ...]:
-        return self._retry_at, self._collect_at, self._sealer.retry_at, self._loader.retry_at()
+        return self._retry_at, self._collect_at, self._sealer.retry_at, self._loader.look_at()
 
     async def _sleep(self, milliseconds: int) -> None:
         await self._bucket_set.ports.clock.sleep(milliseconds)

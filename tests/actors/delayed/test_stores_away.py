@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.maintenance import COLLECT_FIRST_MS, RETRY_MS
+from actors.delayed.objects import Key
 from actors.delayed.sealer import PARKED_MS
 from actors.delayed.tracker import DelayedTracker, make_tracker
 from actors.messages import SubscriptionSettings
+from storage.delayed.entries import Entries
 from storage.delayed.manifest import Manifest, encode_manifest
 from storage.errors import Unavailable
 from storage.position import position
@@ -86,6 +89,36 @@ async def test_unreadable_objects_take_no_place_from_readable_ones(unreadable: i
     bad.clear()
     await broker.run_until(scenario.world.now + LONG)
     assert sorted(numbers(broker.delivered)) == list(range(1, last + 3))
+    await scenario.finish(broker)
+
+
+@pytest.mark.parametrize("silent", [1, 20])
+@simulated
+async def test_a_store_that_says_nothing_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch, silent: int) -> None:
+    """Its answer may take minutes: until every attempt at every connection has run out of time."""
+    scenario = Scenario(min_count=2, max_buckets=-1, scale=1000)
+    broker = await scenario.begin()
+    last = 2 * silent + 12
+    await scenario.publish(broker, 1, last + 2)
+    objects = broker.tracker._objects
+    names, segments, answer = sorted(scenario.world.objects)[:silent], objects.segments_once, asyncio.Event()
+
+    async def silently(key: Key, *rest: Any) -> Entries:
+        if objects.name(key) in names:
+            await answer.wait()
+        return await segments(key, *rest)
+
+    monkeypatch.setattr(objects, "segments_once", silently)
+    scenario.world.now = (last + 1) * 1000
+    await broker.run_until(scenario.world.now + LONG)
+    assert [i for i in numbers(broker.delivered) if i <= last] == list(range(2 * silent + 1, last + 1))
+    stats = broker.tracker.stats()
+    assert stats["stalled"] == silent
+    assert "has not answered" in stats["last_error"]
+    answer.set()
+    await broker.run_until(scenario.world.now + LONG)
+    assert sorted(numbers(broker.delivered)) == list(range(1, last + 3))
+    assert broker.tracker.stats()["stalled"] == 0
     await scenario.finish(broker)
 
 
