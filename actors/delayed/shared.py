@@ -17,7 +17,8 @@ it reads it within its tick, so a tick of one never makes a message early for an
 no call (`docs/decisions/0005-the-shared-delayed-index-lives-beside-the-topic.md`). The index stays as long as the
 process; what may change under it is the tracker, which the topic's owner opens under its epoch and hands in
 (`actors.delayed.owner`). Until the first one is there, and if the partition goes to an owner elsewhere, a tracker in
-memory takes its place. Before somebody wants the index there is neither, and that of most partitions is never wanted.
+memory takes its place. Before somebody wants the index there is neither, and that of most partitions is never wanted;
+nor is there when the owner and the last view have gone, since whoever comes later reads the log.
 At each change what only memory held moves along; what buckets held the new owner finds in the manifest. What a view had
 is done for it until its cursor has passed it, so nothing is given to it again.
 
@@ -63,7 +64,7 @@ class SharedIndex:
     wanted: whether a subscription asked for a view. settings: what the first one asked for, for the owner to open it.
     """
 
-    __slots__ = ("_epoch", "_failed_at", "_opening", "_owner", "_tracker", "settings", "views", "wanted")
+    __slots__ = ("_adopted", "_epoch", "_failed_at", "_opening", "_owner", "_tracker", "settings", "views", "wanted")
 
     def __init__(self) -> None:
         self.views: dict[str, SharedView] = {}
@@ -71,6 +72,8 @@ class SharedIndex:
         self.settings = _DEFAULTS
         self._tracker: Tracker | None = None
         self._epoch = -1
+        self._adopted = False
+        """Whether an owner's index is here, or was and its readers are."""
         self._opening: SharedFuture[None] | None = None
         """Settled when the first owner's index is here; None while nobody waits for that."""
         self._owner: tuple[int, Callable[[], None]] | None = None
@@ -97,6 +100,7 @@ class SharedIndex:
         """The partition's owner of this epoch has ended. Fine if it did not serve."""
         if self._owner is not None and self._owner[0] == epoch:
             self._owner = None
+            self._forget_unused()
 
     def want(self, settings: SubscriptionSettings | None) -> None:
         """A subscription with these settings asks for a view."""
@@ -139,20 +143,22 @@ class SharedIndex:
         view = self.views.get(subscription)
         if view is not None and view.epoch == epoch:
             del self.views[subscription]
+            self._forget_unused()
 
     def adopt(self, tracker: Tracker, epoch: int, now: int) -> bool:
         """Go on with the tracker that the partition's owner of this epoch opened. False: a newer one is here."""
         if epoch <= self._epoch:
             return False
-        self._epoch = epoch
+        self._epoch, self._adopted = epoch, True
         self._switch(tracker, now, reread=tracker.rebuilt)
         if self._opening is not None:
             self._opening.set_result(None)
+            self._opening = None
         return True
 
     async def opened(self) -> None:
         """Wait until an owner's index is here, and restored."""
-        if self._epoch < 0:
+        if not self._adopted:
             self._opening = self._opening or SharedFuture()
             await self._opening
         await self.tracker.recovered()
@@ -190,6 +196,12 @@ class SharedIndex:
         A view may have gone back behind that meanwhile (seek); then only what it has passed goes.
         """
         self.tracker.trim(min([lowest, *(view.mark_delete for view in self.views.values())]))
+
+    def _forget_unused(self) -> None:
+        """Without an owner and readers nobody keeps the index in order, and nobody needs it."""
+        if self._owner is None and not self.views:
+            self._tracker, self._failed_at = None, None
+            self._adopted = self.wanted = False
 
     def _switch(self, tracker: Tracker, now: int, *, reread: bool) -> None:
         """reread: the new tracker does not find what the old one stored."""

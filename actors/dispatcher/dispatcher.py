@@ -151,11 +151,8 @@ class Dispatcher(Actor):
         self.ports.process.of(ProcessSessions).join(self.ports.me, self._parts.leases)
 
     def release(self) -> None:
+        """See Actor. However it ended, it takes nothing more out of the shared delayed index, and holds nothing there."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
-
-    async def stop(self, reason: str) -> None:
-        """Refuse everything from now on, and take nothing more out of the shared delayed index. Idempotent."""
-        await super().stop(reason)
         if self._shared is not None:
             self._shared.leave(self.identity.subscription, self._record.epoch)
 

@@ -8,9 +8,11 @@ from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import manifest_key
 from actors.delayed.owner import UNWANTED_MS, IndexOwner
 from actors.delayed.shared import NAME, SharedIndex, SharedView
+from actors.dispatcher import Dispatcher
 from storage.delayed.manifest import Manifest, encode_manifest
 from storage.position import position
 from tests.actors.delayed.world import Life, World
+from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC, Broker, play
 from tests.sim.loop import simulated
 
 KEY = manifest_key("orders", 0, NAME)
@@ -122,3 +124,60 @@ async def test_an_owner_that_has_ended_is_not_told() -> None:
     await index.opened()
     assert following.calls
     await following.end()
+
+
+@simulated
+async def test_an_index_without_owner_and_readers_is_forgotten() -> None:
+    """A topic that was closed, or has gone elsewhere, leaves nothing of it in the process."""
+    world, index = World(), SharedIndex()
+    life, later = Life(world), Life(world)
+    owner = begun(life, index, 1)
+    one, two = index.view("one", lambda: None), index.view("two", lambda: None)
+    await one.recovered()
+    due_at(index, one, 1)
+    await one.close()
+    owner.release()
+    assert two.count() == 1, "what it has left to the index is there"
+    await two.close()
+    await life.end()
+    assert (index.tracker.count(), index.wanted) == (0, False)
+    again = index.view("one", lambda: None)
+    restored = later.spawn(again.recovered(), "view")
+    await world.settle()
+    assert not restored.done(), "it waits for the index of the next owner"
+    begun(later, index, 2)
+    await restored
+    assert isinstance(index.tracker, BucketTracker)
+    due_at(index, again, 1)
+    assert again.take(10, 100)[0].tolist() == [position(1, 1)]
+    await later.end()
+
+
+@simulated
+async def test_an_index_stays_while_its_owner_is_there() -> None:
+    world, index = World(), SharedIndex()
+    life = Life(world)
+    owner = begun(life, index, 1)
+    view = index.view("one", lambda: None)
+    await view.recovered()
+    due_at(index, view, 1)
+    await view.close()
+    assert index.tracker.count() == 1
+    owner.release()
+    assert index.tracker.count() == 0
+    await life.end()
+
+
+def test_a_dispatcher_that_failed_holds_no_view() -> None:
+    """Its process lets go of it, and asks it nothing any more. A view would keep the index from being trimmed."""
+
+    async def scenario(broker: Broker) -> None:
+        index = broker.shared.of(TOPIC, 0)
+        await broker.join("c")
+        assert list(index.views) == [SUBSCRIPTION]
+        failed = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
+        assert isinstance(failed, Dispatcher)
+        failed.release()
+        assert not index.views
+
+    play(scenario, delayed_delivery_shared_index_enabled=True)
