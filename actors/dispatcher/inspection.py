@@ -23,6 +23,8 @@ from storage.frame import index_columns
 from storage.hashing import key_bytes, masked_hash
 from storage.position import run_positions, show
 
+_LOST = "messages that the delayed index has lost are read from the log again"
+
 
 class Inspection:
     """Answers as plain values; `document` makes JSON of them."""
@@ -82,8 +84,8 @@ class Inspection:
 
     async def explain(self, request: Explain) -> dict[str, Any]:
         """Run the dispatch predicate with reasons on, and add the outer gates."""
-        due = 0 if request.position is None else await self._due(request.position)
         await self._reader.know_end()
+        due = 0 if request.position is None else await self._due(request.position)
         # No await from here on.
         key_hash = None if request.key is None else masked_hash(request.key)
         now = self._ports.clock.now()
@@ -109,8 +111,9 @@ class Inspection:
         """Verdict and reasons for a key or hash of which nothing was read: it may be among what was not."""
         first = max(self._reader.position, self._cursor.mark_delete + 1, 0)
         unread = self._cursor.unacknowledged_in(first, self._reader.end) if first <= self._reader.end else 0
-        if unread:
-            text = f"{unread} messages of the partition were not read yet, and some of them may be of it"
+        if unread or self._reader.reads_again():
+            what = f"{unread} messages of the partition were not read yet" if unread else _LOST
+            text = f"{what}, and some of them may be of it"
             held_back = [reason for reason in reasons[1:] if reason["gate"] != "not_read"]
             reasons = [*held_back, _gate("not_read", text, "the next reads")]
         elif self._reader.end_known:
@@ -203,7 +206,7 @@ class Inspection:
         if bool(self._tracker.contains(at)[0]):
             if 0 < due <= self._ports.clock.now():
                 return self._with_outer_gates(self._core.due_reasons(), read=True)
-            text = f"it is not due before {iso_time(due)}" if due else "it is not due yet"
+            text = f"it is not due before {iso_time(due)}" if due else "it is delayed, until when the log cannot say now"
             if bool(self._changes.is_moved(at)[0]):
                 text = f"it was rescheduled, and is not due before {iso_time(due)}"
             return [_gate("delayed", text, "time"), *reasons]
@@ -217,6 +220,10 @@ class Inspection:
                 *reasons,
                 _gate("not_read", text, reads if self._reader.reading else "what waits before it is delivered"),
             ]
+        unknown = [reason for reason in reasons if reason["gate"] == "nothing_to_deliver"]
+        if unknown and self._reader.reads_again(position):
+            gate = _gate("not_read", f"{_LOST}, and it may be one of them", "that read, which needs a consumer's permits")
+            return [*(reason for reason in reasons if reason not in unknown), gate]
         return reasons
 
 

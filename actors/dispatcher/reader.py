@@ -163,6 +163,11 @@ class Reader:
             self._rescans += lost
             self.stop_waiting()
 
+    def reads_again(self, position: int | None = None) -> bool:
+        """Whether a part of the delayed index was lost and is to be read again: one with this position, or any."""
+        lost = [(first, min(last, self.position - 1)) for first, last in self._rescans]
+        return any(first <= last and (position is None or first <= position <= last) for first, last in lost)
+
     async def _read_or_rescan(self, room: int) -> bool:
         if self._sessions.unswept:
             return True  # they came while the owner was looked for, and come first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -99,6 +100,57 @@ def test_a_due_message_waits_for_permits_and_not_for_time(tracker: str, shared: 
         delay_key_policy=policy,
         delayed_delivery_shared_index_enabled=shared,
     )
+
+
+def test_what_is_read_while_it_is_asked_about_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said not to be due, although nobody had looked when it is."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.until(lambda: client.came() == ["a"])
+        parts, hold = dispatcher(broker).parts, contextlib.ExitStack()
+        hold.enter_context(parts.reader.held())
+        await broker.publish("b", delay=[5_000])
+
+        async def read_first() -> None:
+            hold.close()
+            await broker.until(lambda: parts.context.tracker.count() == 1)
+
+        monkeypatch.setattr(parts.reader, "know_end", read_first)
+        answer = await parts.inspection.explain(Explain(position=client.got[0].position + 1))
+        assert answer["reasons"][0]["text"].startswith("it is not due before ")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_the_delayed_index_lost_is_explained(shared: bool) -> None:
+    """Such a message was said to be acknowledged, or not due, for as long as no consumer was there."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.publish(*"bcd", delay=[60_000] * 3)
+        await broker.publish("e", "f", delay=[90_000, 0])
+        await broker.until(lambda: client.came() == ["a", "f"])
+        await broker.quiet(500)
+        await client.close()
+        objects = broker.world.objects.objects
+        assert objects, "a bucket was written"
+        objects.clear()
+        await broker.quiet(60_000)
+        answer = await asked(broker, Explain(position=client.got[0].position + 1))
+        assert answer["verdict"] == "not_read"
+        assert "lost" in answer["reasons"][0]["text"]
+        (reason,) = [each for each in (await explained(broker, "b"))["reasons"] if each["gate"] == "not_read"]
+        assert "lost" in reason["text"]
+        last = await broker.join("d")
+        await broker.until(lambda: len(last.came()) == 4, 60_000)
+        assert (await explained(broker, "b"))["verdict"] == "nothing_to_deliver"
+
+    settings = {"delayed_delivery_shared_index_enabled": shared, "delayed_delivery_min_index_count_per_bucket": 2}
+    play(scenario, topic={"roll_entries": 4}, **settings)
 
 
 def test_what_is_at_a_consumer_does_not_wait_for_others() -> None:
