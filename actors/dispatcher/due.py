@@ -1,4 +1,8 @@
-"""Moves due messages from the delayed index to the core, as far as the core has room."""
+"""Moves due messages from the delayed index to the core, as far as the core has room.
+
+Where delayed messages hold back their keys, each has its place in the order of reading. The index of a new owner knows
+messages that it has not read yet: what is due of these it forgets, and they come, due by then, with the forward reads.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,8 @@ class DueMessages:
                 return pause_until(due, now) if due is not None and due > now else None
             order = np.argsort(positions, kind="stable")
             open_rows = ~self._cursor.is_acknowledged(positions[order])
+            if self._core.holds_keys:
+                open_rows &= positions[order] < self._reader.position
             self._core.due(positions[order][open_rows], hashes[order][open_rows], now=now)
             wakeups.route.set()
             # Messages fall due one by one; moved in small groups they cost a call and a part a group, not each.

@@ -32,6 +32,7 @@ class Owner:
         self.given: list[tuple[int, list[int]]] = []
         self.failures: list[str] = []
         self.wakeups = Wakeups()
+        self.holds_keys, self.read_up_to = False, 0
 
     async def open(self, tracker: str) -> None:
         self.tracker: DelayedTracker = await make_tracker(
@@ -55,7 +56,7 @@ class Owner:
             wakeups=self.wakeups,
             ownership=SimpleNamespace(end=self.failures.append, ended=lambda: bool(self.failures)),
         )
-        reader: Any = SimpleNamespace(look_for_lost=lambda: None)
+        reader: Any = SimpleNamespace(look_for_lost=lambda: None, position=self.read_up_to)
         due = DueMessages(context, reader)
         due.begin()
         await self.world.settle()
@@ -78,6 +79,21 @@ class Owner:
 
     def is_acknowledged(self, positions: Positions) -> np.ndarray:
         return np.zeros(positions.size, np.bool_)
+
+
+@both
+@simulated
+async def test_what_was_not_read_keeps_its_place_in_its_key(tracker: str) -> None:
+    """A new owner's index knows it before the messages of its key that lie before it are read."""
+    owner = Owner()
+    owner.holds_keys, owner.read_up_to = True, position(1, 2)
+    await owner.open(tracker)
+    for entry in (1, 2):
+        await owner.add(entry, 1000)
+    await owner.world.advance(1000)
+    assert owner.given == [(1000, [1])]
+    assert owner.tracker.count() == 0, "the other one comes when it is read"
+    await owner.life.end()
 
 
 @both

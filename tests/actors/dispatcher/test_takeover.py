@@ -14,6 +14,7 @@ from storage.errors import Corrupt
 from storage.position import position
 from tests.actors.dispatcher.test_rejoin import new_owner
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
+from tests.sim.clock import EPOCH_MS
 
 FIELDS = [
     *("settings", "cursor", "members", "paused", "known", "by_index", "apart"),
@@ -93,3 +94,22 @@ def test_a_field_of_another_kind_is_damage(field: str) -> None:
         await broker.until(lambda: client.came() == ["a"], 60_000)
 
     play(scenario, grace_ms=30_000)
+
+
+def test_a_rescheduled_message_overtakes_none_that_holds_its_key() -> None:
+    """Its time is in the record, and over: the new owner knew it before it had read what lies before it."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("k", "k", delay=[40_000, 30_000])
+        await broker.quiet(500)
+        now = EPOCH_MS + broker.world.loop.now
+        moved = await broker.admin("reschedule_delayed", due_to=now + 35_000, deliver_at=now + 2_000)
+        assert moved["rescheduled"] == 1
+        await broker.quiet(3_000)
+        assert client.got == [], "the first one holds its key"
+        await new_owner(broker)
+        await broker.until(lambda: len(client.got) == 2, 60_000)
+        assert [message.number for message in client.got] == [0, 1]
+
+    play(scenario, delay_key_policy="block_key")
