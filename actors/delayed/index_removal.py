@@ -28,7 +28,11 @@ class IndexRemoval:
         """Delete objects and manifest, if there are any. Raises Fenced, Unavailable; try again."""
         async with self._lock:
             if not self._gone and await attempt(self._ports, lambda: self._ports.meta.read(self._key)) is not None:
-                await self._make().delete()
+                tracker = self._make()
+                try:
+                    await tracker.delete()
+                finally:
+                    await tracker.close()  # else what it could not delete it would try again, beside the next attempt's
             self._gone = True
 
     async def run(self) -> None:

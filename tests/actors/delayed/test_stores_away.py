@@ -201,6 +201,38 @@ async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict
 
 
 @simulated
+async def test_earlier_buckets_that_cannot_be_deleted_are_tried_now_and_then() -> None:
+    """Each attempt went on by itself, beside the later ones, for as long as the process lived."""
+    scenario, store = Scenario(), Store()
+    first = await scenario.begin()
+    await scenario.publish(first, 1, 12)
+    await scenario.finish(first)
+    store.refuse("delete")
+    life = Life(scenario.world, store)
+    await make_tracker(
+        life.ports,
+        topic=TOPIC,
+        partition=PARTITION,
+        subscription=SUBSCRIPTION,
+        settings=SubscriptionSettings(delayed_tracker="memory"),
+        changed=lambda: None,
+        owner_epoch=2,
+    )
+    await scenario.world.advance(LONG)
+    before = len(life.calls)
+    await scenario.world.advance(LONG)
+    a_minute = len(life.calls) - before
+    await scenario.world.advance(20 * LONG)
+    assert len(life.calls) - before - a_minute <= 21 * a_minute
+    store.refuse()
+    await scenario.world.advance(2 * LONG)
+    assert (scenario.world.objects, scenario.world.records) == ({}, {})
+    assert all(task.done() for task in life.tasks), "nothing looks for leftovers any more"
+    life.check()
+    await life.end()
+
+
+@simulated
 async def test_a_damaged_manifest_stops_neither_delivery_nor_deleting() -> None:
     scenario = Scenario(scale=1_000)
     first = await scenario.begin()
