@@ -151,7 +151,7 @@ class Dispatcher(Actor):
         self.ports.process.of(ProcessSessions).join(self.ports.me, self._parts.leases)
 
     def release(self) -> None:
-        """See Actor. However it ended, it takes nothing more out of the shared delayed index, and holds nothing there."""
+        """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
         if self._shared is not None:
             self._shared.leave(self.identity.subscription, self._record.epoch)

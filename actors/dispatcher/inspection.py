@@ -206,9 +206,7 @@ class Inspection:
         if bool(self._tracker.contains(at)[0]):
             if 0 < due <= self._ports.clock.now():
                 return self._with_outer_gates(self._core.due_reasons(), read=True)
-            text = (
-                f"it is not due before {iso_time(due)}" if due else "it is delayed, until when the log cannot say now"
-            )
+            text = f"it is not due before {iso_time(due)}" if due else "it is delayed; the log does not say until when"
             if bool(self._changes.is_moved(at)[0]):
                 text = f"it was rescheduled, and is not due before {iso_time(due)}"
             return [_gate("delayed", text, "time"), *reasons]
@@ -224,9 +222,8 @@ class Inspection:
             ]
         unknown = [reason for reason in reasons if reason["gate"] == "nothing_to_deliver"]
         if unknown and self._reader.reads_again(position):
-            gate = _gate(
-                "not_read", f"{_LOST}, and it may be one of them", "that read, which needs a consumer's permits"
-            )
+            text = f"{_LOST}, and it may be one of them"
+            gate = _gate("not_read", text, "that read, which needs a consumer with permits")
             return [*(reason for reason in reasons if reason not in unknown), gate]
         return reasons
 

@@ -34,8 +34,8 @@ class Bucket:
     """A sealed bucket as its owner works with it.
 
     key: (epoch, number) of its object. start, end: lowest and highest position. run: sorted entries in memory.
-    stalled: loading fails or takes long, so its horizon is ignored and what is in memory goes on; refusals: so many times
-    in a row; retry_at: when it is tried again, by the monotonic clock.
+    stalled: loading fails or takes long, so its horizon is ignored and what is in memory goes on; refusals: how often
+    it failed in a row; retry_at: when it is tried again, by the monotonic clock.
     """
 
     def __init__(self, key: tuple[int, int], start: int, end: int, run: SortedRun) -> None:

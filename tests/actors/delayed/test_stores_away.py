@@ -201,7 +201,7 @@ async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict
 
 
 @simulated
-async def test_earlier_buckets_that_cannot_be_deleted_are_tried_now_and_then() -> None:
+async def test_earlier_buckets_that_stay_are_tried_now_and_then() -> None:
     """Each attempt went on by itself, beside the later ones, for as long as the process lived."""
     scenario, store = Scenario(), Store()
     first = await scenario.begin()
