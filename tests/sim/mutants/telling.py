@@ -83,7 +83,7 @@ TELLING: list[Mutant] = [
     Mutant(
         name="of a key that was not read there is nothing",
         module="actors.dispatcher.inspection",
-        old="        if unread:\n",
+        old="        if unread or self._reader.reads_again():\n",
         new="        if unread < 0:\n",
         world="broker",
         test="tests/actors/dispatcher/test_inspection.py::test_a_key_whose_messages_were_not_read_waits_for_a_consumer",
