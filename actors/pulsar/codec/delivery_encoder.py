@@ -32,6 +32,7 @@ from actors.pulsar.codec.frames import U32, encode_message, front
 from actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
 from actors.pulsar.codec.protocol import Metadata, Single, command
 from actors.pulsar.codec.send_decoder import OF_ONE
+from actors.pulsar.codec.unread_batches import unread_messages
 from actors.pulsar.codec.varints import Ints, ranges
 from storage.position import entry_of, ledger_of
 
@@ -50,7 +51,8 @@ class EncodedFrames:
 
     positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
     behind the other. indexes: of those with holes, by their number, each row's index in the batch; int64, ascending.
-    mid_batch: one of them begins in the midst of its batch.
+    mid_batch: one of them begins in the midst of its batch. unread: how many messages more than rows the batches have
+    that pass through unread.
     """
 
     firsts: Ints
@@ -59,11 +61,13 @@ class EncodedFrames:
     data: bytes
     indexes: dict[int, Ints] = field(default_factory=dict)
     mid_batch: bool = False
+    unread: int = 0
 
     @property
     def messages(self) -> int:
         """How many messages clients count, holes included."""
-        return int(self.counts.sum()) + sum(int(each[-1]) + 1 - len(each) for each in self.indexes.values())
+        holes = sum(int(each[-1]) + 1 - len(each) for each in self.indexes.values())
+        return int(self.counts.sum()) + holes + self.unread
 
 
 def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> Ints:
@@ -151,8 +155,24 @@ def encode_part(
     data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= vectorized_from else None
     if data is None:
         data = _bytes_of(part, starts, ends, to)
+    late = whole and _begins_late(part, starts)
     return EncodedFrames(
-        starts, ends - starts, part.positions[starts], data, mid_batch=whole and _begins_late(part, starts)
+        starts, ends - starts, part.positions[starts], data, mid_batch=late, unread=_unread(part, starts)
+    )
+
+
+def _unread(part: Received, starts: Ints) -> int:
+    """How many messages clients make of those of these rows that are batches nobody reads here, beyond the rows."""
+    names = part.schema.names
+    if "pulsar" not in names:
+        return 0
+    if "batch_index" in names:
+        if not part.column("batch_index").null_count:
+            return 0
+        starts = starts[_indexes(part)[starts] < 0]
+    rests = part.column("pulsar")
+    return int(unread_messages(rests if len(starts) == len(rests) else rests.take(pa.array(starts))).sum()) - len(
+        starts
     )
 
 
@@ -283,7 +303,8 @@ def _with_holes(
     data = b"".join(_one_by_one(part, begin, stop, to, with_holes))
     late = np.array([first for number, first in enumerate(firsts) if number not in with_holes], np.int64)
     mid_batch = _begins_late(part, late)
-    return EncodedFrames(begin, stop - begin, np.array(entries, np.int64), data, with_holes, mid_batch)
+    positions, unread = np.array(entries, np.int64), _unread(part, begin)
+    return EncodedFrames(begin, stop - begin, positions, data, with_holes, mid_batch, unread)
 
 
 def _words(index: Ints) -> list[int]:

@@ -92,19 +92,31 @@ def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
 
 
 def acknowledged_rows(count: int, ack_set: Iterable[int]) -> Rows:
-    """Of `count` rows, ascending from 0, those that an acknowledgement means: all, or those whose bit is not set."""
+    """Of `count` rows, ascending from 0, those that an acknowledgement means: all, or those whose bit is not set.
+
+    A single row may be a batch that nobody reads here, and the bits those of its messages: it is done when all are.
+    """
     open_ = np.zeros(count, bool)
-    bits = open_rows(ack_set)[:count]
-    open_[: len(bits)] = bits
+    bits = open_rows(ack_set)
+    if count == 1:
+        open_[:] = bits.any()
+    else:
+        open_[: len(bits)] = bits[:count]
     return np.flatnonzero(~open_)
 
 
 def rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
     """The positions that an id stands for, from the columns: its row and the following ones of the same batch."""
-    start = entry_of(at) - run.first_entry
-    count = 1
-    if "batch_index" in run.rows.schema.names:
-        index = run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[start:]
-        if len(index) and index[0] >= 0:
-            count = int(np.argmin(np.append(np.diff(index) == 1, False))) + 1
-    return at + acknowledged_rows(count, one.ack_set)
+    return at + acknowledged_rows(rest_of_batch(run, at), one.ack_set)
+
+
+def rest_of_batch(run: DecodedRun, at: int) -> int:
+    """How many rows of a batch there are from this position on; 1 of a message that came alone."""
+    if "batch_index" not in run.rows.schema.names:
+        return 1
+    index = (
+        run.rows.column("batch_index").fill_null(-1).to_numpy(zero_copy_only=False)[entry_of(at) - run.first_entry :]
+    )
+    if not len(index) or index[0] < 0:
+        return 1
+    return int(np.argmin(np.append(np.diff(index) == 1, False))) + 1

@@ -24,6 +24,7 @@ from actors.policies.authorization import Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.codec.unread_batches import unread_messages
 from actors.pulsar.conversation.client_session import ClientSession
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, ConsumerHere
 from actors.pulsar.conversation.intake import MOST_TEXT
@@ -419,8 +420,7 @@ class CommandHandlers:
         elif (at := ends.last) >= max(ends.first, 0):
             with contextlib.suppress(NotFound):
                 run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
-                index = _index(run, at)
-                last = {"ledger": ledger_of(at), "entry": entry_of(at) - max(index, 0), "batch_index": index}
+                last = {"ledger": ledger_of(at), **_place(run, at)}
         answer = {"last": {**last, "partition": consumer.tp.wire_partition}}
         if consumer.asked.start is not None:
             answer["mark_delete"] = _before(consumer.asked.start, ends, last)
@@ -491,9 +491,13 @@ def _before(start: int, ends: Ends, last: dict[str, int]) -> dict[str, int]:
     return {"ledger": ledger_of(start), "entry": (entry_of(start) - 1) & UNSIGNED}
 
 
-def _index(run: DecodedRun, at: int) -> int:
-    """Where a row stood in its client's batch, -1 if it came alone."""
-    if "batch_index" not in run.rows.schema.names:
-        return -1
-    index = run.rows.column("batch_index")[entry_of(at) - run.first_entry].as_py()
-    return -1 if index is None else int(index)
+def _place(run: DecodedRun, at: int) -> dict[str, int]:
+    """The entry and the batch index by which clients know a row: -1 if it came alone. Of a batch that nobody reads here
+    it is the index of the last message.
+    """
+    rows, row = run.rows, entry_of(at) - run.first_entry
+    index = rows.column("batch_index")[row].as_py() if "batch_index" in rows.schema.names else None
+    if index is not None:
+        return {"entry": entry_of(at) - int(index), "batch_index": int(index)}
+    count = int(unread_messages(rows.column("pulsar").slice(row, 1))[0]) if "pulsar" in rows.schema.names else 1
+    return {"entry": entry_of(at), "batch_index": count - 1 if count > 1 else -1}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from actors.consumer.held import Received
 from actors.pulsar.codec.varints import Ints, ranges
-from actors.pulsar.conversation.acked_batch_sizes import open_rows
+from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, open_rows
 
 _BITS = 20
 """A number is the table's, and in so many bits the row in it: a part has fewer rows than that."""
@@ -36,8 +36,11 @@ class Piece(NamedTuple):
     def rows(self, ack_set: Sequence[int] = ()) -> Ints:
         """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
         every = np.arange(self.first, self.first + self.size)
-        indexes = every - self.first if self.indexes is None else self.indexes
-        return every[~_still_open(indexes, ack_set)] if ack_set else every
+        if not ack_set:
+            return every
+        if self.indexes is None:
+            return self.first + acknowledged_rows(self.size, ack_set)
+        return every[~_still_open(self.indexes, ack_set)]
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
-from actors.consumer.payload import Payloads
+from actors.consumer.payload import DecodedRun, Payloads
 from actors.consumer.revocations import TakingBack
 from actors.messages import Event
 from actors.pulsar.codec.delivery_encoder import encode_part, holes_in
@@ -29,7 +29,7 @@ from actors.pulsar.codec.frames import encode
 from actors.pulsar.codec.message_encoder import Addressee
 from actors.pulsar.codec.message_ids import parsed, position_of, read_ids
 from actors.pulsar.codec.protocol import MessageId, command
-from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, rows_behind
+from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, rest_of_batch, rows_behind
 from actors.pulsar.conversation.batch_reassembly import BatchReassembler, RowRange, leading
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
@@ -94,9 +94,9 @@ class WireConsumer:
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
     __slots__ = (
         "_active", "_alive", "_came_at", "_choked", "_cumulative", "_ended", "_extent", "_full", "_gateway", "_granted",
-        "_key", "_looked_up", "_lookups", "_lost", "_noting", "_part", "_sent", "_share", "_size", "_subscribed",
-        "_sure_at", "_unsent", "_waiting", "_whole", "_write", "asked", "closed", "epoch", "number", "opened",
-        "payloads", "permits", "tp"
+        "_in_a_row", "_key", "_looked_up", "_lookups", "_lost", "_noting", "_part", "_sent", "_share", "_size",
+        "_subscribed", "_sure_at", "_unsent", "_waiting", "_whole", "_write", "asked", "closed", "epoch", "number",
+        "opened", "payloads", "permits", "tp"
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,8 @@ class WireConsumer:
         self._unsent: list[Received] = []
         self._size = MAX_MESSAGE_BYTES
         """Bytes of one message, by those that came last; the most as long as none came."""
+        self._in_a_row = 1
+        """Messages that clients make of one row, by those that were sent last: of batches that pass through unread."""
         self._cumulative = -1
         self._waiting = self._choked = self._subscribed = self._ended = self._full = False
         self._lookups, self._looked_up = 0, Signal()
@@ -211,7 +213,8 @@ class WireConsumer:
         """Keep as many messages on their way as the client wants, and one connection may."""
         here = 0 if self._whole is None else self._whole.waiting
         most = min(MOST_GRANTED, AHEAD_BYTES // self._size)
-        self._want(min(self.permits, self._gateway.rates.at_once(self.tp.topic, self.asked.role, most)) - here)
+        wanted = min(self.permits, self._gateway.rates.at_once(self.tp.topic, self.asked.role, most))
+        self._want(-(-wanted // self._in_a_row) - here)
 
     def _want(self, messages: int) -> None:
         """Set how many messages may be on their way."""
@@ -355,6 +358,7 @@ class WireConsumer:
             return
         self._sent.add(part, pieces.firsts, pieces.counts, pieces.positions, pieces.indexes)
         messages = pieces.messages
+        self._in_a_row = 1 + -(-pieces.unread // max(int(pieces.counts.sum()), 1))
         self.permits -= messages
         self._write(pieces.data)
         passed = Passed(self.tp.topic, self.tp.partition, self.asked.role, messages, len(pieces.data))
@@ -464,19 +468,24 @@ class WireConsumer:
             count, sure = pieces.count(self._key, at, one.ack_set)
             if cumulative and not sure and self._begins(at + 1):
                 count, sure = 1, True  # in the middle of what begins there, clients say what lies before it
-            if sure or pieces.begins(self._key, at) or self._apart or self.asked.settings.type not in ONE_HAS_ALL:
-                # the rest of the producer's batch was sent apart, or to others
-                self._done(at + acknowledged_rows(min(count, end - at + 1), one.ack_set), cumulative=cumulative)
+            known = sure or pieces.begins(self._key, at)
+            # the rest of the producer's batch was sent apart, or to others
+            apart = known or self._apart or self.asked.settings.type not in ONE_HAS_ALL
+            run: DecodedRun | None = None
+            if not apart or (not known and count > 1):
+                try:
+                    run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
+                except NotFound:  # everybody is done with it
+                    continue
+                except SluiceError as error:
+                    failure = error
+                    continue
+            if apart:
+                count = min(count, end - at + 1 if run is None else rest_of_batch(run, at))
+                self._done(at + acknowledged_rows(count, one.ack_set), cumulative=cumulative)
                 unsure += [] if sure else [at]
-                continue
-            try:
-                run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
-            except NotFound:  # everybody is done with it
-                continue
-            except SluiceError as error:
-                failure = error
-                continue
-            self._done(rows_behind(run, at, one), cumulative=cumulative)
+            elif run is not None:
+                self._done(rows_behind(run, at, one), cumulative=cumulative)
         if failure is not None:
             raise failure
         return unsure

@@ -315,10 +315,11 @@ def _messages(told: Any, body: Any, stamps: list[Stamp]) -> tuple[list[Message],
     else:
         found.append((metadata.partition_key, bytes(body.payload)))
     there = np.flatnonzero(open_rows(told.ack_set)).tolist() if told.ack_set else range(len(found))
-    assert len(there) == len(stamp.dispatch), f"{len(there)} messages in a frame of {len(stamp.dispatch)} rows"
+    rows = list(stamp.dispatch) * (len(there) if metadata.encryption_keys else 1)  # of these all are one row
+    assert len(there) == len(rows), f"{len(there)} messages in a frame of {len(rows)} rows"
     messages = [
         Message(found[index][0], int(found[index][1]), at + index, dispatch)
-        for index, dispatch in zip(there, stamp.dispatch, strict=True)
+        for index, dispatch in zip(there, rows, strict=True)
     ]
     return messages, stamp
 
