@@ -132,7 +132,7 @@ class Controller(WorkerPools):
         self._growing: dict[str, TopicSettings] = {}
         """Topics that are given more partitions, with the settings that they are to have. Who knows the number of a new
         one finds it; nobody is told of it yet."""
-        self._configured: dict[str, tuple[Address, SubscriptionSettings]] = {}
+        self._configured: dict[str, tuple[Address, Configure]] = {}
         """By name of a dispatcher: where it is known to work with which settings."""
 
     async def start(self) -> None:
@@ -392,33 +392,36 @@ class Controller(WorkerPools):
                 raise Unavailable(f"{error}; ask again") from error  # one of its name was deleted, this one is made
             raise
         if (settings := request.settings) is not None:
+            wanted = Configure(settings=settings, said=request.said)
             awaited = range(topic.partitions) if request.awaited is None else request.awaited
             others = [
                 number
                 for number in awaited
                 if number in range(len(entries))
                 and addresses[number]
-                and self._configured.get(entries[number].name) != (addresses[number], settings)
+                and self._configured.get(entries[number].name) != (addresses[number], wanted)
             ]
-            work = [self._configure(entries[n], addresses[n], settings) for n in others] if request.waits else []
+            work = [self._configure(entries[n], addresses[n], wanted) for n in others] if request.waits else []
             for number, address in zip(others, await _all(work) or [""] * len(others), strict=True):
                 addresses[number] = address
         return Located(addresses=addresses, settings=msgspec.json.encode(topic).decode())
 
-    async def _configure(self, entry: Running, address: Address, settings: SubscriptionSettings) -> Address:
+    async def _configure(self, entry: Running, address: Address, wanted: Configure) -> Address:
         """Have a dispatcher work with these settings; where it is then. Raises Conflict while it has consumers.
 
         Only the dispatcher knows what it has: it may have been made with others long ago.
         """
-        answer = await self._ask(address, Configure(settings=settings))
-        plain = plain_settings(settings)
+        answer = await self._ask(address, wanted)
+        plain = plain_settings(wanted.settings)
+        if wanted.said and (before := entry.settings.get("subscription_settings")):
+            plain = {**before, **{name: plain[name] for name in wanted.said}}
         if entry.settings.get("subscription_settings") != plain:  # else it keeps those that all its partitions share
             entry.settings["subscription_settings"] = plain
         if answer.changed:
             await self._supervisor.suspect(address)  # it ended, to begin again with them
         now = await self._supervisor.ensure(entry, CALLER_PATIENCE)
         if now == address:  # another one may have been begun with what somebody else asked for at the same time
-            self._configured[entry.name] = (now, settings)
+            self._configured[entry.name] = (now, wanted)
         return now
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:

@@ -10,7 +10,7 @@ the next question brings the new owner. Safety never rests on this: owners are f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -43,7 +43,9 @@ BOOKIES_TIMEOUT = 1_000
 
 
 _Question = tuple[str, str | None, bytes]
-"""Topic; subscription, or None for the topic's own owners; with which settings, as JSON, it is made if it is new."""
+"""Topic; subscription, or None for the topic's own owners; with which settings it is to work, and which of them are
+said (see messages.Configure), as JSON, or empty for those that it has.
+"""
 _NONE: dict[int, Address] = {}
 
 
@@ -56,6 +58,9 @@ class KnownOwners:
     def __init__(self) -> None:
         self._known: dict[str, dict[str | None, dict[int, Address]]] = {}
         self._whose: dict[Address, tuple[str, str | None, int]] = {}
+        self._asked: dict[Address, bytes] = {}
+        self._same: dict[bytes, bytes] = {}
+        """What was asked for of all of them, each once: there are few different settings."""
 
     def __len__(self) -> int:
         return len(self._whose)
@@ -72,15 +77,19 @@ class KnownOwners:
         """These are the owners of their partitions now."""
         known = self._known.setdefault(topic, {}).setdefault(subscription, {})
         for partition, address in found.items():
-            self._whose.pop(known.get(partition, ""), None)
+            before = known.get(partition, "")
+            self._whose.pop(before, None)
             known[partition] = address
             self._whose[address] = (topic, subscription, partition)
+            self._gone([before])
 
     def replace(self, topic: str, subscription: str | None, found: dict[int, Address]) -> None:
         """These are the owners now, and no others are known."""
-        for address in self._known.get(topic, {}).pop(subscription, _NONE).values():
+        before = self._known.get(topic, {}).pop(subscription, _NONE)
+        for address in before.values():
             self._whose.pop(address, None)
         self.add(topic, subscription, found)
+        self._gone(before.values())
 
     def forget_subscriptions(self, topic: str) -> None:
         """Nothing is known of them any more."""
@@ -94,9 +103,25 @@ class KnownOwners:
         for known in self._known.pop(topic, {}).values():
             for address in known.values():
                 self._whose.pop(address, None)
+            self._gone(known.values())
+
+    def work_with(self, settings: bytes, addresses: Sequence[Address]) -> None:
+        """These dispatchers, which are known, work with what was asked for; see _Question."""
+        if settings:
+            self._asked |= dict.fromkeys(addresses, self._same.setdefault(settings, settings))
+
+    def asked(self, address: Address) -> bytes:
+        """What was asked for of a dispatcher last, and is in force: it ends when its settings change."""
+        return self._asked.get(address, b"")
+
+    def _gone(self, addresses: Iterable[Address]) -> None:
+        for address in addresses:
+            if address not in self._whose:
+                self._asked.pop(address, None)
 
     def suspect(self, address: Address) -> None:
         """Nobody is known to be there any more."""
+        self._asked.pop(address, None)
         if (whose := self._whose.pop(address, None)) is not None:
             topic, subscription, partition = whose
             del self._known[topic][subscription][partition]
@@ -140,10 +165,12 @@ class Directory:
             await self._locate(topic, wanted)
             found = self._known.of(topic, None)
         else:
-            settings = msgspec.json.decode(new, type=SubscriptionSettings) if new else None
-            request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, **_named(wanted))
+            settings, said = msgspec.json.decode(new, type=_Asked) if new else (None, [])
+            asked: dict[str, Any] = {"settings": settings, "said": said, **_named(wanted)}
+            request = LocateSubscription(topic=topic, subscription=subscription, **asked)
             found = _present(enumerate((await self._ask(request)).addresses))
             self._known.replace(topic, subscription, found)
+            self._known.work_with(new, [found[partition] for partition in wanted if partition in found])
         if not any(partition in found for partition in wanted):
             raise Unavailable(f"the controller names no owner of partition {wanted[0]} of {topic!r}")
 
@@ -203,14 +230,27 @@ class Directory:
         if before not in (None, now):
             self.forget(topic)
         self._settings[topic] = now
-        self._known.replace(topic, subscription, _present(enumerate(located.addresses)))
+        found = _present(enumerate(located.addresses))
+        self._known.replace(topic, subscription, found)
+        self._known.work_with(_encoded(settings), list(found.values()))
         return now
 
     async def dispatcher(
-        self, topic: str, partition: int, subscription: str, settings: SubscriptionSettings | None = None
+        self,
+        topic: str,
+        partition: int,
+        subscription: str,
+        settings: SubscriptionSettings | None = None,
+        said: Sequence[str] = (),
     ) -> Address:
-        """The dispatcher of a subscription on one partition; created with `settings` if it is new."""
-        question = (topic, subscription, b"" if settings is None else msgspec.json.encode(settings))
+        """The dispatcher of a subscription on one partition; created with `settings` if it is new, and else made to
+        work with them. said: see messages.Configure. Raises Conflict while that cannot change, Invalid, NotFound,
+        Unavailable.
+        """
+        question = (topic, subscription, b"" if settings is None else _encoded(settings, said))
+        address = self._known.get(topic, subscription, partition)
+        if address and settings is not None and self._known.asked(address) != question[2]:
+            await self._look_up(question, partition)
         while not (address := self._known.get(topic, subscription, partition)):
             await self._look_up(question, partition)
         return address
@@ -322,6 +362,14 @@ class Directory:
         self._known.suspect(address)
         with contextlib.suppress(SluiceError):  # a hint: the next question for the owner is asked of it anyway
             await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)
+
+
+_Asked = tuple[SubscriptionSettings, list[str]]
+
+
+def _encoded(settings: SubscriptionSettings, said: Sequence[str] = ()) -> bytes:
+    """The last part of a question."""
+    return msgspec.json.encode((settings, list(said)))
 
 
 def _present(addresses: Iterable[tuple[int, Address]]) -> dict[int, Address]:

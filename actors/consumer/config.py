@@ -12,7 +12,7 @@ from actors.messages import Event, SubscriptionSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """One consumer of a subscription on one partition. settings: of a subscription that is new.
+    """One consumer of a subscription on one partition. settings: with which that is to work; said: see Configure.
 
     incarnation: by which it is known from owner to owner. ranges: see messages.Attach, as are process, priority,
     keep_place, read_compacted, moves and properties. queue_size: messages that may wait here.
@@ -32,6 +32,7 @@ class ConsumerConfig:
     read_compacted: bool = False
     moves: bool = True
     properties: Mapping[str, str] = field(default_factory=dict)
+    said: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

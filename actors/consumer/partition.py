@@ -302,7 +302,8 @@ class PartitionConsumer:
         wait, config = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), self._config
         while not self.closing:
             try:
-                find = self._directory.dispatcher if first else self._directory.dispatcher_again
+                find = partial(self._directory.dispatcher, said=config.said)
+                find = find if first else self._directory.dispatcher_again
                 self._address = await find(config.topic, config.partition, config.subscription, config.settings)
                 request = Attach(
                     consumer=config.name, incarnation=f"{config.incarnation}.{self._generation}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from actors.dispatcher.context import SubscriptionContext
@@ -32,17 +34,21 @@ class SubscriptionConfiguration:
         self._state.set_properties(properties)
         await self._store.barrier()
 
-    async def change(self, settings: SubscriptionSettings) -> bool:
+    async def change(self, settings: SubscriptionSettings, said: Sequence[str] = ()) -> bool:
         """Set other settings; returns whether any changed. Raises Conflict while a consumer is connected or awaited.
 
-        A durable subscription stays durable (Conflict): its backlog must not go with a consumer.
+        said: see messages.Configure. A durable subscription stays durable (Conflict): its backlog must not go with a
+        consumer.
 
         An owner keeps the settings that it began with, and the trust in itself that depends on its lease: when the new
         ones are durable it ends, and the next one begins with them. Raises Invalid for settings that cannot work.
         """
-        check_subscription(settings)
         now = self._state.settings
-        settings = msgspec.structs.replace(settings, **{name: getattr(now, name) for name in _OF_MAKING})
+        kept = [name for name in settings.__struct_fields__ if name in _OF_MAKING or (said and name not in said)]
+        if said and "sticky" not in (settings.selector, now.selector):
+            kept.append("selector")  # a client of Pulsar does not say in which way the hashes are divided
+        settings = msgspec.structs.replace(settings, **{name: getattr(now, name) for name in kept})
+        check_subscription(settings)
         if settings == now and self._state.next_settings is None:
             return False
         if len(self._state.membership):

@@ -122,10 +122,14 @@ class Resume(Request[Paused]):
 
 
 class Configure(Request[Configured]):
-    """Use these settings. Conflict while consumers are connected, unless the settings are those in force."""
+    """Use these settings. Conflict while consumers are connected, unless the settings are those in force.
+
+    said: the names of those that whoever asks can say; the others stay as they are. Empty: all.
+    """
 
     reply: ClassVar[type[Reply]] = Configured
     settings: SubscriptionSettings
+    said: list[str] = []
 
 
 class SetProperties(Request[Done]):

@@ -74,12 +74,14 @@ class LocateTopic(Locate, kw_only=True):
 class LocateSubscription(Locate, kw_only=True):
     """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new.
 
-    waits False: for none; those that are not there, or work with other settings than these, are empty.
+    waits False: for none; those that are not there, or work with other settings than these, are empty. said: see
+    Configure.
     """
 
     subscription: str
     settings: SubscriptionSettings | None = None
     waits: bool = True
+    said: list[str] = []
 
 
 class Leading(Reply, kw_only=True):

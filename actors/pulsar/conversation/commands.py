@@ -186,7 +186,7 @@ class CommandHandlers:
             if asked.initial_subscription:
                 first = check_name("subscription", quoted(asked.initial_subscription))
                 settings = SubscriptionSettings(type="shared", initial_position="earliest")
-                await self._gateway.directory.dispatcher(tp.topic, tp.partition, first, settings)
+                await self._gateway.directory.dispatcher_again(tp.topic, tp.partition, first, settings)
             await self._session.check(*wishes)
             await self._produce(asked, made)
         except SluiceError:

@@ -22,14 +22,17 @@ STICKY = 1
 """The mode of Key_Shared in which consumers bring ranges of their own."""
 ONE_HAS_ALL = ("exclusive", "failover")
 """Types of subscriptions where all messages of a batch are at one consumer."""
+SAID = ("type", "durable")
+SAID_OF_KEYS = (*SAID, "allow_out_of_order_delivery", "selector")
+"""Settings that a client names when it subscribes, those of Key_Shared if it is of that type."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedConsumer:
     """A client's wishes for a subscription. start: a reader's first position, None for a consumer of a subscription.
 
-    named: the client chose the name. compacted: it wants of each key the last message alone. role: the client's.
-    properties: to be kept with the subscription.
+    named: the client chose the name. compacted: it wants of each key the last message alone. role: the client's. properties: to be kept with the subscription. said: names of
+    the settings that such a client can say; the others are whatever an operator has chosen.
     """
 
     subscription: str
@@ -42,6 +45,7 @@ class WantedConsumer:
     compacted: bool = False
     role: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
+    said: tuple[str, ...] = SAID
 
 
 def check_subscribe(asked: Any) -> None:
@@ -86,4 +90,5 @@ def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> Want
         compacted=asked.read_compacted,
         role=role,
         properties=properties,
+        said=SAID_OF_KEYS if asked.type == KEY_SHARED else SAID,
     )

@@ -142,6 +142,7 @@ class WireConsumer:
                 name=self.asked.name,
                 incarnation=gateway.fresh(self.asked.name),
                 settings=self.asked.settings,
+                said=self.asked.said,
                 queue_size=0,
                 ranges=self.asked.ranges,
                 process=gateway.process,

@@ -216,8 +216,9 @@ class Broker:
         return self.settings
 
     async def address(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> Address:
-        """Where the dispatcher is."""
-        return await self.directory.dispatcher(TOPIC, partition, subscription, self.settings_of(subscription))
+        """Where the dispatcher is; of another subscription, whatever settings those who made it asked for."""
+        find = self.directory.dispatcher if subscription == SUBSCRIPTION else self.directory.dispatcher_again
+        return await find(TOPIC, partition, subscription, self.settings_of(subscription))
 
     async def publish(self, *keys: str | None, ordering: Sequence[str] = (), delay: int | Sequence[int] = 0) -> None:
         """One message a key, confirmed when it returns. delay: ms, of all or of each."""
