@@ -13,6 +13,7 @@ from actors.messages.settings import check_properties, shared_settings
 from actors.names import check_name, quoted
 from actors.pulsar.codec.protocol import ServerError
 from actors.pulsar.conversation.clients import metadata_of
+from actors.pulsar.conversation.hash_ranges import check_ranges
 from actors.pulsar.conversation.refusals import CommandRefused
 
 TYPES = ("exclusive", "shared", "failover", "key_shared")
@@ -31,7 +32,8 @@ SAID_OF_KEYS = (*SAID, "allow_out_of_order_delivery", "selector")
 class WantedConsumer:
     """A client's wishes for a subscription. start: a reader's first position, None for a consumer of a subscription.
 
-    named: the client chose the name. compacted: it wants of each key the last message alone. role: the client's. properties: to be kept with the subscription. said: names of
+    ranges: of hashes; a reader wants the messages of these alone. named: the client chose the name. compacted: it wants
+    of each key the last message alone. role: the client's. properties: to be kept with the subscription. said: names of
     the settings that such a client can say; the others are whatever an operator has chosen.
     """
 
@@ -77,6 +79,9 @@ def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> Want
         if asked.key_shared.mode == STICKY:
             settings = replace(settings, selector="sticky")
             ranges = [(each.start, each.end) for each in asked.key_shared.hash_ranges]
+    elif start is not None and asked.key_shared.mode == STICKY:
+        ranges = [(each.start, each.end) for each in asked.key_shared.hash_ranges]
+        check_ranges(ranges)
     properties = metadata_of(asked.subscription_properties)
     check_properties(properties)
     return WantedConsumer(

@@ -32,6 +32,7 @@ from actors.pulsar.codec.protocol import MessageId, command
 from actors.pulsar.conversation.acked_batch_sizes import acknowledged_rows, rest_of_batch, rows_behind
 from actors.pulsar.conversation.batch_reassembly import BatchReassembler, RowRange, leading
 from actors.pulsar.conversation.gateway import Gateway
+from actors.pulsar.conversation.hash_ranges import rows_outside
 from actors.pulsar.conversation.log_extent import PATIENCE_MS, LogExtent
 from actors.pulsar.conversation.rates import Passed, held_back
 from actors.pulsar.conversation.topic_names import TopicPartition
@@ -251,6 +252,8 @@ class WireConsumer:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def _received(self, part: Received) -> None:
+        if self.is_reader and self.asked.ranges:
+            part.close(rows_outside(part, self.asked.ranges))
         self._unsent.append(part)
         if self.asked.settings.type == "failover" and isinstance(self._part, PartitionConsumer):
             self._came_at = earlier(self._came_at, self._part.sure_at)
