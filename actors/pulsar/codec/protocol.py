@@ -45,7 +45,10 @@ _TABLE = {
         "key_is_base64:6:bool ordering_key:7:bytes sequence_id:8:u64 null_value:9:bool null_partition_key:10:bool"
     ),
     "EncryptionKey": "key:1:bytes value:2:bytes metadata:3:*KeyValue",
-    "FeatureFlags": "auth_refresh:1:bool broker_entry_metadata:2:bool partial_producer:3:bool topic_watchers:4:bool",
+    "FeatureFlags": (
+        "auth_refresh:1:bool broker_entry_metadata:2:bool partial_producer:3:bool topic_watchers:4:bool "
+        "partitions_without_creation:5:bool"
+    ),
     "Connect": (
         "client_version:1:str auth_data:3:bytes protocol_version:4:i32 auth_method_name:5:str original_principal:7:str"
     ),

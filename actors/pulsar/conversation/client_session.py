@@ -52,6 +52,11 @@ GATHERED_BYTES = 256 * 1024
 ALIVE_MS = 1_000
 """A client that another one would replace has so long to say that it is there."""
 NO_REQUEST = (1 << 64) - 1
+OFFERED = {"partitions_without_creation": True}
+"""What a client may count on. A client in Java asks whether topics of the names are there that retry and dead letter
+topics had in earlier releases. It takes them for there where it cannot ask without making them, and would use them for
+all topics of a namespace together.
+"""
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
 it is; at any other it connects and sends again for ever. In Java that one means to send again.
@@ -171,7 +176,13 @@ class ClientSession:
             self.fails_by = ServerError.CHECKSUM
         version = min(asked.protocol_version, PROTOCOL)
         largest = self.gateway.max_message_bytes
-        self.say("connected", server_version=VERSION, protocol_version=version, max_message_size=largest)
+        self.say(
+            "connected",
+            server_version=VERSION,
+            protocol_version=version,
+            max_message_size=largest,
+            feature_flags=OFFERED,
+        )
         if identity is not None:
             self.gateway.ports.spawn(self._end_with(identity), "credentials")
 

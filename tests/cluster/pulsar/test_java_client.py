@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SOURCE = Path(__file__).parent / "java" / "Scenes.java"
 SCENES = (
     "produce_and_consume", "partitions", "one_partition_a_key", "key_shared_with_joins", "delayed", "given_back",
-    "dead_letter", "seek", "reader", "pattern", "schemas", "receipts_of_single_messages", "active_consumer",
-    "table_view", "more_partitions", "terminated", "token", "transactions_are_refused",
+    "dead_letter", "retry_topic", "seek", "reader", "pattern", "schemas", "receipts_of_single_messages",
+    "active_consumer", "table_view", "more_partitions", "terminated", "token", "transactions_are_refused",
 )  # fmt: skip
 KEYS = ("a", "key-1", "key-2", "key-3", "key-4", "key-5", "välkommen", "😀")
 

@@ -75,6 +75,7 @@ public final class Scenes {
         SCENES.put("delayed", Scenes::delayed);
         SCENES.put("given_back", Scenes::givenBack);
         SCENES.put("dead_letter", Scenes::deadLetter);
+        SCENES.put("retry_topic", Scenes::retryTopic);
         SCENES.put("seek", Scenes::seek);
         SCENES.put("reader", Scenes::reader);
         SCENES.put("pattern", Scenes::pattern);
@@ -290,6 +291,21 @@ public final class Scenes {
             Message<byte[]> message = next(dead);
             check(text(message).equals("poison"), "another one died");
             check(message.getProperty("REAL_TOPIC").endsWith("/poisoned"), "no trace of where it came from");
+        }
+    }
+
+    private static void retryTopic(PulsarClient client) throws Exception {
+        DeadLetterPolicy policy = DeadLetterPolicy.builder().maxRedeliverCount(1).build();
+        try (Consumer<byte[]> dead = subscription(client, "tried-s-DLQ", SubscriptionType.Exclusive).subscribe();
+                Consumer<byte[]> consumer = subscription(client, "tried", SubscriptionType.Shared).enableRetry(true)
+                        .deadLetterPolicy(policy).subscribe();
+                Producer<byte[]> producer = client.newProducer().topic("tried").create()) {
+            send(producer, "again");
+            consumer.reconsumeLater(next(consumer), 50, TimeUnit.MILLISECONDS);
+            Message<byte[]> message = next(consumer);
+            check(message.getTopicName().endsWith("/tried-s-RETRY"), "it came from " + message.getTopicName());
+            consumer.reconsumeLater(message, 50, TimeUnit.MILLISECONDS);
+            check(text(next(dead)).equals("again"), "another one died");
         }
     }
 
