@@ -34,6 +34,7 @@ QUESTIONS = frozenset(
     (
         "connect",
         "partition_metadata",
+        "lookup",
         "topics_of",
         "get_last_id",
         "get_schema",
@@ -42,8 +43,7 @@ QUESTIONS = frozenset(
     )
 )
 """Commands that nobody needs to be carried out when their connection has ended. The others go on to their end, because
-half of them would be worse than none: what they make is closed then. A lookup is one of these, for it may make a topic,
-which is written down when it is made.
+half of them would be worse than none: what they make is closed then, and a topic that they make is written down.
 """
 LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
 """Commands whose answers may be large, or for which much is read: one of them at a time."""

@@ -35,7 +35,6 @@ from actors.pulsar.conversation.topic_names import (
     TopicPartition,
     find_partition,
     full_names,
-    settings_of,
     split_name,
     topics_in,
 )
@@ -121,12 +120,20 @@ class CommandHandlers:
         self._session.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
-        """Which broker serves a topic: this one, whichever it is. It listens under no other name."""
+        """Which broker serves a topic: this one, whichever it is. It listens under no other name.
+
+        To ask makes no topic, as with Pulsar: who subscribes by a pattern asks for those that were deleted.
+        """
         if asked.listener:
             raise CommandRefused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
         topic, partition = split_name(asked.topic)
         await self._session.check(of_topic("either", topic))
-        await settings_of(self._gateway.directory, topic, create=self._making(partition is None))
+        try:
+            await self._gateway.directory.settings(topic)
+        except NotFound:
+            if partition is not None:
+                raise
+            await self._gateway.namespaces.policies(namespace_of(topic)[0])
         urls = {"url": self._gateway.url, "url_tls": self._gateway.url_tls}
         known = {name: url for name, url in urls.items() if url}
         self._session.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)

@@ -1,4 +1,4 @@
-"""A lookup makes the topic that is not there, and the audit has who made it."""
+"""A lookup makes no topic. Who subscribes makes the one that is not there, and the audit has who it was."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def test_who_makes_a_topic_and_hangs_up_is_written_down() -> None:
         connection.gateway.directory = topics  # type: ignore[assignment]
         connection.gateway.audit = told.append
         connection.data(encode(command("lookup", topic="new", request_id=1)))
+        await passes(world, 100)
+        assert [said for said in wire.said() if said == "lookup_answer"] == ["lookup_answer"]
+        assert not topics.made
+        connection.data(encode(command("subscribe", topic="new", subscription="s", consumer_id=0, request_id=2)))
         await passes(world, 100)
         assert (list(topics.made), told) == (["new"], [])
         connection.over()
