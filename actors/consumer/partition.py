@@ -302,9 +302,11 @@ class PartitionConsumer:
         wait, config = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), self._config
         while not self.closing:
             try:
-                find = partial(self._directory.dispatcher, said=config.said)
-                find = find if first else self._directory.dispatcher_again
-                self._address = await find(config.topic, config.partition, config.subscription, config.settings)
+                place = config.topic, config.partition, config.subscription, config.settings
+                if first:
+                    self._address = await self._directory.dispatcher(*place, config.said)
+                else:
+                    self._address = await self._directory.dispatcher_again(*place)
                 request = Attach(
                     consumer=config.name, incarnation=f"{config.incarnation}.{self._generation}",
                     process=config.process, ranges=list(config.ranges), priority=config.priority,

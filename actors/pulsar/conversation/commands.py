@@ -7,10 +7,8 @@ import json
 from functools import partial
 from typing import Any
 
-from actors.consumer.payload import DecodedRun
 from actors.messages import (
     AccessMode,
-    Ends,
     FindTime,
     ListTopics,
     ReadEnds,
@@ -24,10 +22,10 @@ from actors.policies.authorization import Wish, of_space, of_topic
 from actors.producer.producer import Entrance
 from actors.pulsar.codec.fields import UNSIGNED
 from actors.pulsar.codec.protocol import ServerError
-from actors.pulsar.codec.unread_batches import unread_messages
 from actors.pulsar.conversation.client_session import ClientSession
 from actors.pulsar.conversation.gateway import Certified, ClientIdentity, ConsumerHere
 from actors.pulsar.conversation.intake import MOST_TEXT
+from actors.pulsar.conversation.last_ids import id_before, place_of
 from actors.pulsar.conversation.log_extent import ASK_MS, PATIENCE_MS
 from actors.pulsar.conversation.refusals import CommandRefused, code_of
 from actors.pulsar.conversation.topic_names import (
@@ -427,10 +425,10 @@ class CommandHandlers:
         elif (at := ends.last) >= max(ends.first, 0):
             with contextlib.suppress(NotFound):
                 run = await consumer.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)
-                last = {"ledger": ledger_of(at), **_place(run, at)}
+                last = {"ledger": ledger_of(at), **place_of(run, at)}
         answer = {"last": {**last, "partition": consumer.tp.wire_partition}}
         if consumer.asked.start is not None:
-            answer["mark_delete"] = _before(consumer.asked.start, ends, last)
+            answer["mark_delete"] = id_before(consumer.asked.start, ends, last)
         self._session.say("last_id_answer", request_id=asked.request_id, **answer)
 
     # -- schemas and statistics -----------------------------------------------------------------------------------
@@ -488,23 +486,3 @@ def _check_access(asked: Any) -> None:
     """Raises CommandRefused for an access mode that there is not."""
     if not 0 <= asked.access_mode < len(ACCESS_MODES):
         raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")
-
-
-def _before(start: int, ends: Ends, last: dict[str, int]) -> dict[str, int]:
-    """The id before the place where a reader began. Of clients that begin behind the last message that is its id."""
-    if start > ends.last:
-        return {"ledger": last["ledger"], "entry": last["entry"]}
-    start = max(start, ends.first)
-    return {"ledger": ledger_of(start), "entry": (entry_of(start) - 1) & UNSIGNED}
-
-
-def _place(run: DecodedRun, at: int) -> dict[str, int]:
-    """The entry and the batch index by which clients know a row: -1 if it came alone. Of a batch that nobody reads here
-    it is the index of the last message.
-    """
-    rows, row = run.rows, entry_of(at) - run.first_entry
-    index = rows.column("batch_index")[row].as_py() if "batch_index" in rows.schema.names else None
-    if index is not None:
-        return {"entry": entry_of(at) - int(index), "batch_index": int(index)}
-    count = int(unread_messages(rows.column("pulsar").slice(row, 1))[0]) if "pulsar" in rows.schema.names else 1
-    return {"entry": entry_of(at), "batch_index": count - 1 if count > 1 else -1}

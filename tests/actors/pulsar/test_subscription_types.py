@@ -49,7 +49,7 @@ def test_a_type_changes_when_nobody_is_connected(before: int, after: int, second
     with_gateways(scenario)
 
 
-def test_ranges_of_consumers_give_way_to_a_division_by_the_broker() -> None:
+def test_ranges_give_way_to_a_division_by_the_broker() -> None:
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])
         for more in ({"key_shared": STICKY}, {}, {"key_shared": {"allow_out_of_order": True}}, {"key_shared": STICKY}):
@@ -92,7 +92,7 @@ def test_other_settings_are_those_of_the_operator(stays: bool) -> None:
     with_gateways(scenario)
 
 
-def test_a_subscription_that_comes_with_a_producer_keeps_its_type() -> None:
+def test_a_subscription_made_with_a_producer_keeps_its_type() -> None:
     """A producer of dead letters comes again while an exclusive consumer reads them."""
 
     async def scenario(clients: Clients) -> None:

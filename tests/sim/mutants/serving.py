@@ -259,8 +259,8 @@ SERVING: list[Mutant] = [
     Mutant(
         name="an id stands for all of a batch that was sent in parts",
         module="actors.pulsar.conversation.wire_consumer",
-        old="            if sure or pieces.begins(self._key, at) or self._apart or ",
-        new="            if sure or pieces.begins(self._key, at) or ",
+        old="            apart = known or self._apart or ",
+        new="            apart = known or ",
         world=GATEWAY,
         test=f"{WHOLE}::test_a_part_whose_rest_waits_stands_for_nothing_else",
     ),
