@@ -294,10 +294,11 @@ class Client(OfThisProcess, StoredMessages):
     ) -> Consumer:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
 
-        receiver_queue_size: messages that may wait here, over all partitions. key_shared_ranges: this consumer's
-        hash ranges when selector is "sticky". priority_level: 0 is served first, where the type is shared or failover.
-        read_compacted: of each key the last message alone, as far as the topic was compacted; of type exclusive or
-        failover. timeout_ms: how long to try. consumer_name: by which it comes back, with `grace_ms` to its own hashes.
+        receiver_queue_size: messages that may wait here, over all partitions; while 64 MiB of them wait, no more are
+        fetched. key_shared_ranges: this consumer's hash ranges when selector is "sticky". priority_level: 0 is served
+        first, where the type is shared or failover. read_compacted: of each key the last message alone, as far as the
+        topic was compacted; of type exclusive or failover. timeout_ms: how long to try. consumer_name: by which it
+        comes back, with `grace_ms` to its own hashes.
         Settings: actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
         """
         topic = check_name("topic", topic)

@@ -95,15 +95,24 @@ class Consumer(OfThisProcess):
         self._loop_told = self._loop_called = False
         """Whether the loop's thread will look at them: at some time, and at once."""
         self._timer: asyncio.TimerHandle | None = None
+        self._full = False
+        """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self._closed = False
 
     # -- called on the loop's thread ------------------------------------------------------------------------------
 
     def received(self, part: Received) -> None:
         self._receiving.add(part)
+        self._hold_if_full()
         if len(part) <= FEW and not self._loop_told:
             self._loop_told = True
             self._timer = self._loop.later(HAND_OVER_MS, partial(self.tell_partitions, waited=True))
+
+    def _hold_if_full(self) -> None:
+        if (full := self._receiving.is_full) != self._full:
+            self._full = full
+            for part in self.parts:
+                part.hold(full)
 
     def tell_partitions(self, *, waited: bool = False) -> None:
         """Report taken and acknowledged messages to the partitions, single ones as columns. Also before each poll
@@ -120,6 +129,7 @@ class Consumer(OfThisProcess):
         while self._taken:
             consumer, part = self._taken.popleft()
             consumer.taken(part)
+        self._hold_if_full()
         while self._done:
             consumer, part, done = self._done.popleft()
             consumer.acknowledge(part, done, waited=waited)
@@ -183,7 +193,10 @@ class Consumer(OfThisProcess):
     def receive_nowait(self, count: int) -> list[Message] | None:
         """This number of messages if all are here already; else None, and all of them stay here."""
         self._loop.check_process()
-        return self._receiving.receive_nowait(count)
+        found = self._receiving.receive_nowait(count)
+        if found is None and self._full:
+            self._loop.soon(self._hold_if_full)
+        return found
 
     async def receive_async(self, timeout_millis: int | None = None) -> Message:
         """The same as `receive` for a running event loop: its other tasks go on meanwhile. A wait that is cancelled

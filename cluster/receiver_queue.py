@@ -28,6 +28,8 @@ LATE_S = 0.02
 """Seconds between two looks while it is not known whether the lease still stands."""
 LOOK_S = 1.0
 """The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
+QUEUED_BYTES = 64 * 1024 * 1024
+"""While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
 
 
 class NothingArrived(Unavailable):
@@ -54,16 +56,29 @@ class ReceiverQueue:
         self._arrived = threading.Condition(self.lock)
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         """Tasks of event loops that wait for a message, in the order in which they came."""
-        self._queue: deque[Received] = deque()
+        self._queue: deque[tuple[Received, int]] = deque()
+        """Parts, and how many bytes each of them had."""
+        self._bytes = self._wanted = 0
+        """Bytes of all these, and how many messages somebody wanted at once who did not get them."""
         self._current: list[Message] = []
         """What left the queue to be received one by one, the next one last."""
         self._ended: SluiceError | None = None
         self._woken = False
 
     def add(self, part: Received) -> None:
+        size = part.size
         with self.lock:
-            self._queue.append(part)
+            self._queue.append((part, size))
+            self._bytes += size
             self._wake(len(part))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be fetched for now."""
+        if self._bytes < QUEUED_BYTES:
+            return False
+        with self.lock:
+            return len(self._current) + sum(len(part) for part, _ in self._queue) >= self._wanted
 
     def end(self, error: SluiceError) -> None:
         """Nothing arrives any more: waiting and later receivers that find nothing get the first such error."""
@@ -83,14 +98,15 @@ class ReceiverQueue:
         with self.lock:
             if self._current:
                 seen(self._current[-1].batch.received, self._current[-1].row)
-            for part in self._queue:
+            for part, _ in self._queue:
                 seen(part, 0)
 
     def clear(self) -> list[Received]:
         """Take out the parts that no user has seen anything of."""
         with self.lock:
-            unseen = list(self._queue)
+            unseen = [part for part, _ in self._queue]
             self._queue.clear()
+            self._bytes = 0
         return unseen
 
     def forget_current(self) -> None:
@@ -154,7 +170,9 @@ class ReceiverQueue:
                 while len(taken) < count and (message := self._next_message()) is not None:
                     taken.append(message)
             if len(taken) == count:
+                self._wanted = 0
                 return taken
+            self._wanted = max(self._wanted, count)
             # A session ended since they were counted; what is left is for the next one who asks.
             for message in reversed(taken):
                 message.batch.received.shown = message.row
@@ -224,10 +242,11 @@ class ReceiverQueue:
     def _next_batch(self, *, whole: bool) -> Batch | None:
         """The next batch that is here and ours; whole: the user sees all of it now, and not only its first message."""
         while self._queue:
-            part = self._queue[0]
+            part, size = self._queue[0]
             if self._is_late(part):
                 return None
             self._queue.popleft()
+            self._bytes -= size
             consumer = self._partition(part.partition)
             self._took(consumer, part)
             if not part.revoked and part.open.any():  # else it was given back with all the others
@@ -265,7 +284,7 @@ class ReceiverQueue:
             if self._is_late(part):
                 return False
             here += bool(part.open[message.row])
-        for part in self._queue:
+        for part, _ in self._queue:
             if here >= count or self._is_late(part):
                 break
             here += int(part.open.sum())

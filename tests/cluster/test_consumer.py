@@ -68,6 +68,10 @@ class Told:
     def __init__(self) -> None:
         self.took: list[Received] = []
         self.done: list[tuple[list[int] | None, bool]] = []
+        self.held: list[bool] = []
+
+    def hold(self, held: bool) -> None:
+        self.held.append(held)
 
     def taken(self, part: Received) -> None:
         self.took.append(part)
@@ -146,6 +150,26 @@ def test_a_good_part_of_the_queue_is_told_at_once() -> None:
     assert len(loop.at_once) == 1
     loop.at_once[0]()
     assert len(told.took) == 2
+
+
+def test_many_bytes_that_wait_hold_back_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many messages the queue may have. Who wants more of them at once is brought these."""
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    monkeypatch.setattr("cluster.receiver_queue.QUEUED_BYTES", 3 * part_of(1).size)
+    for _ in range(3):
+        assert told.held == []
+        consumer.received(part_of(1))
+    assert told.held == [True]
+    assert consumer.receive_nowait(5) is None
+    loop.at_once.pop()()
+    assert told.held == [True, False]
+    for _ in range(2):
+        consumer.received(part_of(1))
+    assert told.held == [True, False, True]
+    assert len(consumer.receive_nowait(3) or ()) == 3
+    consumer.tell_partitions()
+    assert told.held == [True, False, True, False]
 
 
 class Settling:
