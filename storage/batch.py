@@ -122,6 +122,14 @@ def stored_schema(optional: Sequence[str]) -> pa.Schema:
     return schema_of(sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in optional))
 
 
+def keys_of_keyless(producer: str | pa.Array, sequence: pa.Array, sequence_id: pa.Array | None) -> pa.Array:
+    """What is hashed of messages without a key, binary: `producer-sequence`, with the client's own sequence id where
+    there is one (KS-4).
+    """
+    numbers = sequence if sequence_id is None else pc.coalesce(sequence_id, sequence)
+    return pc.binary_join_element_wise(producer, numbers.cast(pa.string()), "-").cast(pa.binary())
+
+
 def make_batch(
     data: pa.RecordBatch | pa.Table,
     *,
@@ -163,11 +171,8 @@ def make_batch(
         _check_size(columns["ordering_key"], "ordering_key", MAX_KEY_BYTES)
         sticky = pc.coalesce(columns["ordering_key"], sticky)
     if sticky.null_count:
-        sequence = pa.array(np.arange(first_sequence, first_sequence + count))
-        if "sequence_id" in columns:
-            sequence = pc.coalesce(columns["sequence_id"], sequence)
-        generated = pc.binary_join_element_wise(producer, sequence.cast(pa.string()), "-").cast(pa.binary())
-        sticky = pc.coalesce(sticky, generated)
+        numbers = pa.array(np.arange(first_sequence, first_sequence + count))
+        sticky = pc.coalesce(sticky, keys_of_keyless(producer, numbers, columns.get("sequence_id")))
     rows = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema([_field(name) for name in columns]))
     deliver_at = None
     if "deliver_at" in data.schema.names:

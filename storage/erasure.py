@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage.batch import keys_of_keyless
 from storage.hashing import hash_column
 
 _GONE = ("key", "ordering_key", "properties", "pulsar")
@@ -48,9 +49,6 @@ def _mask(rows: pa.Table | pa.RecordBatch, keys: Sequence[bytes]) -> pa.Array:
 
 def _keyless(rows: pa.RecordBatch) -> pa.Array:
     """The sticky hashes that the rows would have without keys."""
-    sequence = rows.column("sequence")
-    if "sequence_id" in rows.schema.names:
-        sequence = pc.coalesce(rows.column("sequence_id"), sequence)
-    sequence = sequence.cast(pa.string())
+    given = rows.column("sequence_id") if "sequence_id" in rows.schema.names else None
     names = rows.column("producer").cast(pa.string())
-    return pa.array(hash_column(pc.binary_join_element_wise(names, sequence, "-").cast(pa.binary())))
+    return pa.array(hash_column(keys_of_keyless(names, rows.column("sequence"), given)))

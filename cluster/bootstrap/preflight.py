@@ -29,8 +29,11 @@ def check_safeguards(options: ClusterOptions) -> None:
         context_of(settings)
         advertised_host(settings)
         check_bound(settings)
-    names = ("pulsar_token_key_file", "pulsar_password_file", "authorization_enabled", "pulsar_anonymous_role")
-    if any(settings[name] for name in (*names, "super_user_roles", "viewer_roles")):
+    names = (
+        "pulsar_token_key_file", "pulsar_password_file", "authorization_enabled", "pulsar_anonymous_role",
+        "super_user_roles", "viewer_roles",
+    )  # fmt: skip
+    if any(settings[name] for name in names):
         from cluster.pulsar.authentication import authenticate_by, authorization_of
 
         authenticate_by(settings)

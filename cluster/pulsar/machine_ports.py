@@ -63,10 +63,10 @@ class RealMachinePorts:
                 sock.close()
             raise Unavailable(f"port {port} of {host} cannot be used: {error.strerror}") from error
         for sock in sockets:
-            keep_from_children(sock.fileno())
             if scheme in self._handshakes:
                 self._handshakes[scheme].listen(sock, self._accept[scheme])
             else:
+                keep_from_children(sock.fileno())
                 loop = asyncio.get_running_loop()
                 self._servers.append(await loop.create_server(self._accept[scheme], sock=sock, backlog=BACKLOG))
         return port

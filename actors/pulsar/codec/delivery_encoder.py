@@ -171,9 +171,8 @@ def _unread(part: Received, starts: Ints) -> int:
             return 0
         starts = starts[_indexes(part)[starts] < 0]
     rests = part.column("pulsar")
-    return int(unread_messages(rests if len(starts) == len(rests) else rests.take(pa.array(starts))).sum()) - len(
-        starts
-    )
+    alone = rests if len(starts) == len(rests) else rests.take(pa.array(starts))
+    return int(unread_messages(alone).sum()) - len(starts)
 
 
 def _as_it_came(part: Received, to: Addressee, recent: FrameCache) -> EncodedFrames | None:

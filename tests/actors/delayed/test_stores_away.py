@@ -171,24 +171,33 @@ async def test_deleting_after_a_fall_back_leaves_nothing(recovered: bool) -> Non
     await broker.end()
 
 
-@pytest.mark.parametrize("changed", [{"delayed_tracker": "memory"}, {"type": "failover"}])
-@simulated
-async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict[str, str]) -> None:
+async def earlier_buckets_that_stay(
+    settings: SubscriptionSettings,
+) -> tuple[Scenario, Store, Life, DelayedTracker]:
+    """A subscription that had buckets begins with settings of which it has none, and the store refuses deletes."""
     scenario, store = Scenario(), Store()
     first = await scenario.begin()
     await scenario.publish(first, 1, 12)
     await scenario.finish(first)
     store.refuse("delete")
     life = Life(scenario.world, store)
-    tracker: DelayedTracker = await make_tracker(
+    tracker = await make_tracker(
         life.ports,
         topic=TOPIC,
         partition=PARTITION,
         subscription=SUBSCRIPTION,
-        settings=SubscriptionSettings(**changed),  # type: ignore[arg-type]
+        settings=settings,
         changed=lambda: None,
         owner_epoch=2,
     )
+    return scenario, store, life, tracker
+
+
+@pytest.mark.parametrize("changed", [{"delayed_tracker": "memory"}, {"type": "failover"}])
+@simulated
+async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict[str, str]) -> None:
+    settings = SubscriptionSettings(**changed)  # type: ignore[arg-type]
+    scenario, store, life, tracker = await earlier_buckets_that_stay(settings)
     assert not isinstance(tracker, BucketTracker)
     await scenario.world.advance(10_000)
     assert scenario.world.objects
@@ -203,21 +212,7 @@ async def test_deleting_a_subscription_deletes_its_earlier_buckets(changed: dict
 @simulated
 async def test_earlier_buckets_that_stay_are_tried_now_and_then() -> None:
     """Each attempt went on by itself, beside the later ones, for as long as the process lived."""
-    scenario, store = Scenario(), Store()
-    first = await scenario.begin()
-    await scenario.publish(first, 1, 12)
-    await scenario.finish(first)
-    store.refuse("delete")
-    life = Life(scenario.world, store)
-    await make_tracker(
-        life.ports,
-        topic=TOPIC,
-        partition=PARTITION,
-        subscription=SUBSCRIPTION,
-        settings=SubscriptionSettings(delayed_tracker="memory"),
-        changed=lambda: None,
-        owner_epoch=2,
-    )
+    scenario, store, life, _ = await earlier_buckets_that_stay(SubscriptionSettings(delayed_tracker="memory"))
     await scenario.world.advance(LONG)
     before = len(life.calls)
     await scenario.world.advance(LONG)
