@@ -251,7 +251,9 @@ class Erasing:
             copy = Offloaded(newest.offloaded.at, tuple(parts))
             record = record.with_ledger(msgspec.structs.replace(newest, offloaded=copy, fragments=()))
             found = dict(zip(keys, counts, strict=True))
-            erasures = tuple(_noted(one, ledger.id, found.get(one.key, 0)) for one in record.erasures)
+            erasures = tuple(
+                one.noting([ledger.id], found[one.key]) if found.get(one.key) else one for one in record.erasures
+            )
             return msgspec.structs.replace(record, erasures=erasures).with_released([one.id for one in gone])
 
         await self._log.metadata.update(change)
@@ -388,14 +390,6 @@ def _ids(record: PartitionRecord) -> list[int]:
 
 def _within(rows: pa.Table, one: Erasure) -> bool:
     return holds(rows.filter(pc.less_equal(rows.column("ledger"), one.until)), [one.key])
-
-
-def _noted(one: Erasure, ledger: int, messages: int) -> Erasure:
-    """An erasure of a key that had so many messages in a ledger."""
-    if not messages:
-        return one
-    ledgers = tuple(sorted({*one.ledgers, ledger}))
-    return msgspec.structs.replace(one, ledgers=ledgers, messages=one.messages + messages)
 
 
 def _nothing(start: int, length: int) -> bytes:

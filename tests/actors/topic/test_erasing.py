@@ -241,6 +241,25 @@ def test_a_bookie_that_is_away_is_waited_for() -> None:
     World(4).play(scenario)
 
 
+def test_a_ledger_trimmed_meanwhile_waits_for_bookies_too() -> None:
+    """The bookie that is away has its messages, though no record names them any more."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, SETTINGS)
+        world.objects.trouble.refused["put"] = Unavailable
+        world.crash("b1")
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: cluster.topic()._upkeep.erasing.error != "")
+        last = (await ask(client, cluster.current, ReadEnds())).last
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=last))
+        await until(client, lambda: len(record_of(cluster).ledgers) < 2)
+        await until(client, lambda: "bookie b1" in cluster.topic()._upkeep.erasing.error)
+        await cluster.restart_bookie("b1")
+        await until(client, lambda: not record_of(cluster).erasures)
+
+    World(14).play(scenario)
+
+
 @pytest.mark.parametrize("settings", [SETTINGS, STORED], ids=["on bookies", "in the store"])
 def test_a_ledger_that_cannot_be_read_holds_up_the_end_alone(settings: TopicSettings) -> None:
     async def scenario(world: World) -> None:
