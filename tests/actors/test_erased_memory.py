@@ -7,7 +7,7 @@ from actors.messages import Erase, EraseStatus
 from actors.ports import Unknown
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import TOPIC, Broker, Client, play
-from tests.sim.worlds.wire import ERASED
+from tests.sim.worlds.wire import ERASED, batch_frame
 
 KEYED = 3
 
@@ -62,12 +62,15 @@ def test_a_gateway_sends_nothing_of_an_erased_key() -> None:
         first = await clients.join("c0", GATEWAYS[0])
         await clients.producer(first, "till", SHARED)
         await clients.consumer(first, KEYED, "near")
-        await clients.send_batch(first, "c0", 10)
-        await clients.broker.until(lambda: len(clients.numbers("c0")) == 10)
+        now, numbers = clients.broker.ports.clock.now(), range(0, 20, 5)
+        batches = [[(b"k", number + more) for more in range(5)] for number in numbers]
+        frames = [batch_frame(0, rows[0][1], rows, now=now, due=0, by_key=True) for rows in batches]
+        first.write(b"".join(frames))  # what is read together is kept
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 20)
         await erased(clients.broker, b"k")
         late = await clients.join("c1", GATEWAYS[0])
         await clients.consumer(late, KEYED, "late", subscription="another")
-        await clients.broker.until(lambda: len(clients.numbers("c1")) == 10)
-        assert clients.numbers("c1") == [ERASED] * 10
+        await clients.broker.until(lambda: len(clients.numbers("c1")) == 20)
+        assert clients.numbers("c1") == [ERASED] * 20
 
     with_gateways(scenario)

@@ -142,7 +142,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="            self._name_no_more()\n        self._let_go_old()\n",
         new="            self._name_no_more()\n",
         world=ERASING,
-        test="tests/actors/test_erased_memory.py",
+        seed=1,
         also=("        self._let_go_old()\n        homes", "        homes"),
     ),
     Mutant(

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from actors.consumer import payload
+from actors.consumer import payload as payloads
 from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
@@ -104,7 +104,7 @@ class ErasingCourse(HistoryCourse):
         with (
             patch.multiple(erasing, FORGOTTEN_MS=FORGOTTEN_MS, RETRY_MS=500),
             patch.object(open_runs, "KEPT_MS", KEPT_MS),
-            patch.object(payload, "KEPT_MS", KEPT_MS),
+            patch.object(payloads, "KEPT_MS", KEPT_MS),
         ):
             await super().run()
             self.over = True
