@@ -43,7 +43,7 @@ def finish(table: OpenRuns, cursor: Cursor, positions: Positions) -> None:
 
 def measure(runs: int) -> dict[str, Any]:
     """Play it."""
-    table, cursor = OpenRuns(), Cursor()
+    table, cursor = OpenRuns(lambda: 0), Cursor()
     cursor.chain([(1, None)])
     tracemalloc.start()
     table.add(single(0))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from actors.backoff import Backoff
 from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
 from actors.directory import Directory
 from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
+from actors.messages.limits import KEPT_MS
 from actors.ports import Ports
 from actors.signal import Signal
 from actors.topic_client import TopicClient
@@ -126,23 +127,27 @@ class DecodedRun:
 class DecodedRuns:
     """The most recently used runs, up to a number of bytes of memory; any entry in a run finds it.
 
+    None is found for long, because messages of it may have been erased since. monotonic: the time now, in ms.
     Several consumers of one process may share them, of whatever topics: a ledger belongs to one partition. Then nearly
     all are used once, soon after they came. forgets: `forget_used` is called from time to time.
     """
 
-    def __init__(self, limit: int = DECODED_BYTES, *, forgets: bool = False) -> None:
-        self._limit = limit
+    def __init__(self, monotonic: Callable[[], int], limit: int = DECODED_BYTES, *, forgets: bool = False) -> None:
+        self._monotonic, self._limit = monotonic, limit
         self._bytes = 0
         self._used: dict[tuple[int, int], None] | None = {} if forgets else None
         """Those that were found since the last time that used ones were forgotten."""
         self._used_before: dict[tuple[int, int], None] = {}
         self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
+        self._since: OrderedDict[tuple[int, int], int] = OrderedDict()
+        """When each came, the oldest first."""
         self._firsts: list[tuple[int, int]] = []
         self.coming: dict[tuple[int, int], Signal] = {}
         """Runs that are being asked for, by ledger and first entry; set when there is an answer."""
 
     def find(self, ledger: int, entry: int) -> DecodedRun | None:
         """The run that holds an entry, if it is here."""
+        self._let_go_old()
         at = bisect_right(self._firsts, (ledger, entry)) - 1
         if at < 0:
             return None
@@ -159,11 +164,21 @@ class DecodedRuns:
         """Let go of those that were used before the last call, and not since: who wanted them has them."""
         if self._used is None:
             return
+        self._let_go_old()
         for key in self._used_before:
-            if key not in self._used and (gone := self._runs.pop(key, None)) is not None:
-                self._firsts.pop(bisect_left(self._firsts, key))
-                self._bytes -= gone.weight
+            if key not in self._used and key in self._runs:
+                self._let_go(key)
         self._used, self._used_before = {}, self._used
+
+    def _let_go_old(self) -> None:
+        before = self._monotonic() - KEPT_MS
+        while self._since and next(iter(self._since.values())) <= before:
+            self._let_go(next(iter(self._since)))
+
+    def _let_go(self, key: tuple[int, int]) -> None:
+        self._bytes -= self._runs.pop(key).weight
+        del self._since[key]
+        self._firsts.pop(bisect_left(self._firsts, key))
 
     def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of a ledger's entries (ascending) whose run is not here."""
@@ -188,6 +203,7 @@ class DecodedRuns:
 
     def add(self, run: DecodedRun) -> None:
         """Keep a run; those not used for the longest time go."""
+        self._let_go_old()
         key = (run.ledger, run.first_entry)
         known = self._runs.get(key)
         if known is None:
@@ -197,11 +213,11 @@ class DecodedRuns:
         else:  # other rows of it are wanted now, or all of them
             self._bytes -= known.weight
         self._runs[key] = run
+        self._since[key] = self._monotonic()
+        self._since.move_to_end(key)
         self._bytes += run.weight
         while self._bytes > self._limit and len(self._runs) > 1:
-            oldest, gone = self._runs.popitem(last=False)
-            self._firsts.pop(bisect_left(self._firsts, oldest))
-            self._bytes -= gone.weight
+            self._let_go(next(iter(self._runs)))
 
 
 class Payloads:
@@ -223,7 +239,7 @@ class Payloads:
         self._ports = ports
         self._topic = TopicClient(ports, directory, topic, partition)
         self._partition = partition
-        self._decoded = DecodedRuns() if decoded is None else decoded
+        self._decoded = DecodedRuns(ports.clock.monotonic) if decoded is None else decoded
         self._lazy = lazy
         self._cut_apart = False
         """The topic is far: everybody is given rows of his own, and waits for nobody else's."""

@@ -145,8 +145,8 @@ class DeadLetters:
 
 
 def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
-    """The rows with two more properties, topic and message id; rows that have them already keep theirs. None is of its
-    client's batch any more, because others of it may stay behind.
+    """The rows with two more properties, topic and message id; a row that has one of them already keeps that one, as in
+    Pulsar. None is of its client's batch any more, because others of it may stay behind.
     """
     rows = received.rows
     kind = pa.map_(pa.string(), pa.string())
@@ -154,14 +154,16 @@ def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
     pairs = known.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
     names, values = pc.list_flatten(pairs).flatten()
     homes = pc.list_parent_indices(pairs).to_numpy()
-    tagged = homes[pc.equal(names, ORIGIN[0]).to_numpy(zero_copy_only=False)]
-    new = np.setdiff1d(np.arange(rows.num_rows), tagged)
-    at = received.positions[new]
+    at = received.positions
     id_parts = [pa.array(numbers).cast(pa.string()) for numbers in (ledgers_of(at), entries_of(at))]
     ids = pc.binary_join_element_wise(*id_parts, str(received.partition), ":")
-    names = pa.concat_arrays([names, *(pa.repeat(name, len(new)) for name in ORIGIN)])
-    values = pa.concat_arrays([values, pa.repeat(topic, len(new)), ids])
-    homes = np.concatenate([homes, new, new])
+    columns = [(names, values, homes)]
+    for name, told in zip(ORIGIN, (pa.repeat(topic, rows.num_rows), ids), strict=True):
+        tagged = homes[pc.equal(names, name).to_numpy(zero_copy_only=False)]
+        new = np.setdiff1d(np.arange(rows.num_rows), tagged)
+        columns.append((pa.repeat(name, len(new)), told.take(pa.array(new)), new))
+    names, values = (pa.concat_arrays([column[n] for column in columns]) for n in (0, 1))
+    homes = np.concatenate([column[2] for column in columns])
     order = pa.array(np.argsort(homes, kind="stable"))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(homes, minlength=rows.num_rows))]).astype(np.int32)
     properties = pa.MapArray.from_arrays(offsets, names.take(order), values.take(order))

@@ -3,7 +3,8 @@
 The decision core speaks in positions; a consumer needs (run, rows, handle). A run is kept from when it is read until
 the last of its messages is done, wherever the mark-delete position stands: one message that nobody finishes costs its
 own run and nothing that comes after it. What is not due for long does not count, because nothing of it can be sent
-soon. The table only saves a question: of a run that is not here the consumer asks the topic.
+soon. The table only saves a question: of a run that is not here the consumer asks the topic. A payload is named for a
+while only, because messages of it may have been erased since.
 
 Columns by run, ascending by first position. A run that is done leaves a hole; when there are more holes than runs,
 the runs are moved together. So adding and finishing cost a constant per run, and a lookup the logarithm of what is
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from actors.messages import NO_COUNTS, Part, RunIndex
+from actors.messages.limits import KEPT_MS
 from actors.wire import INLINE, Blob, owned
 from storage.position import Positions, entries_of, ledgers_of, position, positions_of
 
@@ -29,10 +32,10 @@ _NOTHING = Blob(b"")
 
 
 class OpenRuns:
-    """Runs by first position, each with the number of its messages that are not done."""
+    """Runs by first position, each with the number of its messages that are not done. monotonic: the time in ms."""
 
-    def __init__(self, shared_bytes: int = SHARED_BYTES) -> None:
-        self._limit = shared_bytes
+    def __init__(self, monotonic: Callable[[], int], shared_bytes: int = SHARED_BYTES) -> None:
+        self._monotonic, self._limit = monotonic, shared_bytes
         self._head = self._end = self._live = 0
         self.clear()
 
@@ -76,12 +79,22 @@ class OpenRuns:
         if blob.data is not None and blob.size > INLINE:
             # It lies in the memory of the whole answer, which one run must not keep.
             run.blob = Blob(owned(blob.data), blob.handle)
-        self._shared[first] = run
+        self._shared[first] = run, self._monotonic()
         self._shared_bytes += run.bytes
         while self._shared_bytes > self._limit and len(self._shared) > 1:
-            _, oldest = self._shared.popitem(last=False)
-            oldest.blob = None
-            self._shared_bytes -= oldest.bytes
+            self._name_no_more()
+        self._let_go_old()
+
+    def _let_go_old(self) -> None:
+        """Name no payload that has been here for long."""
+        before = self._monotonic() - KEPT_MS
+        while self._shared and next(iter(self._shared.values()))[1] <= before:
+            self._name_no_more()
+
+    def _name_no_more(self) -> None:
+        _, (oldest, _) = self._shared.popitem(last=False)
+        oldest.blob = None
+        self._shared_bytes -= oldest.bytes
 
     def done(self, positions: Positions) -> None:
         """These messages (int64, ascending) are done, each reported once. A run without open messages is forgotten."""
@@ -115,7 +128,8 @@ class OpenRuns:
 
     def clear(self) -> None:
         """Forget everything (the cursor was moved)."""
-        self._shared: OrderedDict[int, RunIndex] = OrderedDict()
+        self._shared: OrderedDict[int, tuple[RunIndex, int]] = OrderedDict()
+        """Those with a payload, and since when; the oldest first."""
         self._shared_bytes = 0
         self._firsts: Positions = np.zeros(_SMALLEST, np.int64)
         self._lasts: Positions = np.zeros(_SMALLEST, np.int64)
@@ -129,6 +143,7 @@ class OpenRuns:
         Positions whose run is not known become parts with count 0, whose rows are entry ids: the consumer asks the
         topic for them.
         """
+        self._let_go_old()
         homes = self._homes(positions)
         bounds = [0, *(np.flatnonzero(homes[1:] != homes[:-1]) + 1).tolist(), len(positions)]
         parts: list[Part] = []

@@ -148,7 +148,7 @@ async def take_over(
         tracker=RescheduledTracker(tracker, changed_delays.now),
         changed_delays=changed_delays,
         redelivery_clock=clock,
-        runs=OpenRuns(),
+        runs=OpenRuns(ports.clock.monotonic),
         sessions=sessions,
         store=store,
         wakeups=wakeups,

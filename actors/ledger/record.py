@@ -112,7 +112,8 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
 class Erasure(msgspec.Struct, frozen=True, array_like=True):
     """The messages of a key in ledgers up to the id `until` are being forgotten, since `at` (ms).
 
-    ledgers: those that held some and hold none any more; messages: how many. Bookies may still have to be told.
+    ledgers: those that held some and hold none any more, and those trimmed since; messages: how many. Bookies may still
+    have to be told.
     """
 
     key: bytes
@@ -120,6 +121,11 @@ class Erasure(msgspec.Struct, frozen=True, array_like=True):
     at: int
     ledgers: tuple[int, ...] = ()
     messages: int = 0
+
+    def noting(self, ledgers: Sequence[int], messages: int = 0) -> Erasure:
+        """The same, where so many more messages were erased in these ledgers, as far as it is for them."""
+        known = {*self.ledgers, *(ledger for ledger in ledgers if ledger <= self.until)}
+        return msgspec.structs.replace(self, ledgers=tuple(sorted(known)), messages=self.messages + messages)
 
 
 class Erased(msgspec.Struct, frozen=True, array_like=True):
@@ -356,6 +362,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
             last_trimmed=max([self.last_trimmed, *stored]),
             given_up=given_up,
             ever_given_up=self.ever_given_up or given_up != self.given_up,
+            erasures=tuple(one.noting(ids) for one in self.erasures),
         )
         return trimmed.with_released(ids)
 

@@ -22,6 +22,10 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of payloads, shared ones too, that a read brings before it ends, and that wait in one outbox. With one
 more run (64 MiB) and the columns an answer stays far below what a frame takes, also where payloads cannot be shared.
 """
+KEPT_MS = 60_000
+"""Milliseconds after which a process sends nothing any more that it has in memory of a log that it does not own: a key
+may have been erased.
+"""
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 """A name as given; whoever makes something of that name checks it closer (`actors.names`)."""

@@ -11,9 +11,11 @@ is found again by looking. A ledger that cannot be read, or may not leave, is to
 from nothing but the end.
 
 The end is told when nothing of it is left: no ledger, no compacted table, no object that was replaced, no copy in the
-topic's table where there is a catalog, and every bookie that is not lost for good has answered that it has forgotten
-the ledgers. A bookie's disk has the bytes until it
-compacts its segments. Readers that have the old record look again (actors.topic.reads, cluster.history_scan).
+topic's table where there is a catalog, every bookie that is not lost for good has answered that it has forgotten
+the ledgers, and dispatchers, consumers and gateways have let go of what they had in memory. They are not asked, since
+one that is cut off could not answer: each keeps what it has read of a log for KEPT_MS, and the end waits for longer. A
+bookie's disk has the bytes until it compacts its segments. Readers that have the old record look again
+(actors.topic.reads, cluster.history_scan).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from actors.ledger.record import (
     PartitionRecord,
 )
 from actors.messages import DeleteLedgers, Erase, EraseStatus
+from actors.messages.limits import KEPT_MS
 from actors.ports import Ports
 from actors.store_attempts import REFUSALS
 from actors.topic.compaction import Compaction
@@ -56,6 +59,8 @@ MOST_KEYS = 64
 KEPT = 64
 """So many erasures that are done stay in the record."""
 DELETE_TIMEOUT = 10_000
+FORGOTTEN_MS = 2 * KEPT_MS
+"""So long after it was erased here no process sends a message any more: an answer with it may have been on its way."""
 
 
 class Erasing:
@@ -78,6 +83,8 @@ class Erasing:
         self._compaction, self._forget = compaction, forget
         self._clean: dict[int, tuple[bytes, ...]] = {}
         """Keys of which a ledger was found to hold nothing."""
+        self._clean_since: dict[tuple[bytes, int], int] = {}
+        """Since when nothing that is read here has anything of a key, by the key and how far it is erased."""
         self._not_before = 0
         self.error = ""
         """Why it does not go on; empty if it does."""
@@ -251,7 +258,9 @@ class Erasing:
             copy = Offloaded(newest.offloaded.at, tuple(parts))
             record = record.with_ledger(msgspec.structs.replace(newest, offloaded=copy, fragments=()))
             found = dict(zip(keys, counts, strict=True))
-            erasures = tuple(_noted(one, ledger.id, found.get(one.key, 0)) for one in record.erasures)
+            erasures = tuple(
+                one.noting([ledger.id], found[one.key]) if found.get(one.key) else one for one in record.erasures
+            )
             return msgspec.structs.replace(record, erasures=erasures).with_released([one.id for one in gone])
 
         await self._log.metadata.update(change)
@@ -316,7 +325,6 @@ class Erasing:
     async def _finish(self) -> None:
         """What is done everywhere is told. Raises Fenced, Unavailable while it is not."""
         done = self._log.record.erasures
-        keys = [one.key for one in done]
         if any(self._doubtful(ledger) for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0):
             return  # a ledger came meanwhile
         if not self._compaction.at_work and await self._table_holds(done):
@@ -327,9 +335,11 @@ class Erasing:
         await self._objects.clean_up()
         await self._check_followed()
         ledgers = sorted({ledger for one in done for ledger in one.ledgers})
+        self._forget(ledgers)
+        left_ms = self._note_clean(done)
         if ledgers:
             await self._tell_bookies(ledgers)
-        self._forget(ledgers)
+        done = tuple(one for one in done if left_ms[one.key] <= 0)
         now = self._ports.clock.now()
 
         def change(record: PartitionRecord) -> PartitionRecord:
@@ -338,9 +348,20 @@ class Erasing:
             left = tuple(one for one in record.erasures if one not in done)
             return msgspec.structs.replace(record, erasures=left, erased=told)
 
-        await self._log.metadata.update(change)
+        if done:
+            await self._log.metadata.update(change)
+            self._ports.log("erasing_done", keys=len(done), messages=sum(one.messages for one in done))
+        if (longest := max(left_ms.values(), default=0)) > 0:
+            raise Unavailable(f"other processes may have it in memory for {-(-longest // 1000)} more seconds")
         self._clean.clear()
-        self._ports.log("erasing_done", keys=len(keys), messages=sum(one.messages for one in done))
+        self._clean_since.clear()
+
+    def _note_clean(self, done: Sequence[Erasure]) -> dict[bytes, int]:
+        """Nothing that is read here has anything of these keys; for how long (ms) other processes may have some."""
+        now = self._ports.clock.monotonic()
+        known = self._clean_since
+        self._clean_since = {(one.key, one.until): known.get((one.key, one.until), now) for one in done}
+        return {key: since + FORGOTTEN_MS - now for (key, _), since in self._clean_since.items()}
 
     def _check_compaction(self) -> None:
         """Raises Unavailable if the compaction that is waited for does not go on."""
@@ -388,14 +409,6 @@ def _ids(record: PartitionRecord) -> list[int]:
 
 def _within(rows: pa.Table, one: Erasure) -> bool:
     return holds(rows.filter(pc.less_equal(rows.column("ledger"), one.until)), [one.key])
-
-
-def _noted(one: Erasure, ledger: int, messages: int) -> Erasure:
-    """An erasure of a key that had so many messages in a ledger."""
-    if not messages:
-        return one
-    ledgers = tuple(sorted({*one.ledgers, ledger}))
-    return msgspec.structs.replace(one, ledgers=ledgers, messages=one.messages + messages)
 
 
 def _nothing(start: int, length: int) -> bytes:

@@ -11,6 +11,7 @@ from actors.closed_owners import LOOK_MS, PAUSE_MS
 from actors.ledger.record import Asked, PartitionRecord, record_key, unpack_record
 from actors.messages import Compact, Erase, Offload
 from actors.ports import Unknown
+from actors.topic import erasing
 from actors.wire import Request
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
@@ -25,7 +26,11 @@ async def record(broker: Broker) -> PartitionRecord:
 
 
 @pytest.mark.parametrize("request_", [Compact(ask=True), Offload(keep_bytes=0), Erase(key=b"a")], ids=str)
-def test_what_was_asked_for_is_done_after_a_stop_of_everything(request_: Request[Any]) -> None:
+def test_what_was_asked_for_is_done_after_a_stop_of_everything(
+    request_: Request[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasing, "FORGOTTEN_MS", 0)
+
     async def scenario(broker: Broker) -> None:
         for key in "abca":
             await broker.publish(key)

@@ -98,7 +98,8 @@ def test_objects_in_milliseconds_are_read_as_the_new_ones(client: Client) -> Non
     assert times(client) == expected(range(60))
 
 
-def test_a_key_is_erased_in_objects_in_milliseconds(client: Client) -> None:
+def test_a_key_is_erased_in_objects_in_milliseconds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.topic.erasing.FORGOTTEN_MS", 0)
     publish(client, 40, 59)
     client.erase("orders", "key-2")
     eventually(lambda: not any(one["keys"] for one in client.erase_status("orders")), "it is not erased")

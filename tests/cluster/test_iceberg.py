@@ -229,6 +229,7 @@ def test_copies_that_somebody_has_deleted_hold_nothing_up(days: Days, monkeypatc
 @pytest.mark.parametrize("late", [False, True], ids=["followed", "interrupted"])
 def test_an_erased_key_leaves_the_table(days: Days, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what somebody has copied who was interrupted then: no snapshot names it."""
+    monkeypatch.setattr("actors.topic.erasing.FORGOTTEN_MS", 0)
     days.publish(over_midnight=True)
     days.publish()
     if late:

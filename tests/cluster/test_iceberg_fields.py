@@ -119,7 +119,8 @@ def test_what_is_no_order_is_null_and_counted(site: Site) -> None:
     assert site.status("orders")["undecoded"] == 3
 
 
-def test_an_erased_key_is_gone_from_the_columns(site: Site) -> None:
+def test_an_erased_key_is_gone_from_the_columns(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.topic.erasing.FORGOTTEN_MS", 0)
     settings(site, "orders", 4)
     site.publish("orders", AvroSchema(Order), [Order(article=f"secret{n}", amount=n) for n in range(4)])
     assert len(site.rows("orders", 4, "article")) == 4

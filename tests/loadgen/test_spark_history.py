@@ -138,6 +138,7 @@ def answering(
     answer, and how often the query was planned.
     """
     monkeypatch.setattr(sql, "spark_session", lambda *_, **__: contextlib.nullcontext(spark))
+    monkeypatch.setattr("actors.topic.erasing.FORGOTTEN_MS", 0)
     with cluster.connect(embedded=True, data_dir=tmp_path) as client:
         topic = OffloadedTopic(client, tmp_path)
         topic.publish(2)

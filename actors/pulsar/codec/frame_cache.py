@@ -2,19 +2,22 @@
 
 Where a whole frame goes to one consumer, what follows the command is what its producer sent: checksum, metadata and
 payload need not be made anew; of a part of one, its messages need not. Nothing depends on this memory. What it does not
-have, or has no more, is encoded from the columns, which say the same.
+have, or has no more, is encoded from the columns, which say the same; after a while they may say less, because messages
+were erased, so no frame is kept for long.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from actors.messages.limits import KEPT_MS
 from actors.pulsar.codec.batch_decoder import of_like_size
 from actors.pulsar.codec.fields import Bytes
 from actors.pulsar.codec.frames import CHECKSUMMED, U32
@@ -54,12 +57,13 @@ class CachedBodies(NamedTuple):
 class _CachedRange(NamedTuple):
     """Frames that lie one behind the other in the log, n of them.
 
-    positions: of the first row of each, int64, ascending. counts: rows of each.
+    positions: of the first row of each, int64, ascending. counts: rows of each. since: when they came.
     """
 
     positions: Ints
     counts: Ints
     bodies: CachedBodies
+    since: int
 
 
 class Frames(NamedTuple):
@@ -89,10 +93,10 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class FrameCache:
-    """The frames that came last, of all topics: a position is in one topic alone."""
+    """The frames that came last, of all topics: a position is in one topic alone. monotonic: the time now, in ms."""
 
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        self._most = most
+    def __init__(self, monotonic: Callable[[], int], most: int = MOST_BYTES) -> None:
+        self._monotonic, self._most = monotonic, most
         self._bytes = 0
         self._held: dict[int, int] = {}
         """How many stretches hold a piece of memory, by its address: what was read at once counts once."""
@@ -104,17 +108,27 @@ class FrameCache:
 
         bodies: checksum, metadata and payload of each.
         """
+        self._let_go_old()
         if first in self._stretches:
             return
-        self._stretches[first] = _CachedRange(first + np.cumsum(counts) - counts, counts, bodies)
+        positions = first + np.cumsum(counts) - counts
+        self._stretches[first] = _CachedRange(positions, counts, bodies, self._monotonic())
         insort(self._firsts, first)
         address, size = bodies.held
         held = self._held[address] = self._held.get(address, 0) + 1
         self._bytes += size if held == 1 else 0
         while self._bytes > self._most:
-            oldest, gone = self._stretches.popitem(last=False)
-            del self._firsts[bisect_left(self._firsts, oldest)]
-            self._free(*gone.bodies.held)
+            self._let_go_oldest()
+
+    def _let_go_old(self) -> None:
+        before = self._monotonic() - KEPT_MS
+        while self._stretches and next(iter(self._stretches.values())).since <= before:
+            self._let_go_oldest()
+
+    def _let_go_oldest(self) -> None:
+        oldest, gone = self._stretches.popitem(last=False)
+        del self._firsts[bisect_left(self._firsts, oldest)]
+        self._free(*gone.bodies.held)
 
     def _free(self, address: int, size: int) -> None:
         self._held[address] -= 1
@@ -133,6 +147,7 @@ class FrameCache:
 
     def _around(self, positions: Ints) -> list[_CachedRange]:
         """The stretches among which these may be; none if they do not ascend."""
+        self._let_go_old()
         if not len(positions) or not bool((np.diff(positions) > 0).all()):
             return []
         first = bisect_right(self._firsts, int(positions[0])) - 1
@@ -169,6 +184,7 @@ class FrameCache:
 
         None if it is not here, or its messages are of many sizes, so that they would have to be looked for.
         """
+        self._let_go_old()
         number = bisect_right(self._firsts, position) - 1
         stretch = self._stretches[self._firsts[number]] if number >= 0 else None
         if stretch is None:

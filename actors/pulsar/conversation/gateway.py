@@ -167,8 +167,8 @@ class Gateway:
         self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)
         self.pieces = AckedBatchSizes()
-        self.recent = FrameCache()
-        self.decoded = DecodedRuns(DECODED_BYTES, forgets=True)
+        self.recent = FrameCache(ports.clock.monotonic)
+        self.decoded = DecodedRuns(ports.clock.monotonic, DECODED_BYTES, forgets=True)
         """What consumers have read of the log: those of one partition mostly want the same runs."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
         """Those that are connected here, by topic and subscription."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
 from actors.cutting import cut_read
 from actors.messages import Part, PayloadRead, ReadPayload
+from actors.messages.limits import KEPT_MS
 from actors.wire import Blob
 from storage.batch import make_batch
 from storage.errors import NotFound, Unavailable
@@ -84,7 +85,7 @@ def test_what_was_published_here_is_what_is_read(delayed: bool) -> None:
     """And nobody is asked for it."""
     columns = {"key": ["a", "b"], "payload": ["1", "2"]} | ({"deliver_at": [0, 77]} if delayed else {})
     batch = make_batch(pa.record_batch(columns), now=9, producer="p")
-    machine, decoded = Machine(), DecodedRuns()
+    machine, decoded = Machine(), DecodedRuns(lambda: 0)
     decoded.add(published_run(1, 0, make_run(batch), batch))
     payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, decoded)
     part = part_of([1], None)
@@ -160,7 +161,7 @@ class Slow(Machine):
 @pytest.mark.parametrize(("trimmed", "asked"), [(0, 1), (1, 2)])
 def test_consumers_of_one_process_ask_once_for_what_all_want(trimmed: int, asked: int) -> None:
     """At the same time, and later; who waits for another's answer that does not help asks for himself."""
-    machine, decoded = Slow(trimmed), DecodedRuns()
+    machine, decoded = Slow(trimmed), DecodedRuns(lambda: 0)
     every = [Payloads(cast(Any, machine), cast(Any, machine), "t", 0, decoded) for _ in range(3)]
 
     async def take(row: int, payloads: Payloads) -> list[bytes]:
@@ -363,7 +364,7 @@ def test_of_a_topic_far_away_the_wanted_rows_are_asked_for() -> None:
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.sets(st.integers(0, 3))), max_size=8), st.data())
 def test_what_is_missing_is_what_is_not_found(kept: list[tuple[int, int, set[int]]], data: st.DataObject) -> None:
     """Of runs of four entries, whole ones and some of which only a few entries are here."""
-    decoded = DecodedRuns()
+    decoded = DecodedRuns(lambda: 0)
     for ledger, number, some in kept:
         held = np.array(sorted(some), np.int64) + 4 * number if some else None
         rows = pa.record_batch({"key": [b"k"] * (len(some) or 4)})
@@ -376,7 +377,7 @@ def test_what_is_missing_is_what_is_not_found(kept: list[tuple[int, int, set[int
 def test_runs_that_were_used_are_forgotten_after_a_while() -> None:
     """What nobody has had yet stays, and what was wanted again meanwhile."""
     rows = pa.record_batch({"key": [b"k"] * 4})
-    shared, own = DecodedRuns(forgets=True), DecodedRuns()
+    shared, own = DecodedRuns(lambda: 0, forgets=True), DecodedRuns(lambda: 0)
     for decoded in (shared, own):
         for first in (0, 4, 8):
             decoded.add(DecodedRun(1, first, rows, None, 1))
@@ -385,3 +386,18 @@ def test_runs_that_were_used_are_forgotten_after_a_while() -> None:
             decoded.forget_used()
     assert shared.missing(1, np.arange(12)).tolist() == [0, 1, 2, 3]
     assert own.missing(1, np.arange(12)).tolist() == []
+
+
+def test_a_run_is_not_found_when_messages_may_be_erased() -> None:
+    """However often it is used."""
+    now, rows = 5, pa.record_batch({"key": [b"k"] * 4})
+    decoded = DecodedRuns(lambda: now)
+    decoded.add(DecodedRun(1, 0, rows, None, 1))
+    now += KEPT_MS - 1
+    assert decoded.find(1, 0) is not None
+    decoded.add(DecodedRun(1, 4, rows, None, 1))
+    now += 1
+    assert decoded.missing(1, np.arange(8)).tolist() == [0, 1, 2, 3]
+    decoded.add(DecodedRun(1, 0, rows, None, 1))
+    now += KEPT_MS - 1
+    assert decoded.missing(1, np.arange(8)).tolist() == [4, 5, 6, 7]

@@ -36,7 +36,7 @@ class Owner:
         self.saved = 0
         self.held_back: list[int] = []
         self.cursor, self.core = Cursor(), Dispatch(SubscriptionSettings())
-        self.runs, self.wakeups = OpenRuns(), Wakeups()
+        self.runs, self.wakeups = OpenRuns(lambda: 0), Wakeups()
         self.cursor.chain([(1, None)], complete=True)
         store: Any = SimpleNamespace(dirty=self._dirty, hold_back=self._hold_back)
         tracker = InMemoryTracker(tick_ms=0)

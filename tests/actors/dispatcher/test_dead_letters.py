@@ -52,6 +52,16 @@ def test_it_keeps_its_own_properties_and_an_earlier_origin() -> None:
     assert _with_origin(cut, "orders").column("properties").to_pylist() == told[1:]
 
 
+def test_a_message_with_one_of_its_origins_gets_the_other_one() -> None:
+    topic, place = ("REAL_TOPIC", "first"), ("ORIGIN_MESSAGE_ID", "1:1:0")
+    rows = _with_origin(_received(pa.array([[topic], [("x", "y"), place], []], KIND)), "orders")
+    assert rows.column("properties").to_pylist() == [
+        [topic, ("ORIGIN_MESSAGE_ID", "3:7:2")],
+        [("x", "y"), place, ("REAL_TOPIC", "orders")],
+        _origin("4:0:2"),
+    ]
+
+
 class _Core:
     """A core in which nothing is dead; it counts how often that is asked."""
 

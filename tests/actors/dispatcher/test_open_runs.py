@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from actors.dispatcher.open_runs import OpenRuns
 from actors.messages import RunIndex
+from actors.messages.limits import KEPT_MS
 from actors.wire import Blob
 from storage.position import Positions, position
 
@@ -30,7 +31,7 @@ def run(ledger: int, first: int, count: int) -> RunIndex:
 
 def table(*runs: RunIndex) -> OpenRuns:
     """A table of these."""
-    made = OpenRuns()
+    made = OpenRuns(lambda: 0)
     for one in runs:
         made.add(one)
     return made
@@ -108,7 +109,7 @@ def at(*entries: int) -> Positions:
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
     """What is kept follows what is open, wherever the mark-delete position stands; payloads go with their runs."""
-    known = OpenRuns()
+    known = OpenRuns(lambda: 0)
     most = 0
     for entry in range(20_000):
         known.add(small(entry, b"x" * 100))
@@ -150,7 +151,7 @@ def test_an_answer_is_not_kept_by_one_of_its_runs() -> None:
 @given(st.data())
 def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
     """Against a dictionary: runs are added, finished, passed by the mark-delete position and read again."""
-    known, plain, last, end = OpenRuns(), dict[int, set[int]](), dict[int, int](), 0
+    known, plain, last, end = OpenRuns(lambda: 0), dict[int, set[int]](), dict[int, int](), 0
     for _ in range(data.draw(st.integers(1, 40))):
         step = data.draw(st.sampled_from(("add", "add", "done", "below", "again")))
         entries = [entry for left in plain.values() for entry in left]
@@ -175,3 +176,21 @@ def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
     for first in plain:
         (part,) = known.parts(at(first), NO_COUNTS, 0)
         assert (part.count > 0, part.first_entry) == (True, first)
+
+
+def test_a_payload_is_not_named_when_a_key_may_be_erased() -> None:
+    """The run stays: its messages are open, and the consumer asks the topic for them."""
+    now = 5
+    known = OpenRuns(lambda: now)
+    for first in (0, 10):
+        one = run(1, first, 10)
+        one.blob = Blob(b"0123456789")
+        known.add(one)
+        now += KEPT_MS - 1
+    at = np.array([position(1, 3), position(1, 13)], np.int64)
+    now -= KEPT_MS - 1
+    assert [part.blob is not None for part in known.parts(at, NO_COUNTS, 0)] == [True, True]
+    now += 1
+    parts = known.parts(at, NO_COUNTS, 0)
+    assert [(part.count, part.blob is not None) for part in parts] == [(10, False), (10, True)]
+    assert known.shared_bytes == 10

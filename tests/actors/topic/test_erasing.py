@@ -26,6 +26,12 @@ SETTINGS = TopicSettings(roll_entries=6)
 STORED = msgspec.structs.replace(SETTINGS, offload_threshold_bytes=0, offload_deletion_lag_ms=0)
 
 
+@pytest.fixture(autouse=True)
+def forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads here but the owner, so no other process has to forget."""
+    monkeypatch.setattr(erasing, "FORGOTTEN_MS", 0)
+
+
 async def filled(world: World, settings: TopicSettings) -> tuple[Cluster, Ports, TestProducer]:
     """Runs of three messages, of which every other run has one of ada: in four ledgers and an open one."""
     cluster, client, producer = await started(world, settings)
@@ -239,6 +245,44 @@ def test_a_bookie_that_is_away_is_waited_for() -> None:
         await until(client, lambda: not record_of(cluster).erasures)
 
     World(4).play(scenario)
+
+
+def test_a_ledger_trimmed_meanwhile_waits_for_bookies_too() -> None:
+    """The bookie that is away has its messages, though no record names them any more."""
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, SETTINGS)
+        world.objects.trouble.refused["put"] = Unavailable
+        world.crash("b1")
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: cluster.topic()._upkeep.erasing.error != "")
+        last = (await ask(client, cluster.current, ReadEnds())).last
+        await ask(client, cluster.current, Progress(subscription="s", mark_delete=last))
+        await until(client, lambda: len(record_of(cluster).ledgers) < 2)
+        await until(client, lambda: "bookie b1" in cluster.topic()._upkeep.erasing.error)
+        await cluster.restart_bookie("b1")
+        await until(client, lambda: not record_of(cluster).erasures)
+
+    World(14).play(scenario)
+
+
+def test_the_end_waits_until_no_memory_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key for itself, so that those who ask again and again keep none from its end."""
+    monkeypatch.setattr(erasing, "FORGOTTEN_MS", 40_000)
+    monkeypatch.setattr(erasing, "RETRY_MS", 500)
+
+    async def scenario(world: World) -> None:
+        cluster, client, _ = await filled(world, SETTINGS)
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: "have it in memory" in cluster.topic()._upkeep.erasing.error)
+        began = client.clock.monotonic()
+        await client.clock.sleep(30_000)
+        await ask(client, cluster.current, Erase(key=b"eve"))
+        await until(client, lambda: [one.key for one in record_of(cluster).erasures] == [b"eve"])
+        assert 38_000 < client.clock.monotonic() - began < 45_000
+        await until(client, lambda: not record_of(cluster).erasures)
+
+    World(15).play(scenario)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, STORED], ids=["on bookies", "in the store"])

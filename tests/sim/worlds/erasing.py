@@ -4,29 +4,44 @@ Somebody asks again and again that messages of a key be erased, while ledgers le
 and live beside their successors. Each message is known by its event time, which stays. All checks of that world hold:
 whoever reads a message finds it as it was, or finds that it was erased. And these:
 
+A subscription holds all messages and gives them back again and again, and at the end they come once more:
+
 E1   a message is erased only if that was asked for its key
 E2   once all is well, what was asked is done in bounded time
 E3   then no object that the record names, and no bookie, has anything of the key in what was there when it was asked
+E4   then no dispatcher sends anything of it from its memory
 """
 
 from __future__ import annotations
 
 import random
+from unittest.mock import patch
 
 import pyarrow as pa
 
+from actors.consumer import payload as payloads
+from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from actors.consumer.held import Received
+from actors.consumer.partition import PartitionConsumer
 from actors.directory import Directory
-from actors.messages import Erase, EraseStatus, ListLedgers
+from actors.dispatcher import open_runs
+from actors.messages import Erase, EraseStatus, ListLedgers, SubscriptionSettings
 from actors.ports import Ports, Unknown
+from actors.topic import erasing
 from storage.checked_parquet import read_group
 from storage.errors import SluiceError
 from storage.history import decode_footer
 from tests.sim.faults import Fault
 from tests.sim.world import World
+from tests.sim.worlds.clients import until_open
 from tests.sim.worlds.history import HistoryCourse, HistoryWorld
 from tests.sim.worlds.ledger import ASKED, HEALED_MS, TOPIC, Course
 
 EVERY_MS = 1_500
+BACK_MS = 3_000
+KEPT_MS, FORGOTTEN_MS = 10_000, 30_000
+MOST = 10_000
+"""More messages than there are."""
 OF_PRODUCER = 1_000_000
 """Event times of a producer's messages begin at its number times this."""
 
@@ -49,6 +64,9 @@ class ErasingCourse(HistoryCourse):
         self.asked: dict[bytes, None] = {}
         """Keys that somebody wanted to be erased, heard or not."""
         self.over = False
+        self.holder: PartitionConsumer | None = None
+        self.came: dict[int, bytes | None] = {}
+        """The key of each message that the holder has, by its position."""
 
     def rows(self, producer: int, first: int, count: int, filler: bytes) -> pa.Table:
         numbers = range(first, first + count)
@@ -81,10 +99,58 @@ class ErasingCourse(HistoryCourse):
     async def run(self) -> None:
         eraser = self.world.client("eraser")
         eraser.spawn(self._erase(eraser, random.Random(f"erase/{self.world.seed}")), "erase")
-        await super().run()
-        self.over = True
-        await self.world.within(HEALED_MS, self._all_erased(), "E2: a key is not erased")
-        await self._check_erased()
+        holder = self.world.client("holder")
+        holder.spawn(self._hold(holder, random.Random(f"hold/{self.world.seed}")), "hold")
+        with (
+            patch.multiple(erasing, FORGOTTEN_MS=FORGOTTEN_MS, RETRY_MS=500),
+            patch.object(open_runs, "KEPT_MS", KEPT_MS),
+            patch.object(payloads, "KEPT_MS", KEPT_MS),
+        ):
+            await super().run()
+            self.over = True
+            await self.world.within(HEALED_MS, self._all_erased(), "E2: a key is not erased")
+            await self._check_erased()
+            await self.world.within(HEALED_MS, self._all_come(), "L2: not all messages come again")
+
+    async def _hold(self, ports: Ports, rng: random.Random) -> None:
+        """Hold all messages, and give them back again and again."""
+        lives = 0
+        while self.holder is None or not self.over:
+            lives += 1
+            self.holder = PartitionConsumer(
+                ports,
+                Directory(ports, "registry/registry.1"),
+                ConsumerConfig(
+                    topic=TOPIC,
+                    partition=0,
+                    subscription="held",
+                    name="holder",
+                    incarnation=f"holder-{lives}",
+                    settings=SubscriptionSettings(initial_position="earliest"),
+                    queue_size=MOST,
+                ),
+                ConsumerCallbacks(on_received=self._hold_part, on_event=lambda _, event: None),
+            )
+            await until_open(self.holder, ports)
+            while not self.over and not self.holder.lease_over():
+                await ports.clock.sleep(rng.randrange(BACK_MS))
+                await self.holder.redeliver_all()
+
+    def _hold_part(self, part: Received) -> None:
+        self.names_of(part.rows)
+        assert self.holder is not None
+        self.came |= dict(zip(part.positions.tolist(), part.rows.column("key").to_pylist(), strict=True))
+        self.holder.taken(part)
+
+    async def _all_come(self) -> None:
+        """E4: what is given back comes as it is now."""
+        assert self.holder is not None
+        self.came.clear()
+        await self.holder.redeliver_all()
+        while len(self.came) < sum(self.sent):
+            await self.world.loop.pause(100)
+        left = {*self.came.values()} & {*self.asked}
+        assert not left, f"E4: the dispatcher sends messages of {left} from its memory"
 
     async def _erase(self, ports: Ports, rng: random.Random) -> None:
         """Ask again and again, for one of a few keys."""

@@ -10,7 +10,20 @@ from __future__ import annotations
 import msgspec
 
 from actors.actor import Actor
-from actors.messages import BookieList, Done, ListBookies, Located, LocateTopic, Ping, Suspect, TopicSettings
+from actors.directory import Directory
+from actors.dispatcher import Dispatcher
+from actors.messages import (
+    BookieList,
+    Done,
+    ListBookies,
+    Located,
+    LocateSubscription,
+    LocateTopic,
+    Ping,
+    SubscriptionSettings,
+    Suspect,
+    TopicSettings,
+)
 from actors.ports import Address, Ports, Unknown
 from actors.topic.resources import ProcessResources
 from actors.topic.topic import Topic
@@ -30,8 +43,11 @@ class Registry(Actor):
         self.topic = topic
         self.settings = settings
         self.owners: dict[int, Address] = {}
+        self.dispatchers: dict[str, Address] = {}
+        """By subscription, on the first partition."""
         self.started = 0
         self._busy: dict[int, bool] = {}
+        self._starting = False
         self.controller = controller
         self._resources = [ProcessResources() for _ in range(BROKERS)]
 
@@ -49,11 +65,51 @@ class Registry(Actor):
             raise Unavailable("an owner could not be started")
         return Located(addresses=[a for a in known if a], settings=msgspec.json.encode(self.settings).decode())
 
+    async def on_locate_subscription(self, request: LocateSubscription) -> Located:
+        """Where the dispatcher is; starts it if it is missing."""
+        name = request.subscription
+        if name not in self.dispatchers:
+            await self._dispatch(name, request.settings)
+        if name not in self.dispatchers:
+            raise Unavailable("a dispatcher could not be started")
+        settings = msgspec.json.encode(self.settings).decode()
+        return Located(addresses=[self.dispatchers[name]], settings=settings)
+
+    async def _dispatch(self, subscription: str, settings: SubscriptionSettings | None) -> None:
+        if self._starting:
+            return
+        self._starting = True
+        self.started += 1
+
+        def make(ports: Ports) -> Dispatcher:
+            directory = Directory(ports, self.controller)
+            return Dispatcher(
+                ports,
+                topic=self.topic,
+                partition=0,
+                subscription=subscription,
+                settings=settings,
+                directory=directory,
+            )
+
+        try:
+            name, machine = f"dispatcher-0-{self.started}", f"broker-{self.started % BROKERS}"
+            self.dispatchers[subscription] = await self.world.start(name, make, machine=machine)
+        except SluiceError as error:
+            self.ports.log("no dispatcher", error=str(error))
+        finally:
+            self._starting = False
+
     async def on_suspect(self, request: Suspect) -> Done:
         """Look at an owner, and replace it if it does not answer."""
         for partition, address in sorted(self.owners.items()):
             if address == request.address:
                 await self._look(partition, address)
+        for subscription, address in sorted(self.dispatchers.items()):
+            if address == request.address and isinstance(
+                await self.ports.net.call(address, Ping(), PING_TIMEOUT), Unknown
+            ):
+                self.dispatchers.pop(subscription, None)
         return Done()
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:

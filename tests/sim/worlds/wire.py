@@ -22,6 +22,8 @@ from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process
 
 PING_MS, ANSWER_MS = 10_000, 30_000
+ERASED = -1
+"""The number of a message whose payload is gone."""
 BACKOFF_MS = (5, 50, 400)
 VERSION = "Pulsar-CPP-v4.2.0"
 ROLE = "role"
@@ -318,7 +320,7 @@ def _messages(told: Any, body: Any, stamps: list[Stamp]) -> tuple[list[Message],
     rows = list(stamp.dispatch) * (len(there) if metadata.encryption_keys else 1)  # of these all are one row
     assert len(there) == len(rows), f"{len(there)} messages in a frame of {len(rows)} rows"
     messages = [
-        Message(found[index][0], int(found[index][1]), at + index, dispatch)
+        Message(found[index][0], int(found[index][1] or ERASED), at + index, dispatch)
         for index, dispatch in zip(there, rows, strict=True)
     ]
     return messages, stamp
