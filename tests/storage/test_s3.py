@@ -391,7 +391,7 @@ def redirecting() -> Iterator[Callable[[int], str]]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            do_GET = do_PUT = do_HEAD = do_DELETE = _answer
+            do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 (the library's names)
 
             def log_message(self, *_: Any) -> None:
                 """Quiet."""
