@@ -26,12 +26,13 @@ COMMIT_S = 60
 
 def check_catalog(catalog: str) -> None:
     """Raises Invalid, in one line, if a catalog is named that cannot be used."""
-    for package in ("pyiceberg", "fastavro") if catalog else ():
+    sql = "://" in catalog and not catalog.startswith(("http://", "https://"))
+    for package in ("pyiceberg", "fastavro", *(["sqlalchemy"] if sql else [])) if catalog else ():
         if find_spec(package) is None:
             raise Invalid(f"iceberg_catalog needs {package}: pip install 'sluice[iceberg]'")
     if catalog and "://" not in catalog:
         raise Invalid(f"iceberg_catalog {catalog} is no catalog: give sqlite:///FILE or http://HOST:PORT")
-    if catalog and not catalog.startswith(("http://", "https://")):
+    if sql:
         _check_driver(catalog)
 
 

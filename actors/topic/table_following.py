@@ -1,8 +1,8 @@
 """A topic's table in a catalog follows the record of a partition: what came to the object store, and what went.
 
 The record is the truth, and a commit compares the table with it. So nothing is kept here but which objects the record
-named when the table was last known to follow. Whoever dies in between, or never hears of a commit, lets it follow
-again: a new owner does so once. A catalog that is away or hangs holds nothing up, neither what leaves for the store nor
+named when the table was last known to follow. An owner that dies in between, or never hears of a commit, is followed
+by one that compares once more. A catalog that is away or hangs holds nothing up, neither what leaves for the store nor
 what goes nor what is erased; only the end of an erasing waits, because the table may have copies.
 """
 
@@ -52,7 +52,7 @@ class TableFollowing:
     async def turn(self) -> None:
         """Let it follow, if it is behind. What fails is told in `error` and tried again.
 
-        Turns come one after another, and each looks anew whether the table is still behind.
+        Turns come one after another, and each one looks whether the table is still behind.
         """
         async with self._turns:
             await self._follow()
