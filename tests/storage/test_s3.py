@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -375,49 +374,6 @@ def test_answers_of_the_server_become_errors_of_ours(code: str, status: int, err
     assert type(caught.value) is error
     assert BUCKET in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def redirecting() -> Iterator[Callable[[int], str]]:
-    """A maker of endpoints that answer everything with a redirect to https, as a proxy before MinIO does."""
-    servers: list[HTTPServer] = []
-
-    def start(status: int) -> str:
-        class Redirects(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(status)
-                self.send_header("Location", f"https://user:word@minio.example{self.path}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 (the library's names)
-
-            def log_message(self, *_: Any) -> None:
-                """Quiet."""
-
-        servers.append(HTTPServer(("127.0.0.1", 0), Redirects))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirecting_endpoint_is_refused_in_one_line(redirecting: Callable[[int], str], status: int) -> None:
-    endpoint = redirecting(status)
-    store = S3Objects(BUCKET, "", endpoint)
-    calls: list[Callable[[], Any]] = [
-        lambda: store.get("a"), lambda: store.put("a", b"x"), lambda: store.names(""), lambda: store.delete("a"),
-    ]  # fmt: skip
-    for call in calls:
-        with pytest.raises(Invalid, match=f"{endpoint} redirects to https://minio.example") as caught:
-            call()
-        assert "\n" not in str(caught.value)
-        assert "word" not in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [RecursionError("deep"), KeyError("odd"), RuntimeError("a secret")])
