@@ -124,7 +124,7 @@ def offload(
     if made and not any(made[0][name] for name in _RETENTION):
         say(
             f"topic {target.topic} was created without retention: what all its subscriptions have acknowledged leaves "
-            "the object store too, unless its namespace keeps it (create it with --set history_retention_ms=365d)"
+            "the object store too, unless its namespace keeps it (create it with --set retention_ms=365d)"
         )
 
 

@@ -376,14 +376,6 @@ def test_answers_of_the_server_become_errors_of_ours(code: str, status: int, err
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [RecursionError("deep"), KeyError("odd"), RuntimeError("a secret")])
-def test_unknown_errors_of_the_library_are_answers(error: Exception) -> None:
-    store, _ = _scripted([error], [])
-    with pytest.raises(Unavailable, match=type(error).__name__) as caught:
-        store.put("a", b"x")
-    assert "secret" not in str(caught.value)
-
-
 def _conflict() -> ClientError:
     response = {
         "Error": {"Code": "ConditionalRequestConflict", "Message": ""},

@@ -1,4 +1,4 @@
-"""An S3 endpoint that redirects is told in one line, with its address and the goal."""
+"""An S3 endpoint that redirects is told in one line, and what the library raises is an answer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from storage.errors import Invalid
+from storage.errors import Invalid, Unavailable
 from storage.s3 import S3Objects
 from tests.s3server import s3_credentials  # noqa: F401 (fixture)
+from tests.storage.test_s3 import _scripted
 
 BUCKET = "sluice"
 
@@ -59,3 +60,11 @@ def test_a_redirecting_endpoint_is_refused_in_one_line(redirecting: Callable[[in
             call()
         assert "\n" not in str(caught.value)
         assert "word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [RecursionError("deep"), KeyError("odd"), RuntimeError("a secret")])
+def test_unknown_errors_of_the_library_are_answers(error: Exception) -> None:
+    store, _ = _scripted([error], [])
+    with pytest.raises(Unavailable, match=type(error).__name__) as caught:
+        store.put("a", b"x")
+    assert "secret" not in str(caught.value)
