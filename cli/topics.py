@@ -50,6 +50,8 @@ _PARTITIONS = {
     "lastConfirmedEntry": "last confirmed",
 }  # fmt: skip
 
+_RETENTION = ("retention_ms", "retention_bytes", "history_retention_ms", "history_retention_bytes")
+
 
 @app.command()
 @takes("topic")
@@ -117,7 +119,13 @@ def offload(
         rows = client.offload(target.topic, kept)
         if wait:
             rows = _done(rows, lambda: client.offload_status(target.topic), far)
+        made = [row for row in client.topics() if row["topic"] == target.topic]
     show(rows, target.json, _OFFLOAD)
+    if made and not any(made[0][name] for name in _RETENTION):
+        say(
+            f"topic {target.topic} was created without retention: what all its subscriptions have acknowledged leaves "
+            "the object store too, unless its namespace keeps it (create it with --set retention_ms=365d)"
+        )
 
 
 def _done(rows: Rows, look: Callable[[], Rows], far: Callable[[Rows], str]) -> Rows:

@@ -34,7 +34,7 @@ from storage.errors import Corrupt, NotFound
 from storage.history import decode_footer
 from storage.history_columns import PartColumns, Selection
 from storage.objects import ObjectStore
-from storage.position import EARLIEST, position
+from storage.position import EARLIEST, ledger_of, position
 
 T = TypeVar("T")
 
@@ -279,6 +279,18 @@ def stored_ranges(records: dict[int, PartitionRecord], *, unbroken: bool = False
 def trimmed_up_to(records: dict[int, PartitionRecord], partition: int) -> int:
     """The position of the last message of a partition that was trimmed; EARLIEST if none was."""
     return records[partition].last_trimmed if partition in records else EARLIEST
+
+
+def is_of_earlier_topic(records: dict[int, PartitionRecord], partition: int, offset: int) -> bool:
+    """Whether an offset that a reader has reached is of a topic of this name that was deleted.
+
+    The ledger in front of such an offset had messages: the present topic has it, or has trimmed it.
+    """
+    record = records.get(partition)
+    if record is None:
+        return True
+    known = {ledger.id for ledger in record.ledgers} | {ledger_of(record.last_trimmed)}
+    return record.first_epoch > 0 and offset > record.last_trimmed and ledger_of(offset) not in known
 
 
 def in_tasks(pieces: Sequence[StoredPiece], most: int) -> list[list[StoredPiece]]:

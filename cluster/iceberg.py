@@ -62,7 +62,7 @@ from pyiceberg.types import (
 
 from cluster.history_scan import Described, HistoryScan, StoredObject, StoreUrls
 from cluster.stores import without_password
-from storage.errors import Conflict, Invalid, NotFound, Unavailable
+from storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
 from storage.history import SCHEMA, in_microseconds
 
 NAMESPACE = "sluice"
@@ -114,8 +114,16 @@ def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -
         catalog = _loaded(properties)
         _make_namespace(catalog)
         return catalog
-    except (RESTError, OSError) as error:
-        raise Unavailable(f"the catalog {without_password(uri)} does not answer: {error}") from error
+    except SluiceError:
+        raise
+    except Exception as error:  # each kind of catalog fails in words of its own
+        raise Unavailable(f"the catalog {without_password(uri)} does not answer: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line: SQLAlchemy says the statement and its parameters in further ones."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _loaded(properties: dict[str, str]) -> Catalog:
@@ -195,8 +203,12 @@ class IcebergTable:
                 if not self._is_known():
                     raise
                 continue  # an object went away after the records were read
-            except (RESTError, OSError) as error:
-                raise Unavailable(f"the table of {self._scan.topic!r} cannot be reached: {error}") from error
+            except SluiceError:
+                raise
+            except Exception as error:  # each kind of catalog fails in words of its own
+                raise Unavailable(
+                    f"the table of {self._scan.topic!r} cannot be reached: {first_line(error)}"
+                ) from error
         raise Conflict(f"others commit to the table of {self._scan.topic!r} all the time; try again")
 
     def _is_known(self) -> bool:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cluster.history_scan import StoreUrls
 from cluster.stores import without_password
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from storage.history import PayloadColumns
 
 COMMIT_S = 60
@@ -26,11 +26,28 @@ COMMIT_S = 60
 
 def check_catalog(catalog: str) -> None:
     """Raises Invalid, in one line, if a catalog is named that cannot be used."""
-    for package in ("pyiceberg", "fastavro") if catalog else ():
+    sql = "://" in catalog and not catalog.startswith(("http://", "https://"))
+    for package in ("pyiceberg", "fastavro", *(["sqlalchemy"] if sql else [])) if catalog else ():
         if find_spec(package) is None:
             raise Invalid(f"iceberg_catalog needs {package}: pip install 'sluice[iceberg]'")
     if catalog and "://" not in catalog:
         raise Invalid(f"iceberg_catalog {catalog} is no catalog: give sqlite:///FILE or http://HOST:PORT")
+    if sql:
+        _check_driver(catalog)
+
+
+def _check_driver(catalog: str) -> None:
+    """Raises Invalid if SQLAlchemy does not know the kind of database, or lacks the package that speaks to it."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    shown = without_password(catalog)
+    try:
+        make_url(catalog).get_dialect().import_dbapi()
+    except ImportError as error:
+        raise Invalid(f"iceberg_catalog {shown} needs the package {error.name}: pip install it") from None
+    except (SQLAlchemyError, ValueError):
+        raise Invalid(f"iceberg_catalog {shown} names no database that SQLAlchemy knows") from None
 
 
 class CatalogTables:
@@ -40,6 +57,7 @@ class CatalogTables:
         self._catalog, self._warehouse, self._urls = catalog, warehouse, urls
         self._thread = ThreadPoolExecutor(1, "tables")
         self._looking = ThreadPoolExecutor(1, "schemas")
+        self._hanging: Future[None] | None = None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> CatalogTables | None:
@@ -52,12 +70,16 @@ class CatalogTables:
 
     async def follow(self, topic: str) -> None:
         """See actors.ports.Tables."""
-        commit = asyncio.get_running_loop().run_in_executor(self._thread, self._follow, topic)
+        hangs = Unavailable(f"the catalog {without_password(self._catalog)} does not answer within {COMMIT_S} s")
+        if self._hanging is not None and not self._hanging.done():
+            raise hangs
+        commit = self._thread.submit(self._follow, topic)
         try:
-            await asyncio.wait_for(commit, COMMIT_S)
+            await asyncio.wait_for(asyncio.wrap_future(commit), COMMIT_S)
         except TimeoutError:
-            shown = without_password(self._catalog)
-            raise Unavailable(f"the catalog {shown} does not answer within {COMMIT_S} s") from None
+            if commit.running():  # others would wait for the same thread, each until its own time is over
+                self._hanging = commit
+            raise hangs from None
         except NotFound as error:
             raise Unavailable(str(error)) from error
 
@@ -78,13 +100,17 @@ class CatalogTables:
 
     def _follow(self, topic: str) -> None:
         check_catalog(self._catalog)
-        from cluster.iceberg import IcebergTable, open_catalog
+        from cluster.iceberg import IcebergTable, first_line, open_catalog
 
         catalog = open_catalog(self._catalog, self._warehouse, self._urls.endpoint)
         try:
             table = IcebergTable(catalog, self._urls, topic)
             if table.follow().snapshot:
                 table.expire()
+        except SluiceError:
+            raise
+        except Exception as error:
+            raise Unavailable(f"the table of {topic!r} is not tidied up: {first_line(error)}") from error
         finally:
             catalog.close()
 

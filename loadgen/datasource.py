@@ -39,6 +39,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,19 @@ from cluster.bulk import ROWS, check_readable, publish_all, rows_of
 from loadgen.broker import ClusterConnect, Connect
 from loadgen.log_read import LogRead, Offsets, given, parse_offsets
 from loadgen.log_stream import LogStreamReader
+from loadgen.session import use_own_python
 from loadgen.spool import Spool
 from storage.errors import Invalid, SluiceError, Unavailable
 
 SCHEMA = "key binary, payload binary, publish_time long, deliver_at long, partition int, position long, redelivery int"
 _WRITABLE = ("key", "payload", "ordering_key", "publish_time", "event_time", "deliver_at", "properties")
+_OPTIONS = (
+    "topic", "dataDir", "address", "tokenFile", "producer", "history", "metadata", "objects", "s3EndpointUrl",
+    "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "key", "maxMessagesPerTask",
+    "maxMessagesPerTrigger", "failOnDataLoss", "subscription", "spool",
+)  # fmt: skip
+_OF_SPARK = ("path", "paths", "checkpointlocation", "queryname", "outputmode")
+"""Options that Spark itself hands on, small."""
 _QUIET_MS = 200
 
 
@@ -72,7 +81,8 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """The word after `format`."""
+        """The word after `format`. Spark asks for it when the source is registered, before it says what workers run."""
+        use_own_python()
         return "sluice"
 
     def schema(self) -> str:
@@ -128,6 +138,7 @@ class _Target:
 
     @classmethod
     def of(cls, options: Any) -> _Target:
+        _check_options(options)
         if not options.get("topic"):
             raise Invalid("the option 'topic' is missing")
         name = options.get("producer") or f"spark-{secrets.token_hex(6)}"
@@ -337,6 +348,17 @@ class _Session:
         """Leave; what is spooled and not committed comes again to whoever reads on."""
         self._consumer.close()
         self._client.__exit__(None, None, None)
+
+
+def _check_options(options: Any) -> None:
+    """Raises Invalid for a name that is none, which would change nothing in silence. Spark writes names small."""
+    known = {name.lower(): name for name in _OPTIONS}
+    for name in options:
+        small = str(name).lower()
+        if small not in known and small not in _OF_SPARK and not small.startswith(("spark.", "__")):
+            close = get_close_matches(small, known, n=1)
+            better = f"did you mean {known[close[0]]!r}?" if close else f"there are {', '.join(_OPTIONS)}"
+            raise Invalid(f"{name!r} is not an option of format sluice; {better}")
 
 
 def _check_columns(schema: Any) -> None:

@@ -5,7 +5,8 @@ Spark's checkpoint alone makes the read exact, and nothing is acknowledged. Each
 (loadgen.log_read): what lies in the object store at that moment is read there.
 
 No subscription keeps the messages of such a stream. If some that it has not read were trimmed, it ends with NotFound
-rather than leave them out; with `failOnDataLoss=false` it goes on with those that are there.
+rather than leave them out; with `failOnDataLoss=false` it goes on with those that are there. The same holds if the
+topic was deleted and made again: numbers of ledgers go on, so an offset of the earlier topic lies before all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from cluster.history_scan import trimmed_up_to
+from cluster.history_scan import is_of_earlier_topic, trimmed_up_to
 from cluster.log_reader import StoredRange
 from loadgen.log_read import ONLY, LogRead, Offsets, Present, offset_of
 from storage.errors import NotFound, SluiceError
@@ -83,7 +84,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         present = self._present()
         if self._fails:
             for number, at in starts.items():
-                _check_loss(present, number, at)
+                self._check_loss(present, number, at)
         return [InputPartition(task) for task in self._log.tasks(present, present.within(starts, ends))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -97,6 +98,31 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._open.close()
         self._client = None
 
+    def _check_loss(self, present: Present, number: int, start: int) -> None:
+        """Raises NotFound if messages of a partition from `start` on were trimmed or deleted, or may have been."""
+        if start < 0:
+            return
+        if present.records is not None:
+            lost = trimmed_up_to(present.records, number) >= start
+            if not lost and is_of_earlier_topic(present.records, number, start):
+                raise self._made_again(number, start)
+        else:  # nobody here can say whether the ledger had more messages
+            kept = [part.ledger for part in present.ranges if part.partition == number]
+            lost = bool(kept) and ledger_of(start) < kept[0]
+            if not kept and self._client is not None and number >= len(self._client.stats(self._log.topic)):
+                raise self._made_again(number, start)
+        if lost:
+            raise NotFound(
+                f"messages of partition {number} from {show(start)} on were trimmed before the stream read them; a "
+                "retention keeps them longer, and with failOnDataLoss=false the stream goes on without them"
+            )
+
+    def _made_again(self, number: int, start: int) -> NotFound:
+        return NotFound(
+            f"the topic {self._log.topic!r} was deleted and made again: {show(start)} of partition {number} is of the "
+            "earlier one. Use a new checkpointLocation; with failOnDataLoss=false the stream goes on with the new topic"
+        )
+
     def _present(self) -> Present:
         """What there is now, by a client that stays open for as long as it works."""
         if self._log.history == ONLY:
@@ -108,22 +134,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         except SluiceError:
             self.stop()
             raise
-
-
-def _check_loss(present: Present, number: int, start: int) -> None:
-    """Raises NotFound if messages of a partition from `start` on were trimmed, or may have been."""
-    if start < 0:
-        return
-    if present.records is not None:
-        lost = trimmed_up_to(present.records, number) >= start
-    else:  # nobody here can say whether the ledger had more messages
-        kept = [part.ledger for part in present.ranges if part.partition == number]
-        lost = bool(kept) and ledger_of(start) < kept[0]
-    if lost:
-        raise NotFound(
-            f"messages of partition {number} from {show(start)} on were trimmed before the stream read them; a "
-            "retention keeps them longer, and with failOnDataLoss=false the stream goes on without them"
-        )
 
 
 def _first_of(ranges: list[StoredRange], most: int) -> list[StoredRange]:

@@ -128,10 +128,24 @@ def session_of(context: Any) -> Any:
     return SparkSession.builder.config(conf=context.getConf()).getOrCreate()
 
 
+def use_own_python() -> None:
+    """Let the workers of a Spark on this machine run this Python, unless PYSPARK_PYTHON names another one.
+
+    Spark's own choice is the first `python3` on PATH. Without an activated environment that one lacks the packages.
+    """
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is not None and context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+
+
 def _settings(folder: Path, cores: int, attempts: int, memory: str, java: str) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     _environment()
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # PySpark writes 6 KB of JSON for a query that is wrong, beside the error that it raises.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     return {
         # Its ports are open to every user of the machine, so whoever connects must know the session's secret.
         "spark.authenticate": "true",

@@ -16,7 +16,11 @@ Keys that do not end so are not ours and are not listed.
 Credentials come from boto3's own chain alone (environment, profile, role): they are never an argument, never in a
 URL and never in a message. What can be mended by trying again is Unavailable; what a person has to mend (bucket,
 permission, credentials) is AccessDenied, in one line that names the setting. That is an Unavailable too, because a
-token that has expired is renewed while everything runs.
+token that has expired is renewed while everything runs. Whatever else the library raises is an answer of the store as
+well: nobody above catches boto3's own errors.
+
+*A redirect.* boto3 follows one to another region of AWS. For any other it asks the bucket for its region, is redirected
+again, and so on until Python's stack ends. So a redirect that names no region is refused before boto3 sees it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
-from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, Unavailable
+from storage.errors import AccessDenied, Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from storage.frame import Buffer
 from storage.objects import check_range
 from storage.store_limits import check_name, folder_of
@@ -45,6 +49,7 @@ _TAG = "sluice-put"
 _END = "="
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MISSING = frozenset(("NoSuchKey", "404", "NotFound"))
 _DENIED = frozenset(("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "AccountProblem", "401", "Unauthorized"))
 _CREDENTIALS = frozenset(
@@ -104,6 +109,7 @@ class S3Objects:
             fallback = "us-east-1" if endpoint_url and not session.region_name else None
             self._client: Any = session.client("s3", endpoint_url=endpoint_url, config=config, region_name=fallback)
             self.endpoint = str(self._client.meta.endpoint_url)
+            self._client.meta.events.register_first("needs-retry.s3", self._refuse_redirect)
 
     def put(self, name: str, data: Buffer) -> bool:
         key = self._key(name)
@@ -181,6 +187,8 @@ class S3Objects:
         """Turn what boto3 raises into the errors of Sluice, without ever repeating a secret."""
         try:
             yield
+        except SluiceError:
+            raise
         except boto.ClientError as error:
             raise self._answered(error, name, doing) from error
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError) as error:
@@ -197,6 +205,22 @@ class S3Objects:
             raise Unavailable(f"no answer from {self._where} while {doing} {name}: {_line(error)}") from error
         except (boto.BotoCoreError, OSError) as error:
             raise Unavailable(f"no answer from {self._where} while {doing} {name}: {_line(error)}") from error
+        except Exception as error:  # its words are unknown, and may have credentials in them
+            raise Unavailable(f"boto3 fails at {self._where} while {doing} {name}: {type(error).__name__}") from error
+
+    def _refuse_redirect(self, response: Any = None, **_: Any) -> None:
+        """Called by boto3 for every answer. Raises Invalid for a redirect that is not to another region of AWS."""
+        if response is None or response[0].status_code not in _REDIRECTS:
+            return
+        headers = response[0].headers
+        if "x-amz-bucket-region" in headers or "Region" in response[1].get("Error", {}):
+            return
+        goal = urlsplit(headers.get("location", ""))
+        shown = f"{goal.scheme}://{goal.netloc.rpartition('@')[2]}" if goal.netloc else "an unnamed address"
+        raise Invalid(
+            f"the S3 endpoint {self.endpoint} redirects to {shown} (HTTP {response[0].status_code}); "
+            "give the endpoint that answers by itself"
+        )
 
     def _unsent(self, cause: object, name: str, doing: str) -> Unavailable:
         """The error for a request that was not sent. What Python says of it may have credentials in it."""

@@ -142,8 +142,6 @@ class Offloading:
 
     def due(self, settings: TopicSettings) -> bool:
         """Whether there is something to do, and it is time to try."""
-        if self.table.due():
-            return True
         return self._ports.clock.monotonic() >= self._not_before and self._leaves(settings)
 
     def at_work(self, settings: TopicSettings) -> bool:
@@ -198,7 +196,6 @@ class Offloading:
             self._ports.log("offload_waits", error=str(error))
         finally:
             self.state.running = 0
-        await self.table.turn()
         return await self._release(settings)
 
     async def _take_newer(self) -> None:

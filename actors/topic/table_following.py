@@ -1,13 +1,14 @@
 """A topic's table in a catalog follows the record of a partition: what came to the object store, and what went.
 
 The record is the truth, and a commit compares the table with it. So nothing is kept here but which objects the record
-named when the table was last known to follow. Whoever dies in between, or never hears of a commit, lets it follow
-again: a new owner does so once. A catalog that is away holds nothing up, neither what leaves for the store nor what
-goes.
+named when the table was last known to follow. An owner that dies in between, or never hears of a commit, is followed
+by one that compares once more. A catalog that is away or hangs holds nothing up, neither what leaves for the store nor
+what goes nor what is erased; only the end of an erasing waits, because the table may have copies.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from actors.ports import Ports
@@ -26,6 +27,7 @@ class TableFollowing:
         self._ports, self._log, self._topic, self._named = ports, log, topic, named
         self._followed: set[str] | None = None
         self._not_before = 0
+        self._turns = asyncio.Lock()
         self.error = ""
         """Why the last try failed; empty if it did not."""
 
@@ -48,7 +50,14 @@ class TableFollowing:
         return None if self._ports.tables is None else await self._ports.tables.columns(self._topic)
 
     async def turn(self) -> None:
-        """Let it follow, if it is behind. What fails is told in `error` and tried again."""
+        """Let it follow, if it is behind. What fails is told in `error` and tried again.
+
+        Turns come one after another, and each one looks whether the table is still behind.
+        """
+        async with self._turns:
+            await self._follow()
+
+    async def _follow(self) -> None:
         if self._ports.tables is None or not self.due():
             return
         named = self._named()

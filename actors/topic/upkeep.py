@@ -73,7 +73,7 @@ class Upkeep:
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
-        self._replicating = self._offloading = self._compacting = False
+        self._replicating = self._offloading = self._following = self._compacting = False
         self._prove_not_before = self._rests_until = self._forget_not_before = 0
         self._woken = Signal()
         self._fill_not_before = 0
@@ -109,9 +109,16 @@ class Upkeep:
         if not self._offloading and (self.offloading.due(self.settings) or self.erasing.due()):
             self._offloading = True
             self._ports.spawn(self._offload(), "offload")
+        if not self._offloading:
+            self._begin_to_follow()
         if not self._compacting and self.compaction.due(self.settings):
             self._compacting = True
             self._ports.spawn(self._compact(), "compact")
+
+    def _begin_to_follow(self) -> None:
+        if not self._following and self.offloading.table.due():
+            self._following = True
+            self._ports.spawn(self._follow(), "follow")
 
     def _begin_to_replicate(self, now: int) -> None:
         if not self._replicating and (
@@ -150,12 +157,20 @@ class Upkeep:
         """Beside the rest: a ledger takes minutes."""
         try:
             released = await self.offloading.turn(self.settings)
+            self._begin_to_follow()
             released += await self.erasing.turn()
         except Fenced:
             return  # the record has told the topic
         finally:
             self._offloading = False
         self._gone(released)
+
+    async def _follow(self) -> None:
+        """Beside the rest: a catalog may hang, and neither what leaves nor what is erased waits for it."""
+        try:
+            await self.offloading.table.turn()
+        finally:
+            self._following = False
 
     async def _compact(self) -> None:
         try:

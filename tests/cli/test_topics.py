@@ -106,6 +106,17 @@ def test_offload_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatc
     assert (code, json.loads(out)[0]["asked"]) == (0, True)
 
 
+def test_offload_without_retention_says_that_nothing_lasts(cli: Cli, client: FakeClient) -> None:
+    client.answers["offload"] = [row_of()]
+    none = {"retention_ms": 0, "retention_bytes": 0, "history_retention_ms": 0, "history_retention_bytes": 0}
+    client.answers["topics"] = [{"topic": "orders", **none}]
+    _, _, err = cli("topics", "offload", "orders")
+    assert err.startswith("sluice: topic orders was created without retention")
+    assert err.count("\n") == 1
+    client.answers["topics"] = [{"topic": "orders", **none, "history_retention_ms": -1}]
+    assert cli("topics", "offload", "orders")[2] == ""
+
+
 def test_compact_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
     known = {"partition": 0, "messages": 3, "bytes": 900, "left_bytes": 0, "error": ""}

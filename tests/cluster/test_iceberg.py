@@ -25,7 +25,7 @@ import cluster
 from actors.topic import offloading
 from cluster import embedded, iceberg
 from cluster.client import Client
-from cluster.history_scan import StoreUrls
+from cluster.history_scan import HistoryScan, StoreUrls
 from storage.errors import Conflict, Invalid, NotFound
 from tests.cluster.helpers import eventually
 
@@ -298,6 +298,17 @@ def test_a_catalog_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
         wanted = "the table: the catalog http://127.0.0.1:9 does not answer"
         eventually(lambda: wanted in days.status()["error"], lambda: str(days.status()))
         assert "hidden" not in str(days.status())
+
+
+def test_a_damaged_catalog_ends_no_owner_of_a_topic(tmp_path: Path) -> None:
+    (tmp_path / "c.db").write_bytes(b"no database" * 1_000)
+    with embedded.connect(tmp_path / "data", iceberg_catalog=f"sqlite:///{tmp_path}/c.db") as client:
+        days = Days(client, tmp_path / "data")
+        days.publish()
+        eventually(lambda: "does not answer: " in days.status()["error"], lambda: str(days.status()))
+        epoch = HistoryScan(days.urls, "orders").records()[0].epoch
+        days.publish()
+        assert HistoryScan(days.urls, "orders").records()[0].epoch == epoch
 
 
 def test_a_catalog_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

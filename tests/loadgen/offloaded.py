@@ -30,6 +30,13 @@ class OffloadedTopic:
         client.create_topic("t", 1, roll_entries=EACH, offload_deletion_lag_ms=0)
         self.producer = client.create_producer("t", "p")
 
+    def again(self, partitions: int = 1) -> None:
+        """The topic is deleted, and made again."""
+        self.producer.close()
+        self.client.delete_topic("t", force=True)
+        self.client.create_topic("t", partitions, roll_entries=EACH, offload_deletion_lag_ms=0)
+        self.producer = self.client.create_producer("t", "p")
+
     def publish(self, ledgers: int = 1) -> None:
         """Some ledgers full, each an hour later than the one before."""
         for _ in range(ledgers):

@@ -187,6 +187,23 @@ def test_options_and_columns_are_checked() -> None:
         source.streamWriter(columns("key"), overwrite=False)
 
 
+def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
+    place = {"topic": "t", "subscription": "s", "spool": "/nowhere"}
+    typo = {"startingofsets": "latest"}
+    for use in (
+        lambda: SluiceDataSource({"topic": "t"} | typo).reader(None),
+        lambda: SluiceDataSource({"topic": "t"} | typo).streamReader(None),
+        lambda: SluiceDataSource(place | typo).streamReader(None),
+        lambda: SluiceDataSource({"topic": "t"} | typo).writer(columns("payload"), overwrite=False),
+        lambda: SluiceDataSource({"topic": "t"} | typo).streamWriter(columns("payload"), overwrite=False),
+    ):
+        with pytest.raises(Invalid, match=r"'startingofsets' is not an option .* did you mean 'startingOffsets'"):
+            use()
+    with pytest.raises(Invalid, match="'colour' is not an option of format sluice; there are topic"):
+        SluiceDataSource({"topic": "t", "colour": "red"}).reader(None)
+    SluiceDataSource({"topic": "t", "checkpointlocation": "/nowhere", "path": "x"}).reader(None)
+
+
 def columns(*names: str) -> Any:
     schema = StructType()
     for name in names:

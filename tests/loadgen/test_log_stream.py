@@ -144,3 +144,46 @@ def test_trimmed_messages_end_a_stream_that_has_not_read_them(topic: OffloadedTo
     end, numbers, _ = step(stream, done, 1_000)
     assert numbers == list(range(2 * EACH, 3 * EACH)), "who has read everything has lost nothing"
     assert end != done
+
+
+@pytest.mark.parametrize("history", ["auto", "off"])
+def test_a_topic_made_again_ends_a_stream_of_the_earlier_one(topic: OffloadedTopic, history: str) -> None:
+    topic.publish(2)
+    stream = topic.stream(history=history)
+    half, _, _ = step(stream, stream.initialOffset(), 30)
+    topic.again()
+    topic.publish(1)
+    end = stream.latestOffset(half, ReadAllAvailable())
+    with pytest.raises(NotFound, match="was deleted and made again" if history == "auto" else "were trimmed before"):
+        stream.partitions(half, end)
+    careless = topic.stream(history=history, failOnDataLoss="false")
+    rows = numbers_in(given_by(careless, careless.partitions(half, end)))
+    assert rows == list(range(2 * EACH, 3 * EACH))
+
+
+@pytest.mark.parametrize("history", ["auto", "off"])
+def test_fewer_partitions_end_a_stream_of_the_earlier_topic(topic: OffloadedTopic, history: str) -> None:
+    topic.again(partitions=3)
+    topic.publish(1)
+    stream = topic.stream(history=history)
+    start = stream.initialOffset()
+    assert sorted(start) == ["0", "1", "2"]
+    topic.again(partitions=1)
+    topic.publish(1)
+    with pytest.raises(NotFound, match="deleted and made again"):
+        stream.partitions({"2": start["2"]}, stream.latestOffset(start, ReadAllAvailable()))
+
+
+def test_an_emptied_ledger_of_a_topic_made_again_is_no_loss(topic: OffloadedTopic) -> None:
+    """The first epoch alone does not say that the offset is of the earlier topic."""
+    topic.again()
+    topic.publish(1)
+    stream = topic.stream()
+    done = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    with topic.client.subscribe("t", "s", initial_position="earliest") as consumer:
+        for batch in iter(lambda: consumer.receive_batch(timeout_ms=500), None):
+            consumer.acknowledge(batch)
+        consumer.wait_acknowledged(30_000)
+    topic.publish(1)
+    topic.trimmed(EACH)
+    assert step(stream, done, 1_000)[1] == list(range(EACH, 2 * EACH))

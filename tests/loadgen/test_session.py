@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,53 @@ def test_a_start_that_is_given_up_ends(tmp_path: Path, when: str) -> None:
     command = [PYTHON, "-c", GIVEN_UP, str(tmp_path), when]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
     assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+
+
+WRONG_QUERY = """
+from loadgen.sql import query
+from storage.errors import Invalid
+try:
+    query("SELECT nope FROM nowhere", [], {})
+except Invalid as error:
+    print(error)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_wrong_query_is_told_in_one_line() -> None:
+    command = [PYTHON, "-c", WRONG_QUERY]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
+    assert ran.stdout.startswith("the query has no answer: [TABLE_OR_VIEW_NOT_FOUND]"), ran.stderr
+    assert (ran.stdout.count("\n"), ran.stderr) == (1, "")
+
+
+OWN_SPARK = """
+import os
+from cluster.java import ensure_java
+os.environ.update(ensure_java())
+from pyspark.sql import SparkSession
+from loadgen.datasource import SluiceDataSource
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.dataSource.register(SluiceDataSource)
+try:
+    spark.read.format("sluice").options(topic="t", startingOfsets="latest").load().count()
+except Exception as error:
+    print(error)
+spark.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_workers_run_the_python_of_a_program_of_its_own(tmp_path: Path) -> None:
+    """No environment is activated, and the first python3 on PATH has none of the packages."""
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
+    env = kept | {"PATH": f"{tmp_path}:/usr/bin:/bin", "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [PYTHON, "-c", OWN_SPARK]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT, env=env)
+    assert "did you mean 'startingOffsets'" in ran.stdout, ran.stdout + ran.stderr[-3000:]
 
 
 def test_a_start_that_is_given_up_leaves_others_alone(spark: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -210,6 +211,34 @@ def test_the_end_waits_for_the_table_of_a_catalog() -> None:
         assert catalog.tables["t"] == sorted(named(cluster))
 
     World(12).play(scenario)
+
+
+def test_a_hanging_catalog_holds_up_no_offload_and_no_erasing() -> None:
+    """Only the end of the erasing waits for it."""
+
+    async def scenario(world: World) -> None:
+        catalog = with_catalog(world)
+        follow, hangs = catalog.follow, world.loop.create_future()
+        asked: list[str] = []
+
+        async def hang(machine: str, topic: str) -> None:
+            asked.append(topic)
+            await asyncio.shield(hangs)
+            await follow(machine, topic)
+
+        catalog.follow = hang  # type: ignore[method-assign]
+        cluster, client, producer = await filled(world, STORED)
+        await until(client, lambda: bool(asked))
+        await publish(producer, [("ada", "late"), ("eve", "late"), ("eve", "later")] * 3)
+        await until(client, lambda: b"ada" in keys_stored(world, cluster) and len(named(cluster)) == 5)
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: b"ada" not in keys_stored(world, cluster))
+        assert not catalog.tables
+        hangs.set_result(None)
+        await until(client, lambda: not record_of(cluster).erasures)
+        assert catalog.tables["t"] == sorted(named(cluster))
+
+    World(13).play(scenario)
 
 
 def test_a_record_from_before_the_erasing_loses_no_object() -> None:
