@@ -398,8 +398,8 @@ class ClientSession:
 
 
 def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:
-    others = [other for other in table.get(key, []) if other is not one]
-    if others:
-        table[key] = others
-    else:
+    here = table.get(key, [])
+    with contextlib.suppress(ValueError):
+        here.remove(one)  # the first, as a rule: those of one connection go in the order in which they came
+    if not here:
         table.pop(key, None)
