@@ -118,7 +118,7 @@ def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
 
 
 def leave(core: Core, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> None:
-    """These leave, in one change. True: the place is kept."""
+    """Consumers leave, in one change. True: the place is kept."""
     core.at(now)
     placed = {slot for slot, _ in core.selector.layout()} if core.keeps_places else frozenset[int]()
     kept = {member.slot for member, keep in leaving.items() if keep and member.keeps_place} & placed
@@ -267,7 +267,7 @@ class HashAssignments:
         self._core.members.by_number[consumer].note("handed_over", (), self._core.history.number)
 
     def give_up(self, slots: Sequence[int], now: int) -> None:
-        """These places, of which there is one at least, are kept no longer."""
+        """Keep one or more places no longer."""
         give_up(self._core, slots, now=now)
 
     def layout(self) -> list[list[Any]]:

@@ -49,7 +49,7 @@ class Selector(Protocol):
         """The slots in whose place a consumer with these ranges would be; it is refused as long as they take part."""
 
     def remove(self, *slots: int) -> None:
-        """These consumers no longer take part; fine if one never did."""
+        """Consumers no longer take part; fine if one never did."""
 
     def owners(self) -> Reduced:
         """A new table of owners, uint16, shape (65536,)."""
@@ -176,7 +176,7 @@ class ConsistentHashing:
         self._points, self._slots = np.delete(self._points, given_up), np.delete(self._slots, given_up)
 
     def _let_go(self, slot: int) -> list[int]:
-        """It is no member any more; returns the rows of its points that nobody takes over."""
+        """Forget a member; returns the rows of its points that nobody takes over."""
         name, points = self._members.pop(slot)
         self.names.decrease(name, slot, self.points)
         given_up: list[int] = []

@@ -165,7 +165,7 @@ async def test_a_flood_of_names_leaves_the_newest() -> None:
 
 
 async def test_a_name_that_was_forgotten_goes_on_where_it_was() -> None:
-    """Its producer says up to where it was answered, so nothing is stored twice."""
+    """The producer says up to where it was answered, so nothing is stored twice."""
     producers = Producers()
     for number in range(2 * MOST_CLOSED):
         producers.open(f"p{number}", "one", epoch=1, now=number)
