@@ -66,6 +66,16 @@ MinutesOption = Annotated[
     float | None,
     typer.Option("--minutes", min=0.1, max=MOST_MINUTES, callback=finite, help="How long, in place of --messages."),
 ]
+ChaosMinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        min=0.1,
+        max=MOST_MINUTES,
+        callback=finite,
+        help="How long. Default: 5, and for a scenario as long as it may take.",
+    ),
+]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
 CHAOS_STALL_S = 120.0
 """So long nothing may move: a busy machine takes a minute until the bookies of a lost node are back."""
@@ -213,16 +223,7 @@ def _check_input(input: str | None, key_column: str | None, others: str | None) 
 
 
 def chaos(
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes",
-            min=0.1,
-            max=MOST_MINUTES,
-            callback=finite,
-            help="How long. Default: 5, and for a scenario as long as it may take.",
-        ),
-    ] = None,
+    minutes: ChaosMinutesOption = None,
     faults: FaultsOption = None,
     scenario: Annotated[
         Scenario | None, typer.Option("--scenario", help="Restart one consumer after the other, in place of --faults.")

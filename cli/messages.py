@@ -44,6 +44,11 @@ CONFIRM_MILLIS = 15_000
 """How long the last acknowledgements may take to be confirmed."""
 
 
+CountOption = Annotated[
+    int, typer.Option("--num-messages", "-n", min=0, max=MOST, help="How many; 0 goes on until Ctrl-C.")
+]
+
+
 def produce(
     topic: TopicArgument,
     messages: Annotated[
@@ -98,9 +103,7 @@ def produce(
 def consume(
     topic: TopicArgument,
     subscription: SubscriptionOption,
-    count: Annotated[
-        int, typer.Option("--num-messages", "-n", min=0, max=MOST, help="How many; 0 goes on until Ctrl-C.")
-    ] = 1,
+    count: CountOption = 1,
     position: Annotated[
         str, typer.Option("--subscription-position", "-p", help="A new subscription begins: latest or earliest.")
     ] = "latest",
