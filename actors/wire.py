@@ -21,6 +21,8 @@ from storage.frame import Buffer
 
 INLINE = 2048
 """Columns and blobs up to this many bytes travel inside the head."""
+SHOWN = 40
+"""So many characters of a text that cannot travel are shown."""
 
 _DTYPES = frozenset(("<i8", "<u4", "<i4", "<u2", "|u1", "|b1"))
 
@@ -90,7 +92,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack(message: Request[Any] | Reply) -> Packed:
-    """Encode a message; big columns and blobs are referred to, not copied."""
+    """Encode a message; big columns and blobs are referred to, not copied. Raises Invalid if a value cannot travel."""
     attachments: list[Any] = []
     handles: list[Any] = []
 
@@ -107,7 +109,13 @@ def pack(message: Request[Any] | Reply) -> Packed:
             return _attach_blob(value, attachments, handles)
         raise Invalid(f"{type(value).__name__} cannot travel")
 
-    return Packed(msgspec.msgpack.encode(message, enc_hook=attach), attachments, handles)
+    try:
+        return Packed(msgspec.msgpack.encode(message, enc_hook=attach), attachments, handles)
+    except OverflowError:
+        raise Invalid(f"{type(message).__name__} cannot be sent: a number in it has more than 64 bits") from None
+    except UnicodeEncodeError as error:
+        text = error.object[:SHOWN]
+        raise Invalid(f"{type(message).__name__} cannot be sent: {text!r} is no text that UTF-8 has") from None
 
 
 M = TypeVar("M", bound=msgspec.Struct)

@@ -17,15 +17,28 @@ imported inside the commands that need them. A test keeps it so.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 
 def main() -> None:
     """The console script: run the command line of this process and exit with its code."""
+    # Nothing is begun yet that would have to be ended, and an exception can get lost in the middle of an import.
+    early = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if early:
+        signal.signal(signal.SIGINT, _leave)
+    from cli.app import app  # noqa: F401 (the longest import)
     from cli.exit_codes import run
     from cli.output import prepare_streams
     from cluster.arrow import without_pandas
 
     prepare_streams()
     without_pandas()
+    if early:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave(_number: int, _frame: object) -> None:
+    os._exit(130)

@@ -58,7 +58,7 @@ def _moment(text: str) -> str:
         at = datetime.datetime.now(datetime.UTC) - ago
     except (ValueError, OverflowError):
         try:
-            at = datetime.datetime.fromisoformat(text)
-        except ValueError:
+            at = datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
+        except (ValueError, OverflowError):  # its zone may lie before the calendar begins
             raise Invalid(f"--since is 10m, 2h, 7d or a time like 2026-11-24T10:00, not {text[:40]!r}") from None
     return at.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

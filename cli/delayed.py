@@ -74,7 +74,7 @@ def _chosen(
 ) -> dict[str, Any]:
     if not all(names):
         raise typer.BadParameter("--delay-id is empty")
-    begins, ends = moment(due_from) if due_from else None, moment(due_to) if due_to else None
+    begins, ends = moment(due_from) if due_from is not None else None, moment(due_to) if due_to is not None else None
     if begins is not None and ends is not None and begins > ends:
         raise typer.BadParameter("--from is later than --to: nothing is due in between")
     given = {

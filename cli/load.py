@@ -14,6 +14,7 @@ from cli.options import (
     ObjectsOption,
     S3EndpointOption,
     SetOption,
+    finite,
     milliseconds,
     parse_settings,
 )
@@ -29,7 +30,9 @@ PartitionsOption = Annotated[int, typer.Option("--partitions", min=1, max=1024, 
 MessagesOption = Annotated[int, typer.Option("--messages", min=1, help="How many messages to publish.")]
 SizeOption = Annotated[int, typer.Option("--size", min=16, max=5 << 20, help="Bytes of a message's payload.")]
 KeysOption = Annotated[int, typer.Option("--keys", min=1, help="How many different keys.")]
-SkewOption = Annotated[float, typer.Option("--skew", min=0, help="Zipf exponent of the keys; 0 is uniform.")]
+SkewOption = Annotated[
+    float, typer.Option("--skew", min=0, callback=finite, help="Zipf exponent of the keys; 0 is uniform.")
+]
 MOST_CONSUMERS, CONSUMERS = 256, 4
 ConsumersOption = Annotated[
     str,
@@ -46,16 +49,33 @@ DelayedOption = Annotated[
         metavar="FRACTION",
         min=0,
         max=1,
+        callback=finite,
         help="Part of the messages that is delayed; in a flood in acts, part of the second act.",
     ),
 ]
-RateOption = Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0 is as fast as can be.")]
+RateOption = Annotated[
+    float, typer.Option("--rate", min=0, callback=finite, help="Messages per second; 0 is as fast as can be.")
+]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, help="Same seed, same messages and same faults. Default: a new one.")
 ]
 BookiesOption = Annotated[int, typer.Option("--bookies", min=2, help="Bookies of the cluster that is started.")]
 PolicyOption = Annotated[Policy, typer.Option("--policy", help="Key_Shared policy to test.")]
-MinutesOption = Annotated[float | None, typer.Option("--minutes", min=0.1, help="How long, in place of --messages.")]
+MOST_MINUTES = 366 * 24 * 60
+MinutesOption = Annotated[
+    float | None,
+    typer.Option("--minutes", min=0.1, max=MOST_MINUTES, callback=finite, help="How long, in place of --messages."),
+]
+ChaosMinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        min=0.1,
+        max=MOST_MINUTES,
+        callback=finite,
+        help="How long. Default: 5, and for a scenario as long as it may take.",
+    ),
+]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where to put the data.")]
 CHAOS_STALL_S = 120.0
 """So long nothing may move: a busy machine takes a minute until the bookies of a lost node are back."""
@@ -90,7 +110,10 @@ WatchOption = Annotated[
 ]
 
 NackOption = Annotated[
-    float, typer.Option("--nack", metavar="FRACTION", help="Part of the messages that consumers give back once.")
+    float,
+    typer.Option(
+        "--nack", metavar="FRACTION", callback=finite, help="Part of the messages that consumers give back once."
+    ),
 ]
 FaultsOption = Annotated[
     str | None,
@@ -200,10 +223,7 @@ def _check_input(input: str | None, key_column: str | None, others: str | None) 
 
 
 def chaos(
-    minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", min=0.1, help="How long. Default: 5, and for a scenario as long as it may take."),
-    ] = None,
+    minutes: ChaosMinutesOption = None,
     faults: FaultsOption = None,
     scenario: Annotated[
         Scenario | None, typer.Option("--scenario", help="Restart one consumer after the other, in place of --faults.")

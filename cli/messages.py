@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.options import (
+    MOST,
     AddressOption,
     ConsumerNameOption,
     DataDirOption,
@@ -22,6 +23,7 @@ from cli.options import (
     NackOrderOption,
     SubscriptionOption,
     TopicArgument,
+    finite,
     milliseconds,
     moment,
 )
@@ -42,6 +44,11 @@ CONFIRM_MILLIS = 15_000
 """How long the last acknowledgements may take to be confirmed."""
 
 
+CountOption = Annotated[
+    int, typer.Option("--num-messages", "-n", min=0, max=MOST, help="How many; 0 goes on until Ctrl-C.")
+]
+
+
 def produce(
     topic: TopicArgument,
     messages: Annotated[
@@ -51,9 +58,10 @@ def produce(
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", help="Lines are KEY<separator>TEXT, for example `:`.")
     ] = None,
-    count: Annotated[int, typer.Option("--num-produce", "-n", min=1, help="How often to send it all.")] = 1,
+    count: Annotated[int, typer.Option("--num-produce", "-n", min=1, max=MOST, help="How often to send it all.")] = 1,
     rate: Annotated[
-        float, typer.Option("--rate", "-r", min=0, help="Messages per second; 0 is as fast as can be.")
+        float,
+        typer.Option("--rate", "-r", min=0, callback=finite, help="Messages per second; 0 is as fast as can be."),
     ] = 0,
     deliver_after: Annotated[str | None, typer.Option("--deliver-after", help="Delay, for example 30s.")] = None,
     deliver_at: Annotated[str | None, typer.Option("--deliver-at", help="Time of delivery (ISO-8601).")] = None,
@@ -62,14 +70,16 @@ def produce(
     data_dir: DataDirOption = None,
 ) -> None:
     """Publish messages; each is confirmed on disk. Without --message, every line of standard input is one."""
-    if deliver_after and deliver_at:
+    if deliver_after is not None and deliver_at is not None:
         raise typer.BadParameter("give --deliver-after or --deliver-at, not both")
     if key is not None and key_separator is not None:
         raise typer.BadParameter("give --key or --key-separator, not both")
+    if key_separator == "":
+        raise typer.BadParameter("--key-separator needs at least one character, for example `:`")
     options: dict[str, Any] = {}
-    if deliver_after:
+    if deliver_after is not None:
         options["deliver_after"] = timedelta(milliseconds=milliseconds(deliver_after))
-    if deliver_at:
+    if deliver_at is not None:
         options["deliver_at"] = moment(deliver_at)
     sent = 0
     with joined(address, data_dir) as client:
@@ -93,7 +103,7 @@ def produce(
 def consume(
     topic: TopicArgument,
     subscription: SubscriptionOption,
-    count: Annotated[int, typer.Option("--num-messages", "-n", min=0, help="How many; 0 goes on until Ctrl-C.")] = 1,
+    count: CountOption = 1,
     position: Annotated[
         str, typer.Option("--subscription-position", "-p", help="A new subscription begins: latest or earliest.")
     ] = "latest",
@@ -111,7 +121,7 @@ def consume(
     """Receive and acknowledge messages of a Key_Shared subscription, one line each. Exit 2 if fewer came than asked."""
     if position.lower() not in ("latest", "earliest"):
         raise typer.BadParameter("--subscription-position is latest or earliest")
-    patience = milliseconds(timeout) if timeout else None
+    patience = milliseconds(timeout) if timeout is not None else None
     got = 0
     with joined(address, data_dir) as client:
         # No more is taken from the others than will be printed.
@@ -149,7 +159,7 @@ def _texts(messages: list[str], count: int) -> Iterator[bytes]:
             yield from map(os.fsencode, messages)
         return
     lines = (line.removesuffix(b"\n") for line in sys.stdin.buffer)
-    yield from lines if count == 1 else list(lines) * count
+    yield from lines if count == 1 else chain.from_iterable(repeat(list(lines), count))
 
 
 def _split(text: bytes, key: str | None, separator: str | None) -> tuple[bytes | None, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +17,8 @@ CONNECT_SECONDS = 3
 MOST_DIGITS = 5
 """Of a port."""
 
+MOST = 10**12
+"""More messages than any topic has, and a number that every library takes."""
 MAX_DURATION_MS = 100 * 365 * 86_400_000
 LEAST_MS, MOST_MS = 10**11, 10**14
 """Bare numbers that are times in milliseconds: 1973 to 5138. Seconds and microseconds of our days lie outside."""
@@ -51,6 +54,13 @@ def milliseconds(text: str) -> int:
     if duration > MAX_DURATION_MS:
         raise typer.BadParameter(f"{text[:_SHOWN]!r} is more than a hundred years")
     return duration
+
+
+def finite(value: float | None) -> float | None:
+    """Callback for numbers with a fraction: `inf` and `nan` are none. Raises BadParameter."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of anything")
+    return value
 
 
 def size(text: str) -> int:

@@ -128,7 +128,7 @@ def owner(
     """Which consumer gets this key or hash, now or at an earlier time?"""
     if (key is None) == (hash is None):
         raise typer.BadParameter("give one of --key and --hash")
-    _ask(target, "owner", key=key, hash=hash, at=moment(at) if at else None)
+    _ask(target, "owner", key=key, hash=hash, at=moment(at) if at is not None else None)
 
 
 @app.command()

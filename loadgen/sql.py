@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cluster.bootstrap.stale_folders import claim, clear
 from cluster.bulk import READABLE, TIMES
 from cluster.java import ensure_java
 from loadgen.datasource import SluiceDataSource
@@ -25,6 +26,8 @@ from loadgen.session import cause_of, spark_session
 from loadgen.topic_frame import is_gone, topic_frame
 from storage.errors import Invalid
 
+FOLDER = "sluice-sql-"
+"""Temporary folders begin so. One of a query that was killed is removed by the next query."""
 ATTEMPTS = 3
 """So often a query is answered anew because objects went away meanwhile."""
 _STAR = re.compile(r"(?<!count\()\*", re.IGNORECASE)
@@ -39,7 +42,9 @@ def query(text: str, topics: Iterable[str], options: Mapping[str, str], *, cores
     import os
 
     os.environ.update(ensure_java())
-    with tempfile.TemporaryDirectory(prefix="sluice-sql-") as folder, spark_session(Path(folder), cores=cores) as spark:
+    clear(Path(tempfile.gettempdir()), FOLDER)
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as folder, spark_session(Path(folder), cores=cores) as spark:
+        claim(Path(folder))
         from pyspark.errors import PySparkException
 
         spark.dataSource.register(SluiceDataSource)

@@ -67,11 +67,11 @@ class Consumers:
         self._leases.renew(session)
         return self._attached(session.number, apart=apart)
 
-    def detach(self, request: Detach) -> None:
+    async def detach(self, request: Detach) -> None:
         """See messages.Detach; a session that is over is fine."""
         session = self._sessions.find(request.session)
         if session is not None:
-            self._leases.end(session, "detached", keep_place=request.keep_place)
+            await self._leases.end_in_turn(session, "detached", keep_place=request.keep_place)
 
     def _attached(self, session: int, *, apart: bool = False) -> Attached:
         return Attached(

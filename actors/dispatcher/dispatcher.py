@@ -216,7 +216,7 @@ class Dispatcher(Actor):
         return await self.parts.consumers.attach(request)
 
     async def on_detach(self, request: Detach) -> Done:
-        self.parts.consumers.detach(request)
+        await self.parts.consumers.detach(request)
         return Done()
 
     async def on_hand_over(self, request: HandOver) -> Done:

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from actors.dispatcher.context import SubscriptionContext
 from actors.dispatcher.damping import Damping
-from actors.dispatcher.leases import Leases
+from actors.dispatcher.leases import AT_ONCE, Leases
 from actors.dispatcher.membership import base_of, life_of
 from actors.dispatcher.sessions import Session
 from actors.key_shared import NEW, AttachedConsumer, Dispatch, JoinAs, same_ranges
@@ -173,7 +173,7 @@ class Grace:
         if place.slot not in ring.kept:
             return None
         if self._settings.selector == "sticky" and not same_ranges(place.ranges, request.ranges):
-            ring.give_up(place.slot, self._ports.clock.now())
+            ring.give_up([place.slot], self._ports.clock.now())
             return None
         return JoinAs(into=place.slot)
 
@@ -272,7 +272,7 @@ class Grace:
     def _look(self) -> int | None:
         """Carry out due changes; returns when to look again at the latest, ms from now."""
         now, ring = self._ports.clock.monotonic(), self._core.ring
-        next_looks = []
+        next_looks, over = [], list[int]()
         for slot, kept in list(ring.kept.items()):
             place = ring.place(slot)
             if kept.over is None:
@@ -282,9 +282,12 @@ class Grace:
             if kept.over is None:
                 next_looks.append(max(self._membership.trust_ms // 4, 1))
             elif kept.over <= now:
-                self._give_up(slot, place, now)
+                over.append(slot)
             else:
                 next_looks.append(kept.over - now)
+        if over:
+            self._give_up(over[:AT_ONCE], now)
+            next_looks += [1] * (len(over) > AT_ONCE)  # the others in a turn of their own
         for number, (name, until) in list(self._damped.items()):
             if until <= now or not ring.places():
                 self._give_place(number, name, now)
@@ -299,11 +302,14 @@ class Grace:
         grace = self._settings.grace_ms if place.keeps_place else 0
         self._core.ring.keep(slot, now + grace, self._ports.clock.now() + grace)
 
-    def _give_up(self, slot: int, place: AttachedConsumer, now: int) -> None:
-        self._ports.log("place_given_up", consumer=place.name)
-        self._core.ring.give_up(slot, self._ports.clock.now())
-        if place.keeps_place:
-            self._damping.given_up(place.name, now)
+    def _give_up(self, slots: Sequence[int], now: int) -> None:
+        places = [self._core.ring.place(slot) for slot in slots]
+        for place in places:
+            self._ports.log("place_given_up", consumer=place.name)
+        self._core.ring.give_up(slots, self._ports.clock.now())
+        for place in places:
+            if place.keeps_place:
+                self._damping.given_up(place.name, now)
         self._changed()
 
     def _give_place(self, number: int, name: str, now: int) -> None:

@@ -9,12 +9,17 @@ keys. Until those messages are read again the new owner does not know their hash
 earlier message of the same key would go to another consumer. So it first asks the topic for their hashes, and sends
 nothing until the topic has answered. It cannot wait until the messages are read again, because reading stops when
 permits or look-ahead are used up.
+
+**Many at once.** A consumer that leaves moves hashes, which takes a millisecond with thousands of consumers. Where
+thousands leave together, each in a change of its own, nothing else would be done for seconds. So those that leave
+together are one change, AT_ONCE of them in a turn of the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from actors.backoff import Backoff
 from actors.dispatcher.context import SubscriptionContext
@@ -29,8 +34,18 @@ from storage.errors import SluiceError
 LIVENESS_MS = 5_000
 """Pulsar's connectionLivenessCheckTimeoutMillis."""
 RETRY_FIRST, RETRY_MOST = 50, 2_000
+AT_ONCE = 256
+"""So many consumers leave in one change. A subscription with no more does not gather them."""
 LOOKS = 4
 """So often in the time of a lease is looked whether what waits moves, and which keys are held."""
+
+
+class Ending(NamedTuple):
+    """A session that is over, why, and whether its place may be kept."""
+
+    session: Session
+    reason: str
+    keep_place: bool = True
 
 
 class Leases:
@@ -47,6 +62,8 @@ class Leases:
         """A lease is waited for that was not before."""
         self._short = max(self._membership.trust_ms // 2, 1)
         self._looked = 0
+        self._ending: dict[int, tuple[Ending, Signal]] = {}
+        """Those that end in one of the next turns, by number, each with what is set then."""
         self._was_idle = False
         """There was nothing that could be sent when that was looked at last."""
         self.unidentified: dict[int, str] = {}
@@ -60,10 +77,7 @@ class Leases:
             await self._waited_for.wait(self._ports, rest, partial(self._rest_longer, look))
             self._waited_for.clear()
             now = self._ports.clock.monotonic()
-            for member in self._membership.overdue(LeaseState.ATTACHED, now):
-                session = self._sessions.find(member.session)
-                if session is not None:
-                    self.end(session, "lease expired")
+            await self.end_expired(now)
             self.forget_retired(self._membership.overdue(LeaseState.RETIRED, now))
             self._store.look_if_idle()
             if self._membership.all(LeaseState.AWAITED):
@@ -71,6 +85,16 @@ class Leases:
                 rest = self._short
             else:
                 rest = self._rest(idle=self._look(look))
+
+    async def end_expired(self, now: int) -> None:
+        """End the sessions whose leases are over. One that is renewed before its turn goes on."""
+        while True:
+            overdue = [member.session for member in self._membership.overdue(LeaseState.ATTACHED, now)]
+            sessions = [self._sessions.find(number) for number in overdue[:AT_ONCE]]
+            self._end_all([Ending(session, "lease expired") for session in sessions if session is not None])
+            if len(overdue) <= AT_ONCE:
+                return
+            await self._ports.clock.sleep(0)
 
     def _rest_longer(self, look: Callable[[], None]) -> int:
         """How long (ms) there still is nothing to end; 0: there is. What else there is to do takes no task: thousands
@@ -134,29 +158,61 @@ class Leases:
 
         dismissed: it does not know, and stays a member. keep_place False: it is gone for good.
         """
-        self._ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
-        self._sessions.close(session)
-        keep = keep_place and not self._is_late_copy(session)
-        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep)
+        self._end_all([Ending(session, reason, keep_place)], dismissed=dismissed)
+
+    async def end_in_turn(self, session: Session, reason: str, *, keep_place: bool = True) -> None:
+        """The same, together with all others that end now; returns when that is done."""
+        if len(self._sessions) <= AT_ONCE:
+            self.end(session, reason, keep_place=keep_place)
+            return
+        if not self._ending:
+            self._ports.spawn(self._end_in_turns(), "ends")
+        _, over = self._ending.setdefault(session.number, (Ending(session, reason, keep_place), Signal()))
+        await over.wait(self._ports)
+
+    async def _end_in_turns(self) -> None:
+        while self._ending:
+            await self._ports.clock.sleep(0)  # who else ends comes along
+            turn = [self._ending[number] for number in [*self._ending][:AT_ONCE]]
+            self._end_all([ending for ending, _ in turn if self._sessions.is_open(ending.session)])
+            for ending, over in turn:
+                del self._ending[ending.session.number]
+                over.set()
+
+    def _end_all(self, endings: Sequence[Ending], *, dismissed: bool = False) -> None:
+        if not endings:
+            return
+        late = self._late_copies([ending.session for ending in endings])
+        for session, reason, _ in endings:
+            self._ports.log("session_ended", consumer=session.name, session=session.number, reason=reason)
+            self._sessions.close(session)
+        leaving = {session.number: keep and session.number not in late for session, _, keep in endings}
+        self._core.leave_all(leaving, now=self._ports.clock.now())
         if not dismissed:
-            self._membership.leave(session.incarnation)
+            for session, *_ in endings:
+                self._membership.leave(session.incarnation)
         self._changed()
 
-    def _is_late_copy(self, session: Session) -> bool:
-        """It never polled, and another session has its name and a place: its consumer had ended before this one came.
-        Who has handed the place over to this one has none.
+    def _late_copies(self, sessions: Iterable[Session]) -> set[int]:
+        """Numbers of those that never polled while another session has their name and a place: their consumers had
+        ended before these came. Who has handed the place over to such a one has none.
         """
-        ring, all_ = self._core.ring, self._sessions.all()
-        namesakes = [other for other in all_ if other.name == session.name and other is not session]
-        return session.turn == 0 and any(ring.of(other.number) is not None for other in namesakes)
+        unheard = [session for session in sessions if session.turn == 0]
+        if not (unheard and self._core.ring.keeps_places):
+            return set()
+        names, placed = {session.name for session in unheard}, {place.number for place in self._core.ring.places()}
+        named = [other for other in self._sessions.all() if other.name in names and other.number in placed]
+        owners: dict[str, list[int]] = {}
+        for other in named:
+            owners.setdefault(other.name, []).append(other.number)
+        return {one.number for one in unheard if owners.get(one.name, [one.number]) != [one.number]}
 
     def dismiss(self, reason: str) -> None:
         """End every session; see `Membership.dismiss`."""
         attached = self._membership.all(LeaseState.ATTACHED)
         self._membership.dismiss()
         self._waited_for.set()
-        for session in self._sessions.all():
-            self.end(session, reason, dismissed=True)
+        self._end_all([Ending(session, reason) for session in self._sessions.all()], dismissed=True)
         for member in attached:
             self._forget_when_ended(member)
 
@@ -194,13 +250,15 @@ class Leases:
 
     def forget_retired(self, members: Iterable[LeaseHolder]) -> None:
         """These hold nothing any more: their messages go to the others."""
+        leaving: dict[int, bool] = {}
         for member in members:
             self._membership.leave(member.incarnation)
             if member.session:
                 reason = "it did not answer"
                 self._ports.log("session_ended", consumer=member.name, session=member.session, reason=reason)
-                self._core.leave(member.session, now=self._ports.clock.now(), keep=True)
+                leaving[member.session] = True
             self._changed()
+        self._core.leave_all(leaving, now=self._ports.clock.now())
 
     def _changed(self) -> None:
         self._store.dirty()
@@ -215,7 +273,7 @@ class Leases:
         await watch.ended(process)
         session.watched_by(None)
         if self._sessions.is_open(session):
-            self.end(session, "its process ended")
+            await self.end_in_turn(session, "its process ended")
 
     async def _forget_with(self, watch: Watch, member: LeaseHolder) -> None:
         await watch.ended(member.process)

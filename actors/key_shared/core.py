@@ -11,6 +11,8 @@ messages are not looked at again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from actors.key_shared.assignments import DispatchCounters
@@ -261,9 +263,9 @@ class Core:
         return rows
 
     def change_owners(
-        self, *, now: int, cause: str, gone: AttachedConsumer | None = None, handed_over: bool = False
+        self, *, now: int, cause: str, gone: Sequence[AttachedConsumer] = (), handed_over: bool = False
     ) -> None:
-        """Follow a change of membership. handed_over: the hashes change hands as agreed."""
+        """Follow a change of membership. gone: who left. handed_over: the hashes change hands as agreed."""
         before, drained_before = self.tables.owner, self.tables.drains if self.tables.draining else None
         self.tables.set_owners(self.selector.owners())
         self.drains.owners_changed(self.tables, now)

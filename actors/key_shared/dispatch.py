@@ -26,7 +26,7 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -163,10 +163,14 @@ class Dispatch:
 
         keep: its place is kept, if the subscription keeps places, and waits for it with what it held.
         """
-        core = self._core
-        member = core.members.by_number.get(consumer)
-        if member is not None:
-            hash_assignments.leave(core, member, now=now, keep=keep)
+        self.leave_all({consumer: keep}, now=now)
+
+    def leave_all(self, leaving: Mapping[int, bool], *, now: int) -> None:
+        """Consumers left, in one change of owners; see `leave`. leaving: whether the place of each is kept."""
+        members = self._core.members.by_number
+        known = {members[number]: keep for number, keep in leaving.items() if number in members}
+        if known:
+            hash_assignments.leave(self._core, known, now=now)
 
     @property
     def ring(self) -> HashAssignments:

@@ -18,7 +18,7 @@ until their consumers are back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,38 +114,49 @@ def give_place(core: Core, member: AttachedConsumer, *, now: int) -> None:
 def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
     core.selector.remove(member.slot)
     core.members.stop(member)
-    core.change_owners(now=now, cause=f"{member.name} does not answer", gone=member)
+    core.change_owners(now=now, cause=f"{member.name} does not answer", gone=[member])
 
 
-def leave(core: Core, member: AttachedConsumer, *, now: int, keep: bool) -> None:
+def leave(core: Core, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> None:
+    """Consumers leave, in one change. True: the place is kept."""
     core.at(now)
-    keep = keep and core.keeps_places and member.keeps_place and has_place(core, member.slot)
+    placed = {slot for slot, _ in core.selector.layout()} if core.keeps_places else frozenset[int]()
+    kept = {member.slot for member, keep in leaving.items() if keep and member.keeps_place} & placed
+    slots = [member.slot for member in leaving]
+    gone = [slot for slot in slots if slot not in kept]
     held = core.window.rows_in(PENDING)
-    if not keep:
-        core.selector.remove(member.slot)
-    core.reinsert(held[core.window.consumer[held] == member.slot], REPLAY, now)
-    if keep:
-        core.members.set_aside(member)
-        core.kept.by_slot[member.slot] = KeptPlace()
-    else:
-        core.members.remove(member)
-    core.change_owners(now=now, cause=f"{member.name} left", gone=member)
-    if not keep:
-        core.policy.left(member.slot, len(core.members) + len(core.kept))
+    core.selector.remove(*gone)
+    core.reinsert(held[np.isin(core.window.consumer[held], slots)], REPLAY, now)
+    for member in leaving:
+        if member.slot in kept:
+            core.members.set_aside(member)
+            core.kept.by_slot[member.slot] = KeptPlace()
+        else:
+            core.members.remove(member)
+    core.change_owners(now=now, cause=_cause([*leaving], "left"), gone=[*leaving])
+    for slot in gone:
+        core.policy.left(slot, len(core.members) + len(core.kept))
     core.settle_limits()
     if not core.members:
         core.window.forget_sent()
     core.window.trim()
 
 
-def give_up(core: Core, slot: int, *, now: int) -> None:
-    """Stop keeping a place: its hashes move as if its consumer had left."""
-    member = core.members.at(slot)
-    del core.kept.by_slot[slot]
-    core.selector.remove(slot)
-    core.members.free(slot)
-    core.change_owners(now=now, cause=f"{member.name} did not come back", gone=member)
-    core.policy.left(slot, len(core.members) + len(core.kept))
+def give_up(core: Core, slots: Sequence[int], *, now: int) -> None:
+    """Stop keeping places: their hashes move as if their consumers had left, in one change."""
+    gone = [core.members.at(slot) for slot in slots]
+    core.selector.remove(*slots)
+    for slot in slots:
+        del core.kept.by_slot[slot]
+        core.members.free(slot)
+    core.change_owners(now=now, cause=_cause(gone, "did not come back"), gone=gone)
+    for slot in slots:
+        core.policy.left(slot, len(core.members) + len(core.kept))
+
+
+def _cause(gone: Sequence[AttachedConsumer], what: str) -> str:
+    others = f" and {len(gone) - 1} others" if len(gone) > 1 else ""
+    return f"{gone[0].name}{others} {what}"
 
 
 def has_place(core: Core, slot: int) -> bool:
@@ -255,9 +266,9 @@ class HashAssignments:
         """Tell an unassigned consumer that another one has its place."""
         self._core.members.by_number[consumer].note("handed_over", (), self._core.history.number)
 
-    def give_up(self, slot: int, now: int) -> None:
-        """A kept place is kept no longer."""
-        give_up(self._core, slot, now=now)
+    def give_up(self, slots: Sequence[int], now: int) -> None:
+        """Keep one or more places no longer."""
+        give_up(self._core, slots, now=now)
 
     def layout(self) -> list[list[Any]]:
         """For the record."""

@@ -7,7 +7,7 @@ owned a hash last: those consumers may still hold messages of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,17 @@ class History:
         *,
         now: int,
         cause: str,
-        gone: AttachedConsumer | None,
+        gone: Sequence[AttachedConsumer] = (),
         handed_over: bool = False,
     ) -> None:
-        """Record a change and prepare news for its consumers; `gone` has just left. handed_over: it was agreed."""
+        """Record a change and prepare news for its consumers; `gone` have just left. handed_over: it was agreed."""
         moved = difference(before, after)
         if not moved:
             return
         self.number += 1
         slots = {slot for _, _, old, new in moved for slot in (old, new)}
-        names = {slot: _name(members, slot, gone) for slot in sorted(slots)}
+        left = {member.slot: member for member in gone}
+        names = {slot: _name(members, slot, left) for slot in sorted(slots)}
         consumers = members.slots - members.by_slot.count(None)
         named = tuple((low, high, names[old], names[new]) for low, high, old, new in moved)
         self.changes.append(Change(self.number, now, cause, named, consumers))
@@ -120,11 +121,10 @@ class History:
         return found
 
 
-def _name(members: Members, slot: int, gone: AttachedConsumer | None) -> str:
+def _name(members: Members, slot: int, left: Mapping[int, AttachedConsumer]) -> str:
     """What the consumer in a slot is called in the history; empty for nobody."""
     member = members.by_slot[slot] if slot < members.slots else None
-    if member is None and gone is not None and gone.slot == slot:
-        member = gone
+    member = left.get(slot) if member is None else member
     return NOBODY if member is None else f"{member.name}#{member.number}"
 
 

@@ -48,8 +48,8 @@ class Selector(Protocol):
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
         """The slots in whose place a consumer with these ranges would be; it is refused as long as they take part."""
 
-    def remove(self, slot: int) -> None:
-        """A consumer no longer takes part; fine if it never did."""
+    def remove(self, *slots: int) -> None:
+        """Consumers no longer take part; fine if one never did."""
 
     def owners(self) -> Reduced:
         """A new table of owners, uint16, shape (65536,)."""
@@ -170,16 +170,19 @@ class ConsistentHashing:
         """There is room for all."""
         return []
 
-    def remove(self, slot: int) -> None:
-        """Take its points off; the first in line takes over each of them (KS-11)."""
-        if slot not in self._members:
-            return
+    def remove(self, *slots: int) -> None:
+        """Take their points off; the first in line takes over each of them (KS-11)."""
+        given_up = [row for slot in slots if slot in self._members for row in self._let_go(slot)]
+        self._points, self._slots = np.delete(self._points, given_up), np.delete(self._slots, given_up)
+
+    def _let_go(self, slot: int) -> list[int]:
+        """Forget a member; returns the rows of its points that nobody takes over."""
         name, points = self._members.pop(slot)
         self.names.decrease(name, slot, self.points)
+        given_up: list[int] = []
         if points is None:
-            return
+            return given_up
         at = np.searchsorted(self._points, points)
-        given_up = []
         for row, point, holder in zip(at.tolist(), points.tolist(), self._slots[at].tolist(), strict=True):
             line = self._line.get(point)
             if line is None:
@@ -191,7 +194,7 @@ class ConsistentHashing:
                 self._slots[row] = line.pop(0)
             if not line:
                 del self._line[point]
-        self._points, self._slots = np.delete(self._points, given_up), np.delete(self._slots, given_up)
+        return given_up
 
     def owners(self) -> Reduced:
         """Each hash belongs to the smallest point at or after it, round the end to the smallest of all (KS-10)."""
@@ -256,14 +259,17 @@ class AutoSplit:
         """Nobody's in particular: each has a part."""
         return []
 
-    def remove(self, slot: int) -> None:
+    def remove(self, *slots: int) -> None:
         """The next higher part grows; below the top bound the next lower consumer moves up."""
-        upper = next((bound for bound, owner in self._parts.items() if owner == slot), None)
-        if upper is None:
-            return
-        del self._parts[upper]
-        if upper == self.size and self._parts:
-            self._parts[upper] = self._parts.popitem(-1)[1]
+        uppers = {owner: bound for bound, owner in self._parts.items()}
+        for slot in slots:
+            upper = uppers.pop(slot, None)
+            if upper is None:
+                continue
+            del self._parts[upper]
+            if upper == self.size and self._parts:
+                moved = self._parts.popitem(-1)[1]
+                self._parts[upper], uppers[moved] = moved, upper
 
     def parts(self) -> list[tuple[int, int, int]]:
         """(first hash, last hash, slot) of each part, ascending; the last bound is the range size itself."""
@@ -323,9 +329,9 @@ class Sticky:
         slots = [self._owner[max(start, 0) : end + 1] for start, end in ranges]
         return [slot for slot in np.unique(np.concatenate(slots)).tolist() if slot != NO_SLOT] if slots else []
 
-    def remove(self, slot: int) -> None:
-        """Its ranges belong to nobody now."""
-        self._owner[self._owner == slot] = NO_SLOT
+    def remove(self, *slots: int) -> None:
+        """Their ranges belong to nobody now."""
+        self._owner[np.isin(self._owner, slots)] = NO_SLOT
 
     def owners(self) -> Reduced:
         """The ranges as they were given."""
@@ -385,9 +391,9 @@ class SingleActive(_Undivided):
         """The one consumer of an exclusive subscription."""
         return [slot for *_, slot in self._line] if self.exclusive else []
 
-    def remove(self, slot: int) -> None:
+    def remove(self, *slots: int) -> None:
         """Leave the line."""
-        self._line = [member for member in self._line if member[2] != slot]
+        self._line = [member for member in self._line if member[2] not in slots]
 
     def owners(self) -> Reduced:
         """Everything to one of the first level."""
@@ -410,7 +416,7 @@ class Nobody(_Undivided):
         """There is room for all."""
         return []
 
-    def remove(self, slot: int) -> None:
+    def remove(self, *slots: int) -> None:
         """Nothing to divide."""
 
     def owners(self) -> Reduced:

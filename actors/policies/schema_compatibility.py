@@ -80,10 +80,19 @@ class _Checker(ReaderWriterCompatibilityChecker):  # type: ignore[misc]
         return super().calculate_compatibility(reader, writer, location)
 
 
-def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, bytes]]) -> bool:
+class Effort:
+    """The steps that are left for the comparison of one schema with all earlier ones."""
+
+    def __init__(self) -> None:
+        self.checker = _Checker(MOST_STEPS)
+
+
+def compatible(
+    strategy: str, kind: int, new: bytes, earlier: list[tuple[int, bytes]], effort: Effort | None = None
+) -> bool:
     """Whether a schema may follow those that a topic has, the newest last; kind: its number on the wire.
 
-    Raises TooComplex.
+    effort: shared by the calls where a few of them are compared at a time. Raises TooComplex.
     """
     if strategy == ALWAYS or not earlier:
         return True
@@ -94,7 +103,7 @@ def compatible(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, by
     if kind not in (JSON, AVRO):
         return True
     before = earlier if strategy.endswith("_TRANSITIVE") else earlier[-1:]
-    checker = _Checker(MOST_STEPS)
+    checker = (effort or Effort()).checker
     return all(_goes_with(checker, strategy, new, definition) for known, definition in before if known == kind)
 
 

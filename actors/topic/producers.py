@@ -34,6 +34,10 @@ REPLACED_INCARNATIONS = 8
 MAX_NAME_BYTES = 1024
 FORGET_MS = 6 * 3600 * 1000
 """A producer without a session that was silent for so long is forgotten, as Pulsar does."""
+MOST_CLOSED = 10_000
+"""So many producers without a session are remembered, as with Pulsar; those that were silent for longest go first."""
+SPARE = 1_000
+"""So many more may be there before some are forgotten: to find the oldest takes a look at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,8 @@ class Producers:
         self.results = Results()
         self._known: dict[str, KnownProducer] = {}
         self._sessions = 0
+        self._crowded = MOST_CLOSED + SPARE
+        """With so many it is time to look whether some are to be forgotten."""
 
     def open(self, name: str, incarnation: str, epoch: int, now: int) -> KnownProducer:
         """Register an incarnation; the same one keeps its session.
@@ -129,7 +135,10 @@ class Producers:
         """
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise Invalid(f"a producer's name has 1 to {MAX_NAME_BYTES} bytes")
-        producer = self._known.setdefault(name, KnownProducer())
+        if (producer := self._known.get(name)) is None:
+            if len(self._known) >= self._crowded:
+                self._forget_closed()
+            producer = self._known[name] = KnownProducer()
         producer.seen = now
         if producer.incarnation == incarnation and producer.session:
             return producer
@@ -237,11 +246,20 @@ class Producers:
         """The confirmed state for the record; producers that were silent for long are forgotten."""
         for name in [name for name, producer in self._known.items() if self._forgettable(producer, now)]:
             del self._known[name]
+        if len(self._known) > MOST_CLOSED:
+            self._forget_closed()
         return {
             name: ProducerRecord(producer.stored, tuple(producer.recent), producer.seen)
             for name, producer in sorted(self._known.items())
             if producer.stored >= 0
         }
+
+    def _forget_closed(self) -> None:
+        """Leave no more than MOST_CLOSED without a session. One that comes again says what it was answered."""
+        closed = [name for name, one in self._known.items() if not one.session and not one.pending]
+        for name in sorted(closed, key=lambda name: self._known[name].seen)[: max(len(closed) - MOST_CLOSED, 0)]:
+            del self._known[name]
+        self._crowded = max(len(self._known), MOST_CLOSED) + SPARE
 
     @staticmethod
     def _forgettable(producer: KnownProducer, now: int) -> bool:

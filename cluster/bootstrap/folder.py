@@ -24,7 +24,14 @@ LOCK_FILE = ".cluster.lock"
 
 
 def prepare_folder(data_dir: Path) -> Path:
-    """Make the data folder and try to write to it. Raises Invalid in one line, also if others can write to it."""
+    """Make the data folder and try to write to it. Raises Invalid in one line, also if others can write to it.
+
+    Its path stands in messages between processes, as text.
+    """
+    try:
+        str(data_dir.absolute()).encode()
+    except UnicodeEncodeError:
+        raise Invalid(f"the name of the data folder {data_dir} is not UTF-8; choose another with --data-dir") from None
     try:
         make_private(data_dir)
         refuse_foreign(data_dir)

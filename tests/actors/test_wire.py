@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.actor import REQUESTS
-from actors.messages import Delivery, Part, Poll, Publish
+from actors.messages import Delivery, Heartbeat, Part, Poll, Publish
 from actors.wire import INLINE, Blob, pack, pack_error, unpack, unpack_error
 from storage.errors import WIRE_ERRORS, Fenced, Invalid, SluiceError
 
@@ -73,3 +73,18 @@ def test_errors_keep_their_class_and_their_words() -> None:
         """A subclass travels as its base."""
 
     assert pack_error(Special("x"))[0] == "Fenced"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (Heartbeat(owners=[], sessions=[1 << 64]), "a number in it has more than 64 bits"),
+        (Heartbeat(owners=[], sessions=[-(1 << 63) - 1]), "a number in it has more than 64 bits"),
+        (Heartbeat(owners=["x" * 60 + chr(0xD800)], sessions=[]), "is no text that UTF-8 has"),
+    ],
+)
+def test_a_value_that_cannot_travel_is_the_callers(asked: Heartbeat, why: str) -> None:
+    """A caller sees Invalid, and no error of the encoder."""
+    with pytest.raises(Invalid, match=f"Heartbeat cannot be sent: .*{why}") as refused:
+        pack(asked)
+    assert len(str(refused.value)) < 150

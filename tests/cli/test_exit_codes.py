@@ -154,3 +154,23 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"'{sys.executable}' -c '{script}' config show | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["typer", "cli.exit_codes", "cluster.arrow"])
+def test_an_interrupt_in_an_import_leaves_with_130(module: str) -> None:
+    """No traceback, whatever is being imported: nothing was begun that would have to be ended."""
+    program = f"""
+import signal, sys
+class Interrupts:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+sys.meta_path.insert(0, Interrupts)
+sys.argv[1:] = ["up", "--help"]
+from cli import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

@@ -206,3 +206,20 @@ def test_a_java_that_was_found_is_used(cli: Cli, flood: list[dict[str, Any]], mo
     cli("flood")
     assert len(flood) == 1
     assert os.environ["JAVA_HOME"] == "/made/up"
+
+
+@pytest.mark.parametrize("number", ["inf", "nan"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("flood", "--minutes"), ("flood", "--rate"), ("flood", "--skew"), ("flood", "--nack"), ("flood", "--delayed"),
+        ("chaos", "--minutes"), ("chaos", "--rate"), ("chaos", "--delayed"),
+    ],
+)  # fmt: skip
+def test_a_number_without_an_end_is_refused(
+    cli: Cli, flood: list[dict[str, Any]], command: str, option: str, number: str
+) -> None:
+    code, _, err = cli(command, option, number)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert "internal error" not in err
+    assert flood == []

@@ -161,3 +161,39 @@ def test_consume_leaves_cleanly_on_ctrl_c(cli: Cli, client: FakeClient) -> None:
 
 def test_consume_of_an_unknown_topic(cli: Cli, client: FakeClient) -> None:
     assert cli("consume", "missing", "-s", "S")[::2] == (2, "sluice: there is no topic 'missing'\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("produce", "T", "--key-separator", ""), ("produce", "T", "-m", "a", "-n", "1" + "0" * 20),
+        ("produce", "T", "-m", "a", "--rate", "inf"), ("produce", "T", "-m", "a", "--rate", "nan"),
+        ("produce", "T", "-m", "a", "--deliver-after", ""), ("produce", "T", "-m", "a", "--deliver-at", ""),
+        ("consume", "T", "-s", "S", "-n", "1" + "0" * 20), ("consume", "T", "-s", "S", "--timeout", ""),
+    ],
+)  # fmt: skip
+def test_an_option_that_means_nothing_is_the_callers(cli: Cli, client: FakeClient, words: tuple[str, ...]) -> None:
+    """One line says so before anything is asked of the cluster."""
+    code, out, err = cli(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert "internal error" not in err
+    assert client.calls == []
+
+
+def test_lines_are_sent_again_without_a_copy_of_each(
+    cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of all of them would take more memory than there is."""
+    _standard_input(monkeypatch, b"a\nb\n")
+    wanted = 5
+
+    def send(payload: bytes, **options: object) -> str:
+        sent.append(payload)
+        if len(sent) == wanted:
+            raise Unavailable("enough")
+        return "1:1"
+
+    sent: list[bytes] = []
+    monkeypatch.setattr(client, "send", send)
+    assert cli("produce", "T", "-n", str(10**12))[0] == 2
+    assert sent == [b"a", b"b", b"a", b"b", b"a"]

@@ -29,7 +29,7 @@ from actors.pulsar.codec.protocol import (
 )
 from actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
 from actors.pulsar.codec.vectorized_decoder import read_sends
-from actors.pulsar.conversation.client_session import NO_REQUEST, ClientSession
+from actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
 from actors.pulsar.conversation.clients import check_introduction
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
@@ -257,7 +257,8 @@ class ClientConnection(ClientSession):
             self.refuse(body.request_id, ServerError.NOT_ALLOWED, f"{name} is not offered")
             return
         self.openings.read(name, body)
-        self.ask(name, partial(self._answer, name, handler, body), getattr(body, "request_id", NO_REQUEST), size)
+        work, request = partial(self._answer, name, handler, body), getattr(body, "request_id", NO_REQUEST)
+        self.ask(name, work, request, size, laborious=name in BRING_SCHEMAS and body.HasField("schema"))
 
     async def _answer(self, name: str, handler: Handler, body: Any) -> None:
         consumer = self.consumers.get(body.consumer_id) if name in _AUDITED else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from actors.let_go import CONNECTION, LET_GO
@@ -44,6 +45,10 @@ QUESTIONS = frozenset(
 )
 """Commands that nobody needs to be carried out when their connection has ended. The others go on to their end, because
 half of them would be worse than none: what they make is closed then, and a topic that they make is written down.
+"""
+BRING_SCHEMAS = frozenset(("producer", "subscribe"))
+"""Commands that may bring a schema, which is compared with many others: one that does is carried out like a LARGE one,
+except that it does not wait until the client has taken its answers.
 """
 LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
 """Commands whose answers may be large, or for which much is read: one of them at a time."""
@@ -319,16 +324,26 @@ class ClientSession:
             self.end()
         return not self.closed
 
-    def ask(self, name: str, work: Callable[[], Awaitable[None]], request: int, size: int) -> None:
+    def ask(
+        self, name: str, work: Callable[[], Awaitable[None]], request: int, size: int, *, laborious: bool = False
+    ) -> None:
         """Carry out a request of so many bytes when it is its turn. One of QUESTIONS, and one whose turn has not come,
-        ends with the connection.
+        ends with the connection. laborious: see Turn.begin.
         """
         turn = self._turns[request] = self.intake.request(size)
-        self._asking[turn] = name, self.gateway.ports.spawn(self._in_turn(turn, name, work, request), name)
+        begin = partial(turn.begin, self.gateway.ports, large=name in LARGE, laborious=laborious)
+        self._asking[turn] = name, self.gateway.ports.spawn(self._in_turn(turn, begin, name, work, request), name)
 
-    async def _in_turn(self, turn: Turn, name: str, work: Callable[[], Awaitable[None]], request: int) -> None:
+    async def _in_turn(
+        self,
+        turn: Turn,
+        begin: Callable[[], Awaitable[None]],
+        name: str,
+        work: Callable[[], Awaitable[None]],
+        request: int,
+    ) -> None:
         async def asked() -> None:
-            await turn.begin(self.gateway.ports, large=name in LARGE)
+            await begin()
             await work()
             clock = self.gateway.ports.clock
             if self.gateway.speakers.others(self, clock.monotonic()):
@@ -398,8 +413,8 @@ class ClientSession:
 
 
 def _discard(table: dict[Any, list[Any]], key: Any, one: Any) -> None:
-    others = [other for other in table.get(key, []) if other is not one]
-    if others:
-        table[key] = others
-    else:
+    here = table.get(key, [])
+    with contextlib.suppress(ValueError):
+        here.remove(one)  # the first, as a rule: those of one connection go in the order in which they came
+    if not here:
         table.pop(key, None)

@@ -137,11 +137,12 @@ class Turn:
         self._since = 0
         self.begun = self._over = False
 
-    async def begin(self, ports: Ports, *, large: bool) -> None:
+    async def begin(self, ports: Ports, *, large: bool, laborious: bool = False) -> None:
         """Wait until the connection may ask one more question. large: its answer may be, so there is one at a time,
-        and none before the client has taken the earlier ones.
+        and none before the client has taken the earlier ones. laborious: much is read for it, so one at a time as well.
         """
-        for semaphore in (self._intake.large, self._intake.at_once) if large else (self._intake.at_once,):
+        alone = (self._intake.large, self._intake.at_once)
+        for semaphore in alone if large or laborious else alone[1:]:
             await semaphore.acquire()
             self._taken.append(semaphore)
         if large:

@@ -22,7 +22,16 @@ import msgpack
 
 from actors.policies.namespaces import Namespaces
 from actors.policies.policy_records import definition_key, schema_key, value_of
-from actors.policies.schema_compatibility import ALWAYS, NEVER, TooComplex, check_definition, compatible
+from actors.policies.schema_compatibility import (
+    ALWAYS,
+    AVRO,
+    JSON,
+    NEVER,
+    Effort,
+    TooComplex,
+    check_definition,
+    compatible,
+)
 from actors.ports import Ports
 from actors.pulsar.codec.protocol import Schema, ServerError, parse
 from actors.pulsar.codec.schema_versions import VERSION
@@ -33,6 +42,10 @@ MAX_SCHEMA_BYTES = 256 * 1024
 """How large a schema may be."""
 MAX_VERSIONS = 1_000
 """How many schemas a topic may have had, those before a deletion among them."""
+MAX_TOPIC_BYTES = 16 * 1024 * 1024
+"""How large all schemas of a topic may be, those before a deletion among them."""
+MOST_COMPARED = 2
+"""So many schemas of a gateway are compared at once, each with one other: as objects of Avro they need far more."""
 MOST_AT_ONCE = 4
 """So many records are read or written at once: one may be large, and there may be many who ask."""
 DELETED = b""
@@ -47,13 +60,19 @@ _TRIES = 20
 class ListedSchema:
     """A version in a topic's list. encoded: the schema itself, in lists of earlier releases.
 
-    meaning: digest of what makes schemas the same. digest: of the whole schema; empty if this says that there is none.
+    meaning: digest of what makes schemas the same. digest: of the whole schema, with its size; empty if this says that
+    there is none.
     """
 
     kind: int
     meaning: bytes
     digest: str
     encoded: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the schema; 0 if an earlier release listed it, which did not write that down."""
+        return len(self.encoded) if self.encoded is not None else int(self.digest.partition("-")[2] or 0)
 
 
 class Schemas:
@@ -62,6 +81,7 @@ class Schemas:
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._at_once = asyncio.Semaphore(MOST_AT_ONCE)
+        self._compared = asyncio.Semaphore(MOST_COMPARED)
         self._namespaces = Namespaces(ports.meta)
 
     async def put(self, topic: str, schema: Any) -> bytes:
@@ -122,6 +142,10 @@ class Schemas:
             await self._check(topic, strategy, parse(Schema, encoded), versions)
             if len(versions) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic} has {len(versions)} schemas already")
+            if (size := sum(version.size for version in versions)) + new.size > MAX_TOPIC_BYTES:
+                raise Invalid(
+                    f"all schemas of a topic have at most {MAX_TOPIC_BYTES} bytes, and those of {topic} {size}"
+                )
             versions.append(new)
             for version in versions:
                 await self._keep(topic, version)
@@ -149,17 +173,19 @@ class Schemas:
             raise Corrupt(f"a schema of {topic} is listed and not there: {version.digest}")
         return value
 
-    async def _earlier(self, topic: str, versions: list[ListedSchema], strategy: str) -> list[tuple[int, bytes]]:
-        """Kinds and definitions that a strategy looks at: the newest, or all. Raises Corrupt, Unavailable."""
-        checked = _checked(versions)
-        wanted = checked if strategy.endswith(ALL) else checked[-1:]
-        return [_meaning(await self._encoded_of(topic, version)) for version in wanted]
-
     async def _check(self, topic: str, strategy: str, schema: Any, versions: list[ListedSchema]) -> None:
-        """Compare a schema with those before it, beside other work: that may take a while. Raises CommandRefused if it
-        does not go with them, Corrupt, Unavailable.
+        """Compare a schema with the newest or all of those before it, one at a time and beside other work: that may
+        take a while. Raises CommandRefused if it does not go with them, Corrupt, Unavailable.
         """
-        await self._ports.work(partial(_check, topic, strategy, schema, await self._earlier(topic, versions, strategy)))
+        checked, effort = _checked(versions), Effort()
+        if strategy == ALWAYS or schema.type in UNCHECKED:
+            return
+        every = strategy.endswith(ALL) and schema.type in (JSON, AVRO)
+        earlier = [one for one in checked[:-1] if one.kind == schema.type] if every else []
+        for version in [*checked[-1:], *reversed(earlier)]:
+            async with self._compared:
+                one = _meaning(await self._encoded_of(topic, version))
+                await self._ports.work(partial(_check, topic, strategy, schema, one, effort))
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
         """The version of a registered schema. Raises NotFound, Invalid, Unavailable."""
@@ -206,7 +232,7 @@ def _listed(encoded: bytes) -> ListedSchema:
         return ListedSchema(0, b"", "", DELETED)
     kind, data = _meaning(encoded)
     meaning = hashlib.sha256(b"%d:" % kind + data).digest()
-    return ListedSchema(kind, meaning, hashlib.sha256(encoded).hexdigest(), encoded)
+    return ListedSchema(kind, meaning, f"{hashlib.sha256(encoded).hexdigest()}-{len(encoded)}", encoded)
 
 
 def _number_of(wanted: ListedSchema, versions: list[ListedSchema]) -> int | None:
@@ -237,12 +263,10 @@ def _check_definition(schema: Any) -> None:
         raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, f"the schema is invalid: {error}") from error
 
 
-def _check(topic: str, strategy: str, schema: Any, earlier: list[tuple[int, bytes]]) -> None:
-    """Raises CommandRefused if a schema does not go with the earlier ones."""
-    if schema.type in UNCHECKED:
-        return
+def _check(topic: str, strategy: str, schema: Any, earlier: tuple[int, bytes], effort: Effort) -> None:
+    """Raises CommandRefused if a schema does not go with an earlier one."""
     try:
-        goes = compatible(strategy, schema.type, schema.data, earlier)
+        goes = compatible(strategy, schema.type, schema.data, [earlier], effort)
     except TooComplex as error:
         raise CommandRefused(ServerError.INCOMPATIBLE_SCHEMA, f"the schema is refused: {error}") from error
     if not goes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.dispatcher import leases
 from actors.dispatcher.leases import Leases
 from actors.dispatcher.membership import LeaseState, Membership
 from actors.dispatcher.sessions import Session, Sessions
@@ -41,7 +42,10 @@ class Owner:
         self.tasks: list[asyncio.Task[None]] = []
         self.ended: list[tuple[str, str]] = []
         self.woken = self.dirtied = 0
-        clock = SimpleNamespace(monotonic=lambda: 1_000, now=lambda: 1_000)
+        self.now = 1_000
+        self.turns: list[int] = []
+        """How many sessions were open each time that others had a turn."""
+        clock = SimpleNamespace(monotonic=lambda: self.now, now=lambda: 1_000, sleep=self._sleep)
         ports: Any = SimpleNamespace(watch=watch, spawn=self._spawn, clock=clock, log=self._log)
         self.membership = Membership(rows or (), lease_ms=10_000)
         self.sessions, self.core = Sessions(), Dispatch(SubscriptionSettings())
@@ -61,6 +65,10 @@ class Owner:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         self.tasks.append(asyncio.ensure_future(work))
         return self.tasks[-1]
+
+    async def _sleep(self, milliseconds: int) -> None:
+        self.turns.append(len(self.sessions))
+        await asyncio.sleep(milliseconds / 1000)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -137,3 +145,68 @@ async def test_a_consumer_back_before_the_end_keeps_its_session(watch: Watch) ->
     await watch.end("p1")
     assert len(owner.membership) == 1
     assert (owner.woken, owner.dirtied) == (0, 0)
+
+
+AT_ONCE, MANY = 20, 48
+"""So many leave in one change here, and so many end together, which are three turns."""
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is short, so that a crowd is soon made."""
+    monkeypatch.setattr(leases, "AT_ONCE", AT_ONCE)
+
+
+def _crowd(watch: Watch | None) -> tuple[Owner, list[Session], int]:
+    """An owner with MANY consumers of one process and one of another; their sessions, and how often owners changed."""
+    owner = Owner(watch)
+    owner.open("stays", "p2")
+    sessions = [owner.open(f"c{number}", "p1") for number in range(MANY)]
+    return owner, sessions, owner.core.history.number
+
+
+@pytest.mark.usefixtures("few_at_once")
+async def test_many_that_detach_leave_in_few_changes_and_in_turns() -> None:
+    """Each in a change of its own keeps everything else waiting for seconds."""
+    owner, sessions, before = _crowd(None)
+    await asyncio.gather(*(owner.leases.end_in_turn(session, "detached") for session in sessions))
+    assert [session.name for session in owner.sessions.all()] == ["stays"]
+    assert [name for name, _ in owner.ended] == [session.name for session in sessions]
+    assert owner.turns == [MANY + 1, MANY + 1 - AT_ONCE, MANY + 1 - 2 * AT_ONCE], "others have a turn in between"
+    assert owner.core.history.number == before + 3
+    assert owner.core.history.changes[-1].cause == "c40 and 7 others left"
+    assert len(owner.core.consumers()) == len(owner.membership) == 1
+
+
+@pytest.mark.usefixtures("few_at_once")
+async def test_a_process_with_many_ends_in_few_changes(watch: Watch) -> None:
+    owner, _, before = _crowd(watch)
+    await watch.end("p1")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [session.name for session in owner.sessions.all()] == ["stays"]
+    assert owner.core.history.number == before + 3
+
+
+@pytest.mark.usefixtures("few_at_once")
+async def test_leases_that_end_together_are_few_changes() -> None:
+    """A consumer that is heard of between two turns stays."""
+    owner, sessions, before = _crowd(None)
+    owner.now += 20_000
+    owner.leases.renew(owner.sessions.all()[0])
+    expired = asyncio.ensure_future(owner.leases.end_expired(owner.now))
+    await asyncio.sleep(0)
+    assert len(owner.sessions) == MANY + 1 - AT_ONCE
+    owner.leases.renew(sessions[-1])
+    await expired
+    assert [session.name for session in owner.sessions.all()] == ["stays", sessions[-1].name]
+    assert owner.core.history.number == before + 3
+
+
+@pytest.mark.usefixtures("few_at_once")
+async def test_a_session_that_detaches_twice_ends_once() -> None:
+    """Both copies of the request are answered when it has ended."""
+    owner, sessions, _ = _crowd(None)
+    both = [owner.leases.end_in_turn(sessions[0], "detached") for _ in range(2)]
+    await asyncio.gather(*both)
+    assert owner.ended == [("c0", "detached")]

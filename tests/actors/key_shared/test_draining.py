@@ -425,3 +425,18 @@ def test_a_report_frees_a_consumer_before_or_after_permits() -> None:
         if not permits_first:
             flow.grant("a", 100)
         assert len(flow.route()["a"]) == 4
+
+
+@pytest.mark.parametrize("selector", ["consistent_hashing", "auto_split"])
+def test_many_leave_at_once_then_all_they_held_waits_in_order(selector: str) -> None:
+    """One change of owners moves everything, and each message goes once to who is left."""
+    flow = Driver(selector=selector)
+    for number in range(20):
+        flow.join(f"c{number}")
+    published = flow.publish(*(f"k{number % 50}" for number in range(200)))
+    assert sorted(one for got in flow.route().values() for one in got) == sorted(published)
+    before = flow.dispatch.history.number
+    stays = flow.pending("c0")
+    flow.dispatch.leave_all({flow.numbers.pop(f"c{number}"): False for number in range(1, 20)}, now=flow.now)
+    assert flow.dispatch.history.number == before + 1
+    assert flow.route() == {"c0": [one for one in published if one not in stays]}

@@ -387,7 +387,7 @@ def test_sn_4_each_consumer_is_told_what_it_lost_and_gained() -> None:
         members, history = Members(0, 0), History()
         for slot in (0, 1):
             members.add(slot, f"c{slot + 1}", 0, 0)
-        history.record(members, before, after, now=0, cause="a test", gone=None)
+        history.record(members, before, after, now=0, cause="a test")
         events = {member.name: take_events(member, history.number) for member in members}
         return {name: [(event.kind, event.ranges) for event in heard] for name, heard in events.items() if heard}
 
@@ -449,3 +449,20 @@ def test_many_references_are_given_and_taken_at_once() -> None:
     assert names.decrease("a", 1, 99) == names.index("a", 1) == 0
     assert [names.decrease("a", 1), names.index("a", 1)] == [0, -1]
     assert names.increase("a", 3, 100) == 0
+
+
+@pytest.mark.parametrize("name", sorted(SELECTORS))
+@given(st.integers(1, 40), st.data())
+def test_many_that_leave_at_once_leave_what_one_by_one_leave(name: str, count: int, data: st.DataObject) -> None:
+    """Owners and shares are the same, in whatever order they leave."""
+    together, one_by_one = (make_selector(SubscriptionSettings(selector=name)) for _ in range(2))
+    for slot in range(count):
+        ranges = [(slot * 100, slot * 100 + 99)] if name == "sticky" else []
+        for selector in (together, one_by_one):
+            selector.add(slot, f"c{slot % 7}", ranges=ranges)
+    leaving = data.draw(st.lists(st.integers(0, count), unique=True))
+    together.remove(*leaving)
+    for slot in leaving:
+        one_by_one.remove(slot)
+    assert (together.owners() == one_by_one.owners()).all()
+    assert together.layout() == one_by_one.layout()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.messages import Seek
-from actors.pulsar.codec.protocol import ServerError
+from actors.pulsar.codec.protocol import Schema, ServerError
 from actors.pulsar.conversation.commands import CommandHandlers
 from actors.pulsar.conversation.topic_names import find_partition
 from actors.pulsar.conversation.wire_consumer import WireConsumer
@@ -211,3 +211,29 @@ def _slow_places(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
         return await find_partition(*args, **more)
 
     monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)
+
+
+@pytest.mark.parametrize(("name", "brings", "most"), [("producer", True, 1), ("producer", False, 20)])
+def test_producers_bring_schemas_then_one_opens_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, name: str, brings: bool, most: int
+) -> None:
+    """For each of them all earlier schemas of the topic may be read and compared."""
+    seen = [0, 0]
+
+    async def counted(answers: CommandHandlers, asked: Any) -> None:
+        seen[0] += 1
+        seen[1] = max(seen)
+        await answers._gateway.ports.clock.sleep(10)
+        seen[0] -= 1
+        answers._session.say("success", request_id=asked.request_id)
+
+    monkeypatch.setattr(CommandHandlers, name, counted)
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c", GATEWAYS[0])
+        schema = {"schema": Schema(name="s", type=1, data=b"x")} if brings else {}
+        asked = [wire.ask(name, topic="pulsar", producer_id=number, **schema) for number in range(30)]
+        await asyncio.gather(*asked)
+        assert seen == [0, most]
+
+    with_gateways(scenario)

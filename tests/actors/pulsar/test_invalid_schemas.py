@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -159,3 +160,80 @@ async def test_schemas_are_compared_beside_other_work(asked: str) -> None:
     others = Schemas(cast(Ports, SimpleNamespace(meta=meta, work=work)))
     await getattr(others, asked)("t", schema(AVRO, record_of(1) + b" "))
     assert len(beside) == 1
+
+
+async def test_earlier_schemas_are_compared_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Avro's objects they take far more memory than as they are kept, however many clients bring one."""
+    looked: list[int] = []
+    at_once: list[int] = []
+    really = schema_compatibility.compatible
+
+    def compared(strategy: str, kind: int, new: bytes, earlier: list[tuple[int, bytes]], effort: Any) -> bool:
+        looked.append(len(earlier))
+        return really(strategy, kind, new, earlier, effort)
+
+    async def work(call: Callable[[], None]) -> None:
+        at_once.append(topics._compared._value)
+        await asyncio.sleep(0)
+        call()
+
+    topics, _ = made()
+    topics._ports = cast(Ports, SimpleNamespace(meta=topics._ports.meta, work=work))
+
+    async def strategy(topic: str) -> str:
+        return "FULL_TRANSITIVE"
+
+    monkeypatch.setattr(topics, "strategy", strategy)
+    monkeypatch.setattr(schemas, "compatible", compared)
+    for number in range(5):
+        await topics.put("t", schema(AVRO, optional_of(number)))
+    assert looked == [1] * (1 + 2 + 3 + 4)
+    new = [topics.check_reader("t", schema(AVRO, optional_of(number))) for number in range(5, 10)]
+    await asyncio.gather(*new)
+    assert looked == [1] * (10 + 5 * 5)
+    assert min(at_once) == 0, "as many at once as may be, and no more"
+
+
+async def test_every_earlier_schema_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is the only one that the last does not go with."""
+    topics, _ = made()
+    for strategy, refused in (("BACKWARD", False), ("BACKWARD_TRANSITIVE", True)):
+
+        async def chosen(topic: str, strategy: str = strategy) -> str:
+            return strategy
+
+        monkeypatch.setattr(topics, "strategy", chosen)
+        topic = strategy.lower()
+        await topics.put(topic, schema(AVRO, field_of("int")))
+        await topics.put(topic, schema(AVRO, record_of(0)))
+        last = topics.put(topic, schema(AVRO, field_of("string")))
+        if refused:
+            with pytest.raises(CommandRefused, match="does not go with"):
+                await last
+        else:
+            await last
+
+
+async def test_the_schemas_of_a_topic_have_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "MAX_TOPIC_BYTES", 3_000)
+    topics, meta = made()
+    for number in range(2):
+        await topics.put("t", schema(1, b"%d" % number * 1_200))
+    with pytest.raises(Invalid, match="at most 3000 bytes, and those of t 24"):
+        await topics.put("t", schema(1, b"x" * 1_200))
+    assert len(await meta.keys("schema-definition/t/")) == 2
+    assert await topics.put("t", schema(1, b"0" * 1_200)) == bytes(8), "what is there already is no more"
+    await topics.put("u", schema(1, b"x" * 1_200))
+
+
+def optional_of(number: int) -> bytes:
+    """A record with a field of this name that may be left out."""
+    fields = [{"name": f"f{number}", "type": "int", "default": 0}]
+    return json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
+
+
+def field_of(kind: str) -> bytes:
+    """A record with an optional field of a type."""
+    default = 0 if kind == "int" else ""
+    fields = [{"name": "f", "type": kind, "default": default}]
+    return json.dumps({"type": "record", "name": "R", "fields": fields}).encode()

@@ -8,7 +8,9 @@ from actors.messages import Published
 from actors.shared_future import SharedFuture
 from actors.topic.producers import (
     FORGET_MS,
+    MOST_CLOSED,
     REMEMBERED_RUNS,
+    SPARE,
     Join,
     KnownProducer,
     NotYet,
@@ -146,3 +148,29 @@ async def test_names_that_do_not_fit_a_header_are_refused() -> None:
     for name in ("", "x" * 1025):
         with pytest.raises(Invalid):
             Producers().open(name, "one", 1, 0)
+
+
+async def test_a_flood_of_names_leaves_the_newest() -> None:
+    """Names that are opened, used once and closed are bounded in memory and in the record. Who is open stays."""
+    producers = Producers()
+    push(producers, opened(producers, "open"), 0, 1)
+    producers.confirm("open", 0, 1, ledger=1, first_entry=0)
+    for number in range(2 * MOST_CLOSED):
+        producers.open(f"p{number}", "one", epoch=1, now=number)
+        producers.confirm(f"p{number}", 0, 1, ledger=1, first_entry=number)
+        producers.end(f"p{number}", "one")
+        assert len(producers) <= MOST_CLOSED + SPARE + 1
+    left = producers.snapshot(now=2 * MOST_CLOSED)
+    assert sorted(left) == sorted(["open", *(f"p{number}" for number in range(MOST_CLOSED, 2 * MOST_CLOSED))])
+
+
+async def test_a_name_that_was_forgotten_goes_on_where_it_was() -> None:
+    """The producer says up to where it was answered, so nothing is stored twice."""
+    producers = Producers()
+    for number in range(2 * MOST_CLOSED):
+        producers.open(f"p{number}", "one", epoch=1, now=number)
+        producers.confirm(f"p{number}", 0, 5, ledger=1, first_entry=number)
+        producers.end(f"p{number}", "one")
+    again = producers.open("p0", "two", epoch=1, now=2 * MOST_CLOSED)
+    producers.believe(again, 4, given_up=False)
+    assert producers.judge(again, 5, 1) == StoreNow()

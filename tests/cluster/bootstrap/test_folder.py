@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bootstrap.folder import replace_file
+from cluster.bootstrap.folder import prepare_folder, replace_file
+from storage.errors import Invalid
 
 
 def test_a_replaced_file_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +28,11 @@ def test_a_replaced_file_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert seen == [("file", 5, b"old"), ("folder", 0, b"fresh")]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """Nothing is begun in it: processes could not tell each other where it is."""
+    folder = tmp_path / "data\udcff"
+    with pytest.raises(Invalid, match="is not UTF-8; choose another with --data-dir"):
+        prepare_folder(folder)
+    assert not folder.exists()

@@ -236,7 +236,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what a leaver held is sent to nobody",
         module="actors.key_shared.hash_assignments",
-        old="    core.reinsert(held[core.window.consumer[held] == member.slot], REPLAY, now)\n",
+        old="    core.reinsert(held[np.isin(core.window.consumer[held], slots)], REPLAY, now)\n",
         new="",
         world=BROKER,
         seed=6,
@@ -268,7 +268,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="hashes keep their owner when it leaves",
         module="actors.key_shared.hash_assignments",
-        old='    core.change_owners(now=now, cause=f"{member.name} left", gone=member)\n',
+        old='    core.change_owners(now=now, cause=_cause([*leaving], "left"), gone=[*leaving])\n',
         new="",
         world=BROKER,
         seed=6,
@@ -301,10 +301,18 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a session that ended stays in the core",
         module="actors.dispatcher.leases",
-        old="        self._core.leave(session.number, now=self._ports.clock.now(), keep=keep)\n",
-        new="",
+        old="        self._core.leave_all(leaving, now=self._ports.clock.now())\n        if not dismissed:\n",
+        new="        if not dismissed:\n",
         world=BROKER,
         seed=6,
+    ),
+    Mutant(
+        name="of thousands that leave together each leaves by itself",
+        module="actors.dispatcher.leases",
+        old="        if len(self._sessions) <= AT_ONCE:\n",
+        new="        if len(self._sessions) > 0:\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/test_leases.py::test_many_that_detach_leave_in_few_changes_and_in_turns",
     ),
     Mutant(
         name="a dead letter is done before it is stored",
@@ -358,8 +366,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="who was dismissed is in no record",
         module="actors.dispatcher.leases",
-        old="        if not dismissed:\n            self._membership.leave(",
-        new="        if True:\n            self._membership.leave(",
+        old="        if not dismissed:\n            for session, *_ in endings:\n",
+        new="        if True:\n            for session, *_ in endings:\n",
         world=SEEKS,
         test="tests/actors/dispatcher/test_dismissing.py",
     ),
