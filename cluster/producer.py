@@ -31,7 +31,7 @@ from cluster.loop import LoopThread, call_user
 from cluster.message import MessageId
 from cluster.own_process import OfThisProcess
 from cluster.receipts import Receipt, SendCallback, SentMessage
-from cluster.settings_input import check_whole
+from cluster.settings_input import check_callback, check_timeout, check_whole
 from storage.batch import StoredBatch, make_batch
 from storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from storage.message_container import MessageContainer
@@ -149,6 +149,8 @@ class Producer(OfThisProcess):
         Rows of one key go to one partition and keep their order. Every partition numbers its rows consecutively from
         the producer's first sequence, so an identical repetition under the same producer name stores nothing twice.
         """
+        if not isinstance(data, pa.RecordBatch | pa.Table):
+            raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
         now = self._begin()
         with self._room:
             self._check_open()
@@ -217,6 +219,7 @@ class Producer(OfThisProcess):
         Blocks only for room.
         """
         payload = content if type(content) is bytes else _payload(content)
+        check_callback("callback", callback)
         now = self._begin()
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
@@ -256,6 +259,7 @@ class Producer(OfThisProcess):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far has its outcome."""
+        check_timeout("timeout_s", timeout_s)
         self._loop.soon(self._send_all)
         self._loop.run(self._flush(), timeout_s)
 
