@@ -219,8 +219,7 @@ class Producer(OfThisProcess):
         Blocks only for room.
         """
         payload = content if type(content) is bytes else _payload(content)
-        check_callback("callback", callback)
-        now = self._begin()
+        now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
         with self._room:
@@ -292,8 +291,11 @@ class Producer(OfThisProcess):
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)
 
-    def _begin(self) -> int:
-        """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock."""
+    def _begin(self, callback: object = None) -> int:
+        """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
+        callback that is no function.
+        """
+        check_callback("callback", callback)
         self._loop.check_process()
         return self._ports.clock.now()
 

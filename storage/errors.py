@@ -7,7 +7,7 @@
     |-- Overloaded    slow down, then try again
     |-- Fenced        a newer owner has this; reopen or look the owner up again
     |   `-- ProducerFenced  a newer producer has taken the name; this one is at its end
-    |-- Conflict      the record moved on; read it again and decide anew
+    |-- Conflict      the record moved on; read it again, then decide
     |-- NotFound      no such topic, subscription, ledger, entry or object
     |-- Invalid       the call itself is wrong; mend it, a repetition cannot succeed
     |   `-- Terminated  the topic takes no more messages, for good

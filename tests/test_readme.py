@@ -57,7 +57,7 @@ def pages() -> list[str]:
 
 
 def environment(folder: Path, session: str = "") -> dict[str, str]:
-    """Of somebody who has just logged in: an empty home and no setting of Ray. session: the folder for Ray's files."""
+    """An empty home and no setting of Ray, as after a first login. session: the folder for Ray's files."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
     (folder / "home").mkdir(exist_ok=True)
     short = {"RAY_TMPDIR": session} if session else {}
@@ -65,7 +65,7 @@ def environment(folder: Path, session: str = "") -> dict[str, str]:
 
 
 def run(example: Example, folder: Path, session: str = "") -> str:
-    """What a program prints that ends well. It lies in a file, as it stands on its page."""
+    """Run a program as it stands on its page, from a file; it ends well. Returns its standard output."""
     page, number = example
     program = folder / "program.py"
     program.write_text(examples(page)[number], encoding="utf-8")

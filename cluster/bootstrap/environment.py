@@ -85,6 +85,9 @@ def prepare(token_file: Path | None = None) -> None:
         os.environ.setdefault(name, value)
     if token_file is not None or "ray" not in sys.modules:
         os.environ.setdefault(LOOPBACK_SWITCH, "0")
+        constants: Any = sys.modules.get("ray._private.ray_constants")
+        if constants is not None:  # Ray read the switch when it was imported
+            constants.ENABLE_RAY_CLUSTER = os.environ[LOOPBACK_SWITCH] not in ("0", "false", "False")
     if token_file is not None:
         ensure_token(token_file)
         use_token(str(token_file))
@@ -122,9 +125,11 @@ def use_mode(mode: str | None) -> None:
     raylet: Any = sys.modules.get("ray._raylet")
     if raylet is None:
         return
+    wanted = getattr(raylet.AuthenticationMode, (mode or "").upper(), None)
+    if wanted is not None and raylet.get_authentication_mode() == wanted:
+        return  # perhaps in a process that is attached: there, more than this would be read again
     if (initialize := getattr(raylet.Config, "initialize", None)) is not None:
         initialize("")  # Ray reads its settings once in a process; this reads them again
-    wanted = getattr(raylet.AuthenticationMode, (mode or "").upper(), None)
     if wanted is not None and raylet.get_authentication_mode() != wanted:
         raise Invalid(f"ray was imported before cluster; write `import cluster` first, or set {AUTH_MODE}={mode}")
 

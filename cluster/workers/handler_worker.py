@@ -246,7 +246,7 @@ class HandlerWorker(ABC):
         return retry_delay_ms(self._options, redeliveries)
 
     def _fate(self, last: bool) -> str:
-        """What becomes of the message, for a person."""
+        """The message's further way, for a person."""
         if not last:
             return "; it comes again (later failures are not logged until the last one)"
         count = self._options.max_redeliver_count + 1

@@ -95,3 +95,22 @@ def test_a_client_joins_sluice_in_a_ray_without_token(machine: Machine) -> None:
     """From another folder, by the address alone."""
     ask = "import os, sys, cluster\nos.chdir('/')\nprint(cluster.connect(sys.argv[1]).topics()[0]['topic'])"
     assert machine.run(ask) == "jobs"
+
+
+LOCAL = """
+import ray, cluster
+from cluster.bootstrap.sessions import processes_of
+import os
+with cluster.connect(data_dir="data") as client:
+    client.create_topic("t")
+    client.create_producer("t").send(b"x")
+    listening = [at.laddr.ip for one in processes_of(os.environ["RAY_TMPDIR"]) for at in one.net_connections("inet")
+                 if at.status == "LISTEN"]
+    assert listening
+    print({ip.removeprefix("::ffff:").partition(".")[0] for ip in listening}, os.environ["RAY_AUTH_MODE"])
+"""
+
+
+def test_a_ray_imported_first_is_closed_to_others(machine: Machine) -> None:
+    """The Ray that Sluice starts has a token and stays on the loopback."""
+    assert machine.run(LOCAL) == "{'127'} token"

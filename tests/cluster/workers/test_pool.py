@@ -484,19 +484,3 @@ def test_who_has_no_time_for_the_end_of_a_pool_hears_who_is_busy(monkeypatch: py
     with pytest.raises(Unavailable, match="after 0 s the pool late has not ended: late-0"):
         workers.stop(0)
     assert asked == ["late"]
-
-
-def test_a_handler_that_raises_is_logged_twice(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """With its traceback: at the first failure, and when its key is parked. Nothing was logged at any level."""
-
-    def handle(message: Message) -> None:
-        raise ValueError("never")
-
-    with Workers("orders", "billing", handle, client=client, retry_delay_ms=1, max_redeliver_count=2):
-        client.create_producer("orders").send(b"x", partition_key="key-1")
-        eventually(lambda: sum(row["keysParkedTotal"] for row in client.stats("orders", "billing")), "it is parked")
-    told = [record.getMessage() for record in caplog.records if record.name == "sluice.workers"]
-    assert len(told) == 2
-    assert "the handler failed on key key-1; it comes again" in told[0]
-    assert "the handler failed on key key-1 3 times; the key is parked" in told[1]
-    assert all(text.rstrip().endswith("ValueError: never") for text in told)
