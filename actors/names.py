@@ -41,6 +41,8 @@ def check_name(kind: str, text: str, *, short: bool = False) -> str:
     kind is the word for the message: `topic`, `subscription`, `consumer`, `producer`. Of a topic, the full form is
     accepted as well. short: it is refused, for those who use the name as it was given.
     """
+    if not isinstance(text, str):
+        raise Invalid(f"a {kind} name is text, not {type(text).__name__}")
     name = _short_topic(text) if kind == "topic" and not short else text
     shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
     if not name:

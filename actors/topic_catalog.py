@@ -64,8 +64,8 @@ class TopicCatalog:
         await self.check_can_be_made(topic)
         with self._changing(topic):
             new = await self._meta.create(_TOPICS + topic, 1, msgspec.json.encode(settings))
-        if not new and await self.settings(topic) != settings:
-            raise Conflict(f"topic {topic} exists with other settings")
+        if not new and (there := await self.settings(topic)) != settings:
+            raise Conflict(f"topic {topic} exists with other settings: {_difference(there, settings)}")
 
     async def check_can_be_made(self, topic: str) -> None:
         """Raises NotFound if neither the topic's namespace nor the topic exists."""
@@ -194,3 +194,9 @@ def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSett
         target = check_name("topic", dead_letter_topic(topic, subscription, settings))
         if target == topic:
             raise Invalid(f"dead_letter_topic is {topic} itself: its messages would come back for ever")
+
+
+def _difference(there: TopicSettings, wanted: TopicSettings) -> str:
+    """Each setting in which they differ, for a person."""
+    is_now, asked = msgspec.structs.asdict(there), msgspec.structs.asdict(wanted)
+    return ", ".join(f"{name} is {is_now[name]}, not {asked[name]}" for name in asked if is_now[name] != asked[name])

@@ -158,11 +158,11 @@ class SluiceLink:
 
     def receive(self, timeout_ms: int) -> Any:
         """See Link."""
-        from cluster import Unavailable
+        from cluster import Timeout
 
         try:
             message = self._consumer.receive(timeout_millis=timeout_ms)
-        except Unavailable:
+        except Timeout:
             return None
         message.data()
         return message

@@ -1,7 +1,7 @@
 """Sluice's public interface: `import cluster; client = cluster.connect()`.
 
-Nothing heavy is imported here; Ray comes with the first `connect`, unless that is `embedded`. The environment that Ray
-reads when it is imported is set now, so import this package before ray.
+Nothing heavy is imported here; Ray comes with the first `connect`, unless that is `embedded`. The environment of its
+processes is set now. A program may import this package before or after ray.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from storage.errors import (
     Overloaded,
     ProducerFenced,
     SluiceError,
+    Timeout,
     Unavailable,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "Result",
     "SluiceError",
     "SluiceSink",
+    "Timeout",
     "Unavailable",
     "Workers",
     "connect",

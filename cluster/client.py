@@ -54,7 +54,14 @@ from cluster.net import DirectNet
 from cluster.own_process import OfThisProcess
 from cluster.producer import Batching, Producer, ProducerOptions
 from cluster.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
-from cluster.settings_input import check_known, check_whole, wanted_settings, wanted_subscription
+from cluster.settings_input import (
+    check_callback,
+    check_known,
+    check_timeout,
+    check_whole,
+    wanted_settings,
+    wanted_subscription,
+)
 from cluster.stored_messages import StoredMessages
 from storage.batch import LAST_TIME, check_compression
 from storage.errors import Invalid, NotFound, Unavailable
@@ -306,6 +313,10 @@ class Client(OfThisProcess, StoredMessages):
         check_whole("receiver_queue_size", receiver_queue_size, 1, MOST_QUEUED)
         check_whole("priority_level", priority_level, 0, MOST_PRIORITY)
         check_whole("negative_ack_redelivery_delay_ms", negative_ack_redelivery_delay_ms, 0, LAST_TIME)
+        check_timeout("timeout_ms", timeout_ms)
+        check_callback("on_ranges", on_ranges)
+        if not isinstance(consumer_name, str | None):
+            raise Invalid(f"consumer_name is text, not {consumer_name!r}")
         name = consumer_name or f"consumer-{secrets.token_hex(4)}"
         wanted = wanted_subscription(settings, topic, subscription_name, named=bool(consumer_name))
         consumer = Consumer(

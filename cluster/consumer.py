@@ -29,6 +29,7 @@ from cluster.loop import LoopThread, call_user
 from cluster.message import Batch, Message, MessageId
 from cluster.own_process import OfThisProcess
 from cluster.receiver_queue import ReceiverQueue
+from cluster.settings_input import check_timeout
 from storage.errors import Fenced, Invalid, NotFound, SluiceError
 from storage.position import ascending
 
@@ -176,7 +177,7 @@ class Consumer(OfThisProcess):
             yield batch
 
     def receive(self, timeout_millis: int | None = None) -> Message:
-        """One message. Raises Unavailable (time-out) if none came in time."""
+        """One message. Raises Timeout if none came in time."""
         self._loop.check_process()
         return self._receiving.receive(timeout_millis)
 
@@ -200,7 +201,7 @@ class Consumer(OfThisProcess):
 
     async def receive_async(self, timeout_millis: int | None = None) -> Message:
         """The same as `receive` for a running event loop: its other tasks go on meanwhile. A wait that is cancelled
-        takes no message. Raises Unavailable (time-out) if none came in time.
+        takes no message. Raises Timeout if none came in time.
         """
         self._loop.check_process()
         return await self._receiving.receive_async(timeout_millis)
@@ -298,6 +299,7 @@ class Consumer(OfThisProcess):
         Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
         messages come again.
         """
+        check_timeout("timeout_ms", timeout_ms)
         self._wait_confirmed(self.parts, None if timeout_ms is None else timeout_ms / 1000)
 
     def _wait_confirmed(self, parts: list[PartitionConsumer], timeout: float | None = None) -> None:

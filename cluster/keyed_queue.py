@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 from actors.names import check_name
 from cluster.bootstrap.connecting import connect
 from cluster.producer import as_bytes
-from cluster.receiver_queue import NothingArrived
-from storage.errors import Invalid, SluiceError
+from storage.errors import Fenced, Invalid, SluiceError, Timeout
 from storage.message_container import MessageContainer
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ SUBSCRIPTION = "queue"
 LOOK_AGAIN_S = 0.02
 """A full queue is asked so often whether there is room: readers are other processes, and tell nobody here."""
 PUT_TIMEOUT_S = 30.0
+OPERATION_TIMEOUT = 30_000
 
 Key = str | bytes | None
 
@@ -195,7 +195,7 @@ class KeyedQueue:
         """The next item. timeout: seconds. Raises Empty if none is here in time."""
         try:
             return _item(self._reader().receive(_milliseconds(block, timeout)))
-        except NothingArrived as error:
+        except Timeout as error:
             raise self._empty() from error
 
     def get_nowait(self) -> Item:
@@ -219,7 +219,7 @@ class KeyedQueue:
             reader = await asyncio.to_thread(self._reader)
         try:
             message = await reader.receive_async(_milliseconds(block, timeout))
-        except NothingArrived as error:
+        except Timeout as error:
             raise self._empty() from error
         return _item(message)
 
@@ -237,8 +237,14 @@ class KeyedQueue:
     # -- the queue ------------------------------------------------------------------------------------------------
 
     def qsize(self) -> int:
-        """Items that are durable and not acknowledged, those with readers included."""
-        return sum(int(row["msgBacklog"]) for row in self._open().client.stats(self.name, SUBSCRIPTION))
+        """Items that are durable and not acknowledged, those with readers included. What this process has acknowledged
+        is waited for: a loop that ends with `empty` must not ask for an item more.
+        """
+        connection = self._open()
+        if connection.consumer is not None:
+            with contextlib.suppress(Fenced):  # a session was lost, and its items come again
+                connection.consumer.wait_acknowledged(OPERATION_TIMEOUT)
+        return sum(int(row["msgBacklog"]) for row in connection.client.stats(self.name, SUBSCRIPTION))
 
     def size(self) -> int:
         """The same, by the name that `ray.util.queue` has for it."""

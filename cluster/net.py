@@ -102,7 +102,7 @@ class DirectNet:
         self._finder = finder or find
         self.calls = self.lookups = 0
         """Requests that went to other processes, and how often Ray was asked where one is."""
-        self._peers = Peers(self.find, lambda endpoint: known or endpoint.secret.encode(), trust_of(tls))
+        self._peers = Peers(self.find, lambda endpoint: endpoint.secret.encode() or known, trust_of(tls))
         self._controllers = ControllerSearch(controller, self.call, None if finder else candidates)
         self._endpoints: dict[str, Endpoint] = {}
         """Where each process was last said to listen, for when nobody can be asked."""
@@ -307,6 +307,8 @@ async def find(host: str) -> Endpoint | Unknown:
         return Unknown(f"{host} has ended: {type(error).__name__}", gone=True)
     except RayError as error:
         return Unknown(f"{host}: {type(error).__name__}: {error}")
+    except RuntimeError as error:  # the interpreter ends and takes no more work for threads; Ray has ended before it
+        return Unknown(f"{host}: {error}")
 
 
 async def _await_ray(host: str, asking: asyncio.Future[Endpoint | Unknown]) -> Endpoint | Unknown:

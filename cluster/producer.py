@@ -31,7 +31,7 @@ from cluster.loop import LoopThread, call_user
 from cluster.message import MessageId
 from cluster.own_process import OfThisProcess
 from cluster.receipts import Receipt, SendCallback, SentMessage
-from cluster.settings_input import check_whole
+from cluster.settings_input import check_callback, check_timeout, check_whole
 from storage.batch import StoredBatch, make_batch
 from storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from storage.message_container import MessageContainer
@@ -149,6 +149,8 @@ class Producer(OfThisProcess):
         Rows of one key go to one partition and keep their order. Every partition numbers its rows consecutively from
         the producer's first sequence, so an identical repetition under the same producer name stores nothing twice.
         """
+        if not isinstance(data, pa.RecordBatch | pa.Table):
+            raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
         now = self._begin()
         with self._room:
             self._check_open()
@@ -217,7 +219,7 @@ class Producer(OfThisProcess):
         Blocks only for room.
         """
         payload = content if type(content) is bytes else _payload(content)
-        now = self._begin()
+        now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
         with self._room:
@@ -256,6 +258,7 @@ class Producer(OfThisProcess):
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far has its outcome."""
+        check_timeout("timeout_s", timeout_s)
         self._loop.soon(self._send_all)
         self._loop.run(self._flush(), timeout_s)
 
@@ -288,8 +291,11 @@ class Producer(OfThisProcess):
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)
 
-    def _begin(self) -> int:
-        """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock."""
+    def _begin(self, callback: object = None) -> int:
+        """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
+        callback that is no function.
+        """
+        check_callback("callback", callback)
         self._loop.check_process()
         return self._ports.clock.now()
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.message import MessageId
+from cluster.settings_input import check_timeout
 from storage.errors import SluiceError, Unavailable
 from storage.position import Positions
 
@@ -77,6 +78,7 @@ class Receipt:
         return self
 
     def _wait_for(self, settled: Callable[[], bool], timeout_s: float | None) -> bool:
+        check_timeout("timeout_s", timeout_s)
         if not settled() and (timeout_s is None or timeout_s > 0):
             self._check_wait()
         return self._changed.wait_for(settled, timeout_s)

@@ -20,7 +20,7 @@ from typing import TypeVar
 from actors.consumer.held import Received
 from actors.consumer.partition import PartitionConsumer
 from cluster.message import Batch, Message
-from storage.errors import Invalid, SluiceError, Unavailable
+from storage.errors import Invalid, SluiceError, Timeout
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
 
 
-class NothingArrived(Unavailable):
-    """No message came in time."""
+NothingArrived = Timeout
+"""The earlier name."""
 
 
 class ReceiverQueue:
@@ -126,14 +126,14 @@ class ReceiverQueue:
         return self._wait_for(partial(self._next_batch, whole=True), timeout_ms)
 
     def receive(self, timeout_ms: int | None) -> Message:
-        """The next message. Raises Unavailable after `timeout_ms`, and the error of `end`."""
+        """The next message. Raises Timeout after `timeout_ms`, and the error of `end`."""
         with self.lock:
             message = self._next_message()
         if message is None:
             message = self._wait_for(self._next_message, timeout_ms)
         if message is None:
             within = "" if timeout_ms is None else f" within {timeout_ms} ms"
-            raise NothingArrived(f"no message{within}")
+            raise Timeout(f"no message{within}")
         return message
 
     def receive_several(self, most: int) -> list[Message]:
@@ -191,7 +191,7 @@ class ReceiverQueue:
                     return message
                 self._check_open()
                 if self._was_woken() or (deadline is not None and loop.time() >= deadline):
-                    raise NothingArrived(f"no message within {timeout_ms} ms")
+                    raise Timeout(f"no message within {timeout_ms} ms")
                 until = loop.time() + self._look_again_s()
                 self._waiters[arrived] = loop
             timer = loop.call_at(until if deadline is None else min(until, deadline), _settle, arrived)

@@ -19,6 +19,18 @@ def check_whole(name: str, value: object, least: int, most: int) -> None:
         raise Invalid(f"{name} is a whole number, {least} to {most}, not {value!r}")
 
 
+def check_timeout(name: str, value: object) -> None:
+    """Raises Invalid unless it is a number or None, which is without end."""
+    if value is not None and (not isinstance(value, int | float) or value != value):
+        raise Invalid(f"{name} is a number, not {value!r}")
+
+
+def check_callback(name: str, value: object) -> None:
+    """Raises Invalid unless it can be called, or is None."""
+    if value is not None and not callable(value):
+        raise Invalid(f"{name} is a function, not {value!r}")
+
+
 def check_known(what: str, values: Collection[str], kind: Any) -> None:
     """Raises Invalid for a name that is no field of the struct; what: the word for these names."""
     known = {field.name for field in msgspec.structs.fields(kind)}

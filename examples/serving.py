@@ -14,12 +14,11 @@ import sys
 import tempfile
 import time
 
-import cluster  # before Ray, so that what starts there asks for the cluster's token
+from ray import serve
+
+import cluster
 from cluster.client import Client
 from cluster.message import Message
-
-# isort: split
-from ray import serve
 
 PAYMENTS, CUSTOMERS, REPLICAS = 600, 20, 2
 

@@ -3,10 +3,11 @@
     SluiceError
     |-- Unavailable   try again later, unchanged; the outcome of a write is not known
     |   `-- AccessDenied  a store refuses who asks: a person, or a renewed token, has to mend that
+    |-- Timeout       no message came in time; nothing is wrong
     |-- Overloaded    slow down, then try again
     |-- Fenced        a newer owner has this; reopen or look the owner up again
     |   `-- ProducerFenced  a newer producer has taken the name; this one is at its end
-    |-- Conflict      the record moved on; read it again and decide anew
+    |-- Conflict      the record moved on; read it again, then decide
     |-- NotFound      no such topic, subscription, ledger, entry or object
     |-- Invalid       the call itself is wrong; mend it, a repetition cannot succeed
     |   `-- Terminated  the topic takes no more messages, for good
@@ -34,6 +35,10 @@ class AccessDenied(Unavailable):
     It says nothing about what is stored. An expired token is renewed after some seconds, so whoever runs waits as for a
     store that is away; whoever starts tells the person who started it.
     """
+
+
+class Timeout(SluiceError):
+    """No message came within the time that its receiver gave."""
 
 
 class Overloaded(SluiceError):

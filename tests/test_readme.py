@@ -1,4 +1,4 @@
-"""The Python examples of the README and of the pages in docs run as they stand there, and so do their commands."""
+"""The Python examples of every page run as they stand there, twice in one folder, and so do commands of pages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 import cluster
 from cluster.bootstrap.environment import short_folder
+from cluster.bootstrap.launch import leave_nothing
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,53 +22,119 @@ ROOT = Path(__file__).parents[1]
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+Example = tuple[str, int]
+"""A page, and which of its programs."""
+SLUICE = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
+
+
 def examples(page: str) -> list[str]:
     """The Python programs that a page shows."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-def run(example: str, folder: Path) -> str:
-    """What a program prints that ends well."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", example]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=250, check=False)
+EXCERPTS = {("docs/workers.md", 4): "examples/serving.py"}
+"""Part of a program that runs as a whole in `test_examples`."""
+ELSEWHERE = {("deploy/README.md", 0): "its address is that of another machine"}
+CUSTOMERS = ["customer-0 0", "customer-0 2", "customer-0 4", "customer-1 1", "customer-1 3", "customer-1 5"]
+EMBEDDED: dict[Example, tuple[str, ...]] = {
+    ("README.md", 0): ("customer-7 b'paid'", "b'remind'"),
+    ("docs/delayed-messages.md", 0): ("cancelled",),
+    ("docs/history.md", 0): ("read by the broker: 5000", "in tables: 5000 of 10 customers"),
+    ("docs/python-client.md", 1): (),
+    ("docs/workers.md", 1): ("6 rows",),
+    ("docs/workers.md", 3): ("7 invoices",),
+}
+"""Programs with a cluster of their own, and what they print the first time."""
+QUEUE: Example = ("docs/python-client.md", 0)
+ORDERED: Example = ("docs/workers.md", 0)
+POOL: Example = ("docs/workers.md", 2)
+
+
+def pages() -> list[str]:
+    """Every page with a Python program, decisions included."""
+    found = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
+    return sorted(str(page.relative_to(ROOT)) for page in found if examples(str(page)))
+
+
+def environment(folder: Path, session: str = "") -> dict[str, str]:
+    """An empty home and no setting of Ray, as after a first login. session: the folder for Ray's files."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
+    (folder / "home").mkdir(exist_ok=True)
+    short = {"RAY_TMPDIR": session} if session else {}
+    return plain | {"PYTHONPATH": str(ROOT), "HOME": str(folder / "home")} | short
+
+
+def run(example: Example, folder: Path, session: str = "") -> str:
+    """Run a program as it stands on its page, from a file; it ends well. Returns its standard output."""
+    page, number = example
+    program = folder / "program.py"
+    program.write_text(examples(page)[number], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, program.name],
+        cwd=folder,
+        env=environment(folder, session),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def test_the_first_example_runs(tmp_path: Path) -> None:
-    (first,) = examples("README.md")
-    printed = run(first, tmp_path)
-    assert "customer-7 b'paid'" in printed
-    assert "b'remind'" in printed
+def test_every_example_of_every_page_is_run() -> None:
+    there = {(page, number) for page in pages() for number in range(len(examples(page)))}
+    assert there == {*EMBEDDED, QUEUE, ORDERED, POOL, *EXCERPTS, *ELSEWHERE}
 
 
-def test_the_queue_of_the_python_page_runs(tmp_path: Path) -> None:
-    """In a Ray of the program's own, here on the loopback alone and in a folder with a short name."""
+@pytest.mark.parametrize(("example", "whole"), EXCERPTS.items())
+def test_an_excerpt_is_of_a_program_that_runs(example: Example, whole: str) -> None:
+    page, number = example
+    assert examples(page)[number] in (ROOT / whole).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("example", "printed"), EMBEDDED.items(), ids=[f"{page}-{at}" for page, at in EMBEDDED])
+def test_an_example_runs_twice_in_its_folder(example: Example, printed: tuple[str, ...], tmp_path: Path) -> None:
+    first = run(example, tmp_path)
+    for text in printed:
+        assert text in first
+    run(example, tmp_path)
+
+
+def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert sorted(run(ORDERED, tmp_path).splitlines(), key=lambda line: line.split()[0]) == CUSTOMERS
+
+
+def test_the_queue_of_the_python_page_runs_twice(tmp_path: Path) -> None:
+    """In a Ray of the program's own, which ends with it: the second run finds what is left of the first one."""
     sessions: list[str] = []
-    there = (
-        f"import cluster, ray\nray.init(num_cpus=2, _node_ip_address='127.0.0.1', _temp_dir={short_folder(sessions)!r})"
-    )
-    queue, _ = examples("docs/python-client.md")
-    example = queue.replace("import ray\n", "").replace("ray.init()\n", "")
-    assert "ray.init()" not in example
-    run(f"{there}\n{example}", tmp_path)
+    session = short_folder(sessions)
+    try:
+        for _ in range(2):
+            assert "{'order': 7}" in run(QUEUE, tmp_path, session)
+    finally:
+        leave_nothing(sessions)
 
 
-def test_the_gateway_of_the_python_page_serves(tmp_path: Path) -> None:
-    _, gateway = examples("docs/python-client.md")
-    use = "    client.create_producer('orders').send(b'paid')\n    client.close()\n    print('sent')\n"
-    assert run(f"import cluster, pulsar\n{gateway}{use}", tmp_path).endswith("sent\n")
+def test_a_pool_that_outlives_its_program_starts_twice(tmp_path: Path) -> None:
+    environ = environment(tmp_path)
 
+    def sluice(*words: str) -> str:
+        command = ["sh", "-c", f"{SLUICE} {shlex.join(words)} --data-dir my-data"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
 
-def test_the_example_of_delayed_messages_cancels(tmp_path: Path) -> None:
-    (example,) = examples("docs/delayed-messages.md")
-    assert "cancelled" in run(example, tmp_path)
-
-
-def test_the_history_of_its_page_is_a_table(tmp_path: Path) -> None:
-    (example,) = examples("docs/history.md")
-    assert run(example, tmp_path).splitlines() == ["read by the broker: 5000", "in tables: 5000 of 10 customers"]
+    try:
+        sluice("up")
+        for _ in range(2):
+            run(POOL, tmp_path)
+        assert "billing" in sluice("workers", "list")
+    finally:
+        sluice("down")
 
 
 def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
@@ -94,9 +161,6 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
     with cluster.connect(embedded=True, data_dir=data) as client:
         consumer = client.subscribe("orders", "billing")
         assert consumer.receive(240_000).data() == b"since"
-
-
-SLUICE = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
 
 
 def typed(commands: str, folder: Path) -> str:
@@ -136,17 +200,3 @@ def test_the_commands_of_the_history_page_answer(tmp_path: Path) -> None:
     assert said.count('"orders": 500') >= 10, said
     last = json.loads(said[said.rindex("[") :])
     assert 4_000 <= last[0]["orders"] <= 5_000
-
-
-def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
-    example, *_ = examples("docs/workers.md")
-    lines = run(example, tmp_path).splitlines()
-    for customer in range(2):
-        assert [line for line in lines if f"customer-{customer}" in line] == [
-            f"customer-{customer} {number}" for number in range(customer, 6, 2)
-        ]
-
-
-def test_the_outputs_of_the_workers_page_are_there_once(tmp_path: Path) -> None:
-    (example,) = [one for one in examples("docs/workers.md") if "output=" in one]
-    assert run(example, tmp_path) == "7 invoices\n"

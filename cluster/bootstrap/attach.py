@@ -18,10 +18,17 @@ from typing import Any
 
 import psutil
 
-from cluster.bootstrap import environment
-from cluster.bootstrap.environment import NAMESPACE, TOKEN_PATH, allow_other_machines, is_loopback, prepare
+from cluster.bootstrap.environment import (
+    NAMESPACE,
+    TOKEN_PATH,
+    allow_other_machines,
+    is_controller_host,
+    is_loopback,
+    prepare,
+    use_mode,
+)
 from cluster.bootstrap.signals import held_back
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, NotFound, Unavailable
 
 TOKEN_PROBE = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 PROBE_SECONDS = 10
@@ -32,7 +39,6 @@ LOOK_SECONDS = 0.2
 
 def join(address: str, token_file: Path | None = None) -> None:
     """Attach this process to a running Ray cluster. Raises Unavailable, Invalid in one clear line."""
-    check_order()
     prepare(token_file)
     if not answers(address):
         raise Unavailable(f"nothing answers at {address}")
@@ -43,6 +49,7 @@ def join(address: str, token_file: Path | None = None) -> None:
         if attached != address:
             raise Invalid(f"this process is attached to the cluster at {attached}; it can be attached to one only")
         return
+    use_mode("token" if _wants_token(address) else "disabled")
     _check_token(address)
     try:
         with held_back():
@@ -60,6 +67,17 @@ def join(address: str, token_file: Path | None = None) -> None:
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise Unavailable(f"no cluster answers at {address}: {first_line(error)}") from None
+
+
+def require_sluice(address: str, *, leave: bool) -> None:
+    """Raises NotFound if no Sluice runs in the Ray cluster that this process is attached to. leave: leave it then."""
+    import ray
+
+    named = ray.util.list_named_actors(all_namespaces=True)
+    if not any(row["namespace"] == NAMESPACE and is_controller_host(row["name"]) for row in named):
+        if leave:
+            ray.shutdown()
+        raise NotFound(f"no Sluice runs in the Ray cluster at {address}; start it: ./sluice up --address {address}")
 
 
 def keep_ray_off_stdout() -> None:
@@ -108,6 +126,17 @@ def own_addresses() -> set[str]:
     return {each.address for device in psutil.net_if_addrs().values() for each in device}
 
 
+def _wants_token(address: str) -> bool:
+    """Whether the head refuses those without a token; also where it does not say."""
+    grpc: Any = import_module("grpc")  # comes with Ray, without types
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(TOKEN_PROBE)(b"", timeout=PROBE_SECONDS)
+        except grpc.RpcError:
+            return True
+    return False
+
+
 def _check_token(address: str) -> None:
     """Ask the head a question that needs the token, because Ray itself would try for minutes.
 
@@ -115,7 +144,7 @@ def _check_token(address: str) -> None:
     """
     import ray
 
-    grpc: Any = import_module("grpc")  # comes with Ray, without types
+    grpc: Any = import_module("grpc")
     raylet: Any = ray._raylet
     try:
         headers = raylet.AuthenticationTokenLoader.instance().get_token_for_http_header()
@@ -131,12 +160,6 @@ def _check_token(address: str) -> None:
                 raise Invalid(
                     f"the cluster at {address} {reason}; name its data folder, or its token's file in {TOKEN_PATH}"
                 ) from None
-
-
-def check_order() -> None:
-    """Raises Invalid if Ray was imported before its environment was set."""
-    if environment.ray_came_first:
-        raise Invalid("ray was imported before cluster; write `import cluster` first, or set RAY_AUTH_MODE=token")
 
 
 def answers(address: str, timeout_s: float = 2.0) -> bool:

@@ -70,9 +70,12 @@ def _join(folder: Path | None, address: str | None, found: tuple[str, Path | Non
     at = folder or Path(inherited or "sluice-data")
     net = naming.through(at, address or known)
     if net is None:
-        from cluster.bootstrap.attach import join
+        from cluster.bootstrap.attach import join, require_sluice
 
+        attached = _uses_ray()
         join(address or known, token_file)
+        if address is not None:
+            require_sluice(address, leave=not attached)
     return Client(None, net)
 
 

@@ -25,7 +25,7 @@ def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
         token = os.environ.get(TOKEN_PATH)
         return inherited, Path(token) if token else None
     state = read_state(data_dir or Path("sluice-data"))
-    if state is None or ("process" in state and not runs(state)):
+    if state is None or (("process" in state or "inside" in state) and not runs(state)):
         return None
     return str(state["address"]), token_of(state)
 
@@ -34,7 +34,8 @@ def runs(state: dict[str, Any]) -> bool:
     """Whether the cluster of a state file runs; another program may have its port now."""
     if "process" in state:
         return process_of(state) is not None
-    if state["session"] and not processes_of(state["session"]):
+    session = state["session"] or state.get("inside")  # the latter is Ray's own folder, of a Ray that is a program's
+    if session and not processes_of(session):
         return False
     return bool(state["address"]) and answers(state["address"])
 

@@ -1,4 +1,7 @@
-"""The environment that every Ray process of Sluice runs in. Call `prepare` before ray is imported for the first time.
+"""The environment that every Ray process of Sluice runs in. `prepare` sets it when this package is imported.
+
+A program that imports Ray first keeps its Ray's addresses; a Ray that Sluice starts gets a token and the loopback in
+either order, and a Ray of somebody else's keeps its own rule about tokens.
 
 Ray listens on all interfaces unless one undocumented switch pins it to the loopback, leaves token authentication off
 for `ray start`, runs every worker through `uv run` if the driver was started that way, and gives workers a low
@@ -13,9 +16,11 @@ import secrets
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from cluster.bootstrap.stale_folders import claim
 from cluster.tokens import ensure_token
+from storage.errors import Invalid
 
 NAMESPACE = "sluice"
 POOLS_NAMESPACE = "sluice-workers"
@@ -40,10 +45,11 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
+AUTH_MODE = "RAY_AUTH_MODE"
+_by_hand = os.environ.get(AUTH_MODE)
+
 _SETTINGS = {
-    LOOPBACK_SWITCH: "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -69,23 +75,23 @@ _SETTINGS = {
 }
 
 
-ray_came_first = False
-"""Ray was imported before its environment was set: it will neither authenticate nor stay on the loopback."""
-
-
 def prepare(token_file: Path | None = None) -> None:
     """Set the environment of this process and its children; keeps what the user set by hand.
 
     token_file: where the cluster's token lives; made with mode 0600 if it is missing. Without one, Ray's own order
     applies (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home folder). Raises Invalid if it holds no token.
     """
-    global ray_came_first
-    ray_came_first = ray_came_first or ("ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token")
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    if token_file is not None or "ray" not in sys.modules:
+        os.environ.setdefault(LOOPBACK_SWITCH, "0")
+        constants: Any = sys.modules.get("ray._private.ray_constants")
+        if constants is not None:  # Ray read the switch when it was imported
+            constants.ENABLE_RAY_CLUSTER = os.environ[LOOPBACK_SWITCH] not in ("0", "false", "False")
     if token_file is not None:
         ensure_token(token_file)
         use_token(str(token_file))
+        use_mode(_by_hand or "token")
 
 
 def allow_other_machines() -> None:
@@ -105,6 +111,27 @@ def use_token(path: str | None) -> None:
     loader = getattr(sys.modules.get("ray._raylet"), "AuthenticationTokenLoader", None)
     if loader is not None:
         loader.instance().reset_cache()
+
+
+def use_mode(mode: str | None) -> None:
+    """Let Ray use tokens (`token`) or none (`disabled`), here and in children; None: as Ray does by itself.
+
+    Not in a process that is attached. Raises Invalid if a Ray that was imported before keeps to what it read then.
+    """
+    if mode is None:
+        os.environ.pop(AUTH_MODE, None)
+    else:
+        os.environ[AUTH_MODE] = mode
+    raylet: Any = sys.modules.get("ray._raylet")
+    if raylet is None:
+        return
+    wanted = getattr(raylet.AuthenticationMode, (mode or "").upper(), None)
+    if wanted is not None and raylet.get_authentication_mode() == wanted:
+        return  # perhaps in a process that is attached: there, more than this would be read again
+    if (initialize := getattr(raylet.Config, "initialize", None)) is not None:
+        initialize("")  # Ray reads its settings once in a process; this reads them again
+    if wanted is not None and raylet.get_authentication_mode() != wanted:
+        raise Invalid(f"ray was imported before cluster; write `import cluster` first, or set {AUTH_MODE}={mode}")
 
 
 SESSION_PREFIX = "sluice-"

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.bootstrap import identity, standalone
-from cluster.bootstrap.attach import answers, check_order, first_line, keep_ray_off_stdout
+from cluster.bootstrap.attach import answers, first_line, keep_ray_off_stdout
 from cluster.bootstrap.attach import join as join  # part of this module's interface
 from cluster.bootstrap.discovery import refuse_running, runs, token_of
 from cluster.bootstrap.environment import (
+    AUTH_MODE,
     CONTROLLER_HOST,
     LOOPBACK,
     NAMESPACE,
@@ -38,6 +39,7 @@ from cluster.bootstrap.environment import (
     prepare,
     ray_folder,
     short_folder,
+    use_mode,
     use_token,
 )
 from cluster.bootstrap.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, claimed, prepare_folder, read_state, write_state
@@ -82,7 +84,6 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
 
     Raises Invalid if a cluster runs on this folder already, or this process is attached to one.
     """
-    check_order()
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)), **options)
     with claimed(wanted.data_dir):
         refuse_running(wanted.data_dir)
@@ -101,7 +102,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
 
     if ray.is_initialized():
         raise Invalid("this process is attached to a Ray cluster already")
-    before = os.environ.get(TOKEN_PATH)
+    before = os.environ.get(TOKEN_PATH), os.environ.get(AUTH_MODE)
     begun_in = Birthplace()
     prepare(wanted.data_dir / TOKEN_FILE)
     sessions: list[str] = []
@@ -124,8 +125,8 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
             _leave_session(sessions, before)
 
 
-def _leave_session(sessions: list[str], before: str | None) -> None:
-    """End what `_session` began. before: the token file that this process had until then."""
+def _leave_session(sessions: list[str], before: tuple[str | None, str | None]) -> None:
+    """End what `_session` began. before: token file and authentication mode that this process had until then."""
     import ray
 
     for name in ("SLUICE_INTERNAL_ADDRESS", "SLUICE_INTERNAL_DATA_DIR", "RAY_TMPDIR"):
@@ -143,7 +144,8 @@ def _leave_session(sessions: list[str], before: str | None) -> None:
     finally:
         # Ray's own shutdown knows nothing of what a start that was interrupted had begun.
         leave_nothing(sessions)
-        use_token(before)  # the program may start a Ray of its own, when this folder is gone
+        use_token(before[0])
+        use_mode(before[1])  # the program may start a Ray of its own, when this folder is gone
 
 
 def inside(data_dir: Path | str) -> None:
@@ -154,17 +156,20 @@ def inside(data_dir: Path | str) -> None:
     """
     import ray
 
+    from cluster.net import session_folder
+
     if _controller() is not None:
         return
     if len([node for node in ray.nodes() if node["Alive"]]) > 1:
         raise Invalid("no Sluice runs in this Ray cluster, and it has several nodes: start it as deploy/README.md says")
-    address = str(ray.get_runtime_context().gcs_address)
+    address, session = str(ray.get_runtime_context().gcs_address), session_folder()
     wanted = ClusterOptions(data_dir=prepare_folder(Path(data_dir)))
     with claimed(wanted.data_dir):
         refuse_running(wanted.data_dir)
         start_controller(identified(wanted).settings(), undo=True)
         write_state(
-            wanted.data_dir, {"address": address, "session": "", "token_file": "", "started_at": int(time.time())}
+            wanted.data_dir,
+            {"address": address, "session": "", "inside": session, "token_file": "", "started_at": int(time.time())},
         )
 
 

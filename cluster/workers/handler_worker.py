@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 import time
 import traceback
@@ -26,11 +27,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.consumer import Consumer
+from cluster.log_filter import FewOfEachKind
 from cluster.message import Message
 from cluster.workers.ages import Rows, waiting_ages
 from cluster.workers.options import STOP, WorkersOptions
 from cluster.workers.scaling import WorkerLoad
 from storage.errors import SluiceError
+
+logger = logging.getLogger("sluice.workers")
+logger.addFilter(FewOfEachKind())
 
 MOST_FAILURES = 20
 """So many keys that failed are remembered with their last traceback."""
@@ -224,6 +229,11 @@ class HandlerWorker(ABC):
         and the pool is to stop.
         """
         kept = why[-MOST_TRACEBACK:]
+        keys = list(keys)
+        last = redeliveries >= self._options.max_redeliver_count
+        if not redeliveries or last:
+            named = ", ".join(shown_key(key) for key in keys[:MOST_NAMED])
+            logger.warning("%s: the handler failed on key %s%s\n%s", self._thread.name, named, self._fate(last), kept)
         with self._lock:
             for key in keys:
                 self._failed += 1
@@ -231,9 +241,17 @@ class HandlerWorker(ABC):
                 self._failures[shown_key(key)] = kept
             while len(self._failures) > MOST_FAILURES:
                 del self._failures[next(iter(self._failures))]
-        if self._options.dead_letter_policy == STOP and redeliveries >= self._options.max_redeliver_count:
+        if self._options.dead_letter_policy == STOP and last:
             raise GaveUp(f"a message failed {redeliveries + 1} times: {kept}")
         return retry_delay_ms(self._options, redeliveries)
+
+    def _fate(self, last: bool) -> str:
+        """The message's further way, for a person."""
+        if not last:
+            return "; it comes again (later failures are not logged until the last one)"
+        count = self._options.max_redeliver_count + 1
+        fate = {STOP: "the pool stops", "skip": "its dead letter is written"}
+        return f" {count} times; {fate.get(self._options.dead_letter_policy, 'the key is parked')}"
 
     def _nack(self, key: bytes, message: Message, why: str) -> None:
         """Give back a message whose handler has failed. Raises GaveUp."""

@@ -14,10 +14,10 @@ import traceback
 
 from cluster.consumer import Consumer
 from cluster.message import Message
-from cluster.receiver_queue import NothingArrived
 from cluster.workers.handler_worker import Handler, awaited, key_of
 from cluster.workers.options import WorkersOptions
 from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
+from storage.errors import Timeout
 
 
 class KeyedWorker(PlannedWorker):
@@ -72,7 +72,7 @@ class ThreadedWorker(KeyedWorker):
             if not self._over():
                 try:
                     self._add(self._consumer.receive())
-                except NothingArrived:  # somebody woke it
+                except Timeout:  # somebody woke it
                     pass
                 except BaseException as error:
                     self._fail(error)

@@ -23,7 +23,6 @@ import numpy as np
 
 from cluster.consumer import Consumer
 from cluster.message import Batch, Message
-from cluster.receiver_queue import NothingArrived
 from cluster.workers.handler_worker import Handler, awaited, key_of
 from cluster.workers.options import WorkersOptions
 from cluster.workers.outputs import MOST_RESULTS, Result, results_of
@@ -31,7 +30,7 @@ from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_st
 from cluster.workers.result_loop import Call, NotOurs, ResultLoop
 from cluster.workers.result_sender import ResultSender
 from cluster.workers.schedule import KeySchedule
-from storage.errors import Fenced
+from storage.errors import Fenced, Timeout
 
 AT_ONCE = 256
 """Messages that are received together, and that wait in line to be called beside those that are."""
@@ -167,7 +166,7 @@ class FunctionOutputWorker(OutputWorker):
             return
         try:
             self._take(work, self._consumer.receive())
-        except NothingArrived:  # somebody woke it
+        except Timeout:  # somebody woke it
             return
 
     def _tell(self) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from actors.consumer.held import Received
 from cluster.consumer import Consumer
 from cluster.message import Message
-from cluster.receiver_queue import NothingArrived
 from cluster.workers.ages import Rows
 from cluster.workers.handler_worker import Handler, HandlerWorker
 from cluster.workers.options import WorkersOptions
 from cluster.workers.schedule import KeySchedule
+from storage.errors import Timeout
 
 
 def is_stale(message: Message) -> bool:
@@ -88,5 +88,5 @@ class EventLoopWorker(PlannedWorker):
             if here := self._consumer.receive_nowait(1):
                 return here[0]
             return await self._consumer.receive_async()
-        except NothingArrived:
+        except Timeout:
             return None

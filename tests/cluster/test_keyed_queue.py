@@ -169,6 +169,19 @@ def test_a_full_queue_takes_more_when_items_are_done(client: Client) -> None:
         eventually(queue.empty, "the queue is empty")
 
 
+def test_a_loop_until_empty_ends_without_an_error(queue: KeyedQueue) -> None:
+    """Acknowledgements on their way counted as items, and the loop asked for one more."""
+    for round_ in range(20):
+        for number in range(3):
+            queue.put((round_, number), key=f"key-{number}")
+        got = []
+        while not queue.empty():
+            item = queue.get(timeout=PATIENCE_S)
+            queue.ack(item)
+            got.append(item.value)
+        assert sorted(got) == [(round_, number) for number in range(3)]
+
+
 def test_an_empty_queue_says_so(queue: KeyedQueue) -> None:
     for fails in (queue.get_nowait, lambda: queue.get(timeout=0.05), lambda: queue.get_nowait_batch(1)):
         with pytest.raises(Empty):

@@ -11,7 +11,7 @@ from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Message, MessageId
 from storage.batch import LAST_TIME
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, Timeout
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,7 +54,7 @@ def test_what_was_seen_comes_again_behind_it(client: Client) -> None:
         for message in again:
             consumer.acknowledge(message)
         consumer.wait_acknowledged(60_000)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Timeout):
             consumer.receive(50)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,13 @@ async def test_who_is_asked_for_another_asks_nobody_but_ray(monkeypatch: pytest.
     ray.speaks.set()
     assert isinstance(await finding, Endpoint)
     net.close()
+
+
+async def test_a_search_while_the_interpreter_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An uncaught exception of a program was followed by a traceback of each partition."""
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    monkeypatch.setattr(module, "_ASKING", ended)
+    found = await module.find("broker-0")
+    assert isinstance(found, Unknown)
+    assert "after shutdown" in found.reason

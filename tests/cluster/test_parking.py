@@ -13,7 +13,7 @@ import cluster
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Message
-from storage.errors import Invalid, Unavailable
+from storage.errors import Invalid, Timeout
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -61,7 +61,7 @@ def reject(client: Client, consumer: Consumer, keys: str, *others: str) -> None:
         assert time.monotonic() < end, stats(client)
         try:
             message = consumer.receive(100)
-        except Unavailable:
+        except Timeout:
             continue
         name = message.data().decode()
         if name[0] in keys:
@@ -85,7 +85,7 @@ def parked(client: Client, messages: int, name: str = "msgParked") -> dict[str, 
 
 def nothing_more(consumer: Consumer) -> None:
     """Nothing is delivered now."""
-    with pytest.raises(Unavailable):
+    with pytest.raises(Timeout):
         consumer.receive(100)
 
 

@@ -19,6 +19,7 @@ import cluster
 from actors.producer.producer import PartitionProducer
 from cluster.client import Client
 from cluster.message import MessageId
+from cluster.receiver_queue import NothingArrived
 from storage.errors import Invalid, SluiceError, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, batch
 
@@ -187,3 +188,44 @@ def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callab
             with pytest.raises(TypeError, match=words):
                 dumps(one)
         assert pickle.loads(dumps(message.message_id())) == at
+
+
+def test_a_wait_for_nothing_is_a_time_out_of_its_own(client: Client) -> None:
+    """A broker that cannot be reached is another matter, and is no time-out."""
+    assert not issubclass(cluster.Timeout, cluster.Unavailable)
+    with client.subscribe("orders", "billing") as consumer:
+        for error in (cluster.Timeout, NothingArrived):
+            with pytest.raises(error, match="no message within 1 ms"):
+                consumer.receive(1)
+        with pytest.raises(cluster.Timeout, match="no message within 1 ms"):
+            asyncio.run(consumer.receive_async(1))
+
+
+ODD_CALLS: dict[str, Callable[[Any], object]] = {
+    "a topic name is text, not list": lambda client: client.subscribe(["orders"], "billing"),
+    "a topic name is text, not NoneType": lambda client: client.create_topic(None),
+    "a subscription name is text, not int": lambda client: client.subscribe("orders", 5),
+    "a producer name is text, not int": lambda client: client.create_producer("orders", 5),
+    "consumer_name is text, not 5": lambda client: client.subscribe("orders", "billing", consumer_name=5),
+    "timeout_ms is a number, not nan": lambda client: client.subscribe("orders", "billing", timeout_ms=float("nan")),
+    "timeout_ms is a number, not '5'": lambda client: client.subscribe("orders", "billing", timeout_ms="5"),
+    "on_ranges is a function, not 5": lambda client: client.subscribe("orders", "billing", on_ranges=5),
+    "a batch is a pyarrow.RecordBatch or Table, not str": lambda client: client.create_producer("orders").send_batch(
+        "x"
+    ),
+    "callback is a function, not 5": lambda client: client.create_producer("orders").send_async(b"x", 5),
+    "timeout_s is a number, not nan": lambda client: client.create_producer("orders").flush(float("nan")),
+    "timeout_s is a number, not '1'": lambda client: client.create_producer("orders").send_async(b"x").result("1"),
+}
+
+
+@pytest.mark.parametrize("words", ODD_CALLS)
+def test_an_argument_of_another_kind_is_refused(client: Client, words: str) -> None:
+    with pytest.raises(Invalid, match=words):
+        ODD_CALLS[words](client)
+
+
+def test_a_topic_with_other_settings_names_them(client: Client) -> None:
+    client.create_topic("named", 2)
+    with pytest.raises(cluster.Conflict, match=r"topic named exists with other settings: partitions is 2, not 3$"):
+        client.create_topic("named", 3)

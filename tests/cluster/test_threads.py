@@ -18,7 +18,7 @@ from cluster.client import Client
 from cluster.consumer import Consumer, ConsumerOptions
 from cluster.message import Message
 from cluster.receiver_queue import ReceiverQueue
-from storage.errors import Fenced, Unavailable
+from storage.errors import Fenced, Timeout
 from tests.cluster.helpers import PATIENCE_S, eventually
 from tests.sim.threads import Threads
 
@@ -131,7 +131,7 @@ def one(consumer: Consumer) -> list[Message]:
     """One message, or none."""
     try:
         return [consumer.receive(1_000)]
-    except Unavailable:
+    except Timeout:
         return []
 
 
