@@ -32,6 +32,10 @@ STREAMED_BYTES = 1024 * 1024
 """An answer that is made while it is read counts as so many bytes."""
 MADE, MADE_OF_ONE = 4, 2
 """So many large answers are made at the same time, for all roles and for one."""
+REST, REST_MOST_S = 3, 1.0
+"""After an answer was made the next one waits so many times as long as that took, and so many seconds at most: who asks
+and asks leaves the others half of the processor.
+"""
 HELD_S, WAIT_S = 10.0, 30.0
 """An answer may be unread for so long while others wait; so long a request waits before it is refused."""
 STREAMS, STREAMS_OF_ONE = 100, 20
@@ -82,11 +86,16 @@ class Answers:
         finally:
             self.patient.pop(connection, None)
         self._made[who] += 1
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             yield
         finally:
-            _one_less(self._made, who)
-            self._tell()
+            loop.call_later(min(REST * (loop.time() - began), REST_MOST_S), self._rested, who)
+
+    def _rested(self, who: str | None) -> None:
+        _one_less(self._made, who)
+        self._tell()
 
     async def _room(self, who: str | None) -> None:
         until = asyncio.get_running_loop().time() + WAIT_S

@@ -206,7 +206,7 @@ def merged(partitions: Mapping[str, Row], *, shown: bool) -> Row:
     }
     size, messages = _sum(rows, "bytesInCounter"), _sum(rows, "msgInCounter")
     return {
-        **_one_of(rows),
+        **_one_of([{key: value for key, value in row.items() if key != "subscriptions"} for row in rows]),
         "averageMsgSize": round(size / messages, 3) if messages else 0.0,
         "publishers": [publisher for row in rows for publisher in row["publishers"]],
         "subscriptions": subscriptions,

@@ -153,7 +153,10 @@ class Topics:
     async def _stats(self, request: web.Request) -> web.Response:
         which = named(request)
         settings = await self._broker.settings(which)
-        made = {each.name: self._shapes.topic(each, settings) for each in await self._known(which)}
+        made = {}
+        for each in await self._known(which):
+            made[each.name] = self._shapes.topic(each, settings)
+            await asyncio.sleep(0)  # there may be a thousand, and others have work on this loop
         if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
             made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
         if (quota := self._broker.ages.that_holds(which.topic)) is not None:
