@@ -40,8 +40,8 @@ from actors.policies.permission_cache import PermissionCache
 from actors.ports import Address, Ports, Unknown
 from cluster.audit import AuditLog, AuditTail
 from cluster.delayed import DelayedChanges
-from cluster.http.answers import large
 from cluster.http.guard import RoleGuard, guard
+from cluster.http.responses import large
 from cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
 from cluster.metrics_text import text_of
 from cluster.pulsar.admin.addresses import Addresses

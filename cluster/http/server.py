@@ -21,9 +21,9 @@ from actors.ports import Ports
 from cluster.bootstrap.environment import LOOPBACK
 from cluster.bootstrap.forks import keep_from_children
 from cluster.descriptors import HTTP, at_most
-from cluster.http.answers import answers_here
 from cluster.http.connections import HeadAlone, HttpDoor
 from cluster.http.guard import ASKER, CARRIED, Handler
+from cluster.http.responses import responses_here
 from storage.errors import Invalid, Overloaded, Unavailable
 
 CONNECTION_SECONDS = 30.0
@@ -116,7 +116,7 @@ class HttpServer:
         if len(present) < self._most:
             return True
         idle = [connection for connection in present if connection not in self._answering]
-        patient = answers_here().patient
+        patient = responses_here().patient
         waiting = [connection for connection in patient if connection in present]
         for connection in (*idle, *waiting)[:1]:
             _end(connection)
@@ -153,7 +153,7 @@ class HttpServer:
         """Remember the connections on which something is asked, and being answered."""
         self._asked[request.protocol] = None
         self._answering.append(request.protocol)
-        answers = answers_here()
+        answers = responses_here()
         try:
             return await answers.write(request, await handler(request), self._seconds)
         finally:

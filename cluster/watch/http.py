@@ -12,8 +12,8 @@ from aiohttp import web
 
 from actors.names import check_name
 from actors.ports import Ports
-from cluster.http.answers import answers_here, large
 from cluster.http.guard import STREAM_UNTIL
+from cluster.http.responses import large, responses_here
 from cluster.watch.feed import Audits, Feed, Owners
 
 _FOLDER = Path(__file__).parent / "page"
@@ -71,7 +71,7 @@ class WatchHttp:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         topic = check_name("topic", request.query.get("topic", ""))
         subscription = check_name("subscription", request.query.get("subscription", ""))
-        with answers_here().stream(request):
+        with responses_here().stream(request):
             return await self._follow(request, topic, subscription)
 
     async def _follow(self, request: web.Request, topic: str, subscription: str) -> web.StreamResponse:

@@ -22,7 +22,7 @@ from aiohttp import web
 from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
 from actors.messages import Ends, FindBacklog, FindTime, ReadEnds
-from cluster.http.answers import large
+from cluster.http.responses import large
 from cluster.http.server import number_of
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, Named, named, subscription_of
 from cluster.pulsar.admin.statistics import moment

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.http.answers import Pieces, large
+from cluster.http.responses import Pieces, large
 from cluster.http.server import body_of, json_in
 from cluster.pulsar.admin.broker import Broker, named
 from storage.errors import Conflict, Invalid

@@ -25,7 +25,7 @@ from aiohttp import web
 from actors.messages import RemoveTopic, SendAway
 from actors.names import unquoted
 from actors.pulsar.conversation.topic_names import full_name, full_names
-from cluster.http.answers import large
+from cluster.http.responses import large
 from cluster.http.server import body_of, json_in, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
 from cluster.pulsar.admin.statistics import Partition, PulsarStats, internal, merged

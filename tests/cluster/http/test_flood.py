@@ -51,7 +51,7 @@ class Flooded(NamedTuple):
 
 @pytest.fixture(scope="module")
 def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
-    """Its answers have from 100 KB to several MB."""
+    """Start a cluster whose answers have from 100 KB to several MB."""
     folder = tmp_path_factory.mktemp("flood") / "data"
     standalone.up(values(folder, pulsar_port=0, pulsar_web_port=0))
     try:

@@ -60,8 +60,8 @@ class UnreadAnswer:
     since: float
 
 
-class Answers:
-    """What this process makes and writes by HTTP. Connections are known by aiohttp's protocol object."""
+class Responses:
+    """The answers that this process makes and writes by HTTP. A connection is known by aiohttp's protocol object."""
 
     def __init__(self) -> None:
         self._made = Counter[str | None]()
@@ -73,7 +73,7 @@ class Answers:
 
     @property
     def unread_bytes(self) -> int:
-        """Those of all answers that are being written."""
+        """The bytes of all answers that are being written."""
         return sum(one.size for one in self._unread.values())
 
     @contextlib.asynccontextmanager
@@ -137,7 +137,7 @@ class Answers:
         self._unread[request.protocol] = UnreadAnswer(request.get(ASKER), size, transport, now)
 
     def release(self, request: web.Request) -> None:
-        """It was read, or its connection has ended."""
+        """Forget an answer that was read, or whose connection has ended."""
         if self._unread.pop(request.protocol, None) is not None:
             self._tell()
 
@@ -205,19 +205,19 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
         yield body[at : at + PIECE]
 
 
-_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Answers] = WeakKeyDictionary()
+_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Responses] = WeakKeyDictionary()
 
 
-def answers_here() -> Answers:
-    """Those of this process, which has one loop."""
-    return _OF_LOOPS.setdefault(asyncio.get_running_loop(), Answers())
+def responses_here() -> Responses:
+    """Find the bounds of this process, which has one loop."""
+    return _OF_LOOPS.setdefault(asyncio.get_running_loop(), Responses())
 
 
 def large(handler: Handler) -> Handler:
     """A handler whose answer may be large: it is made when there is room."""
 
     async def in_turn(request: web.Request) -> web.StreamResponse:
-        answers = answers_here()
+        answers = responses_here()
         async with answers.turn(request):
             answer = await handler(request)
             body = answer.body if isinstance(answer, web.Response) else None

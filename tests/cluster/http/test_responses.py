@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cluster.http import answers
-from cluster.http.answers import MADE_OF_ONE, STREAMS_OF_ONE, UNREAD_OF_ONE, Pieces, answers_here, large
+from cluster.http import responses
 from cluster.http.guard import ASKER, answered
+from cluster.http.responses import MADE_OF_ONE, STREAMS_OF_ONE, UNREAD_OF_ONE, Pieces, large, responses_here
 from cluster.http.server import HttpServer
 from tests.cluster.helpers import admin_ports
 from tests.cluster.http.test_connections import Nobody
@@ -60,7 +60,7 @@ class Asked:
         return Pieces(pieces(), "text/plain")
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        with answers_here().stream(request):
+        with responses_here().stream(request):
             return await self._waits(request)
 
     async def _waits(self, request: web.Request) -> web.StreamResponse:
@@ -109,20 +109,20 @@ async def test_answers_nobody_reads_are_not_all_made() -> None:
     """All of them were made at once, and lay in memory."""
     async with serving() as asked:
         unread = [await asked.ask("/large", "idle") for _ in range(90)]
-        await until(lambda: len(answers_here().patient) == len(unread))
-        assert answers_here().unread_bytes <= UNREAD_OF_ONE + (MADE_OF_ONE - 1) * SIZE
+        await until(lambda: len(responses_here().patient) == len(unread))
+        assert responses_here().unread_bytes <= UNREAD_OF_ONE + (MADE_OF_ONE - 1) * SIZE
         assert asked.made <= UNREAD_OF_ONE // SIZE + MADE_OF_ONE
         for role in ("busy", None):
             assert len(await asked.told("/large", role)) > SIZE, "who reads need not wait for another role"
         assert (await asked.told("/small", "idle")).endswith(b"small")
         for _, writer in unread:
             writer.transport.abort()
-        await until(lambda: answers_here().unread_bytes == 0)
+        await until(lambda: responses_here().unread_bytes == 0)
 
 
 async def test_an_answer_nobody_reads_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection ends; else one that reads nothing would keep out the others of its role."""
-    monkeypatch.setattr(answers, "HELD_S", 0.01)
+    """A client that reads nothing would keep out the others of its role."""
+    monkeypatch.setattr(responses, "HELD_S", 0.01)
     async with serving() as asked:
         unread = [await asked.ask("/large", "team") for _ in range(5)]
         assert len(await asked.told("/large", "team")) > SIZE
@@ -130,8 +130,8 @@ async def test_an_answer_nobody_reads_makes_room(monkeypatch: pytest.MonkeyPatch
             writer.transport.abort()
 
 
-async def test_where_there_is_no_room_for_long_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "WAIT_S", 0.01)
+async def test_no_room_for_long_is_answered_with_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "WAIT_S", 0.01)
     async with serving() as asked:
         unread = [await asked.ask("/large", "team") for _ in range(5)]
         await until(lambda: asked.made * SIZE >= UNREAD_OF_ONE)
@@ -145,16 +145,16 @@ async def test_an_answer_in_pieces_is_made_as_it_is_read() -> None:
     async with serving() as asked:
         reader, writer = await asked.ask("/pieces", "team")
         await asked.begun.wait()
-        await until(lambda: bool(answers_here().patient))
+        await until(lambda: bool(responses_here().patient))
         before = asked.made
         while asked.made < before + 20:
             await reader.readexactly(1 << 16)
         writer.transport.abort()
-        await until(lambda: not answers_here().patient and not answers_here().unread_bytes)
+        await until(lambda: not responses_here().patient and not responses_here().unread_bytes)
 
 
 @pytest.mark.parametrize(("path", "most"), [("/events", STREAMS_OF_ONE), ("/waits", 100)])
-async def test_one_role_keeps_nobody_else_out(path: str, most: int) -> None:
+async def test_a_role_at_its_limit_keeps_no_other_role_out(path: str, most: int) -> None:
     """Streams of one role took all places, also that of who asks whether the cluster is well."""
     async with serving() as asked:
         first = [await asked.ask(path, "team") for _ in range(200)]
@@ -171,11 +171,11 @@ async def test_one_role_keeps_nobody_else_out(path: str, most: int) -> None:
             writer.close()
 
 
-async def test_who_does_not_read_makes_room_for_who_asks() -> None:
+async def test_unread_answers_give_their_places_to_new_clients() -> None:
     """All places are taken by several who read nothing; the oldest of them leaves."""
     async with serving(most=8) as asked:
         unread = [await asked.ask("/large", f"role-{number % 4}") for number in range(8)]
-        await until(lambda: len(answers_here().patient) == 8)
+        await until(lambda: len(responses_here().patient) == 8)
         assert (await asked.told("/small")).endswith(b"small")
         for _, writer in unread:
             writer.transport.abort()
