@@ -76,11 +76,14 @@ class ProducersHere(Request[ProducersPresent], kw_only=True):
 
 
 class ClientsHere(Request[Text], kw_only=True):
-    """Which clients of Pulsar's protocol a gateway serves on a partition: its producers and consumers, as JSON."""
+    """Which clients of Pulsar's protocol a gateway serves on a partition: its producers and consumers, as JSON.
+
+    partition: None stands for all; each row then says its own.
+    """
 
     reply: ClassVar[type[Reply]] = Text
     topic: str
-    partition: int
+    partition: int | None
 
 
 class RatesHere(Request[Text], kw_only=True):

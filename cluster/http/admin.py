@@ -41,6 +41,7 @@ from actors.ports import Address, Ports, Unknown
 from cluster.audit import AuditLog, AuditTail
 from cluster.delayed import DelayedChanges
 from cluster.http.guard import RoleGuard, guard
+from cluster.http.responses import large
 from cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
 from cluster.metrics_text import text_of
 from cluster.pulsar.admin.addresses import Addresses
@@ -130,13 +131,13 @@ class AdminHttp(Actor):
         return [
             web.get("/healthz", self._health),
             *self._watch.routes(),
-            web.get("/metrics", self._metrics),
-            web.get(f"{SUBSCRIPTION}/explain", self._explain),
-            web.get(f"{SUBSCRIPTION}/{verbs}", self._question),
+            web.get("/metrics", large(self._metrics)),
+            web.get(f"{SUBSCRIPTION}/explain", large(self._explain)),
+            web.get(f"{SUBSCRIPTION}/{verbs}", large(self._question)),
             web.post(f"{SUBSCRIPTION}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
             web.post(f"{SUBSCRIPTION}/parked/{{what:redrive|discard}}", self._decide_parked),
             web.post(f"{TOPIC}/erase", self._erase),
-            web.get(f"{TOPIC}/erase", self._erase_status),
+            web.get(f"{TOPIC}/erase", large(self._erase_status)),
             *pulsar_routes(self._broker, Addresses()),
         ]
 

@@ -2,7 +2,8 @@
 
 No page in a browser reaches a server here. A Host header that is not the loopback's, nor a name that the server is told
 to have, is refused: that is how a made-up name would look that a page points here. So is an Origin header of anywhere
-else: browsers send it with whatever a page sends to change something.
+else: browsers send it with whatever a page sends to change something. And so is a Sec-Fetch-Site header of anywhere
+else, which browsers send with pictures, links and scripts as well.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ STREAM_S, STREAM_UNTIL = 30.0, web.RequestKey("stream_until", float)
 """A stream of events for a role ends after so many seconds, and whoever looks asks again: its rights may be others by
 then. The second is where a request says when, by the monotonic clock.
 """
+ASKER = web.RequestKey("asker", str)
+"""The roles of who asks, as one text. The operator, who has the token, and who needs no credentials have none."""
 CARRIED = web.RequestKey("carried", asyncio.Future)
 """What carries a request out that was let in, where that goes on when its client has left."""
 BY_TOKEN = "the token of this interface"
@@ -73,6 +76,7 @@ class RoleGuard:
             await self.check(roles, request)
             return await handler(request)
 
+        request[ASKER] = ",".join(roles)
         request[STREAM_UNTIL] = time.monotonic() + STREAM_S
         return await self.audited(roles, request, checked, *names)
 
@@ -112,22 +116,24 @@ def guard(token: str, open_paths: Collection[str], where: str, others: RoleGuard
             if given and others is not None:
                 return await others.answer(request, handler)
             return web.json_response({"reason": f"a bearer token is needed; it {where}"}, status=401)
-        if others is not None and request.path not in open_paths:
+        if request.path in open_paths:
+            return await answered(request, handler, linked=True)
+        if others is not None:
             return await others.audited((BY_TOKEN,), request, handler)
         return await answered(request, handler)
 
     return checked
 
 
-async def answered(request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
+async def answered(request: web.Request, handler: Handler, *names: str, linked: bool = False) -> web.StreamResponse:
     """Call a handler. Its errors, and requests from pages of elsewhere, are answered with one line of JSON.
 
-    names: further hosts that this server may be called by.
+    names: further hosts that this server may be called by. linked: a page of elsewhere may have a link that leads here.
     """
     if _host(request.host) not in (*HERE, *names):
         return web.json_response({"reason": "ask for 127.0.0.1"}, status=421)
     origin = request.headers.get("Origin")
-    if origin is not None and _netloc(origin) != request.host:
+    if (origin is not None and _netloc(origin) != request.host) or _set_off_elsewhere(request, linked=linked):
         return web.json_response({"reason": "pages of other origins are not answered"}, status=403)
     try:
         return await handler(request)
@@ -154,6 +160,13 @@ def _host(given: str) -> str:
     """A Host header without its port."""
     name, colon, port = given.rpartition(":")
     return (name if colon and port.isdecimal() else given).lower()
+
+
+def _set_off_elsewhere(request: web.Request, *, linked: bool) -> bool:
+    """Whether a browser says that a page of elsewhere set this off: a picture or a link there has no Origin header."""
+    if request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
+        return False
+    return not (linked and request.headers.get("Sec-Fetch-Mode") == "navigate")
 
 
 def _netloc(origin: str) -> str:

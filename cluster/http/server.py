@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,8 +22,9 @@ from cluster.bootstrap.environment import LOOPBACK
 from cluster.bootstrap.forks import keep_from_children
 from cluster.descriptors import HTTP, at_most
 from cluster.http.connections import HeadAlone, HttpDoor
-from cluster.http.guard import CARRIED, Handler
-from storage.errors import Invalid, Unavailable
+from cluster.http.guard import ASKER, CARRIED, Handler
+from cluster.http.responses import responses_here
+from storage.errors import Invalid, Overloaded, Unavailable
 
 CONNECTION_SECONDS = 30.0
 MOST_CONNECTIONS = 200
@@ -36,16 +38,20 @@ _logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_
 not belong into a log, and strangers would fill that.
 """
 _BODY_SECONDS = web.AppKey("body_seconds", float)
+_COUNTED = web.RequestKey("counted", str)
+"""Of a request that counts as one of its role: the role."""
 _SHOWN = 40
 
 
 class HttpServer:
-    """Serves routes behind a guard (a middleware of aiohttp). When a client leaves, the guard's question ends with it;
-    a request that was let in is carried out to its end.
+    """Serves routes behind a guard (a middleware of aiohttp). When a client leaves, the guard's question ends with it,
+    and so does a GET; any other request that was let in is carried out to its end.
 
-    connection_seconds: how long a client may keep a connection without a request, or take to send a body. Who comes
-    when `most` connections are there takes the place of the oldest on which nothing is being answered, so that nobody
-    who only connects keeps others out; if there is none he is sent away.
+    connection_seconds: how long a client may keep a connection without a request, or take to send a body, or to read a
+    piece of an answer. Who comes when `most` connections are there takes the place of the oldest on which nothing is
+    being answered, so that nobody who only connects keeps others out; if there is none, of the oldest whose client
+    waits for its turn or does not read; and if there is none of these, he is sent away. A role may have half of `most`
+    requests under way, so that it keeps neither another one out nor the operator.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class HttpServer:
         self._listening: asyncio.Server | None = None
         self._ready = asyncio.Lock()
         self._answering: list[Any] = []
+        self._asking = Counter[str]()
+        """How many requests of each role are under way."""
         self._asked: dict[Any, None] = {}
         """Connections on which a request came since they were last looked at."""
         self._carried: dict[asyncio.Future[web.StreamResponse], None] = {}
@@ -107,10 +115,12 @@ class HttpServer:
         present = [connection for connection in server.connections if connection.transport is not None]
         if len(present) < self._most:
             return True
-        idle = next((connection for connection in present if connection not in self._answering), None)
-        if idle is not None:
-            idle.force_close()
-        return idle is not None
+        idle = [connection for connection in present if connection not in self._answering]
+        patient = responses_here().patient
+        waiting = [connection for connection in patient if connection in present]
+        for connection in (*idle, *waiting)[:1]:
+            _end(connection)
+        return bool(idle or waiting)
 
     async def close(self) -> None:
         """Stop listening, and end every connection."""
@@ -135,7 +145,7 @@ class HttpServer:
             for connection in present:
                 asked = connection in self._asked or connection in self._answering
                 if connection in known and not asked:
-                    connection.force_close()
+                    _end(connection)
             known, self._asked = present, {}
 
     @web.middleware
@@ -143,13 +153,25 @@ class HttpServer:
         """Remember the connections on which something is asked, and being answered."""
         self._asked[request.protocol] = None
         self._answering.append(request.protocol)
+        answers = responses_here()
         try:
-            return await handler(request)
+            return await answers.write(request, await handler(request), self._seconds)
         finally:
+            answers.release(request)
             self._answering.remove(request.protocol)
+            if (who := request.get(_COUNTED)) is not None:
+                self._asking[who] -= 1
+                self._asking += Counter()  # without those that have none
 
     @web.middleware
     async def _carry_out(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (who := request.get(ASKER)) is not None:
+            if self._asking[who] >= max(self._most // 2, 1):
+                raise Overloaded(f"{self._asking[who]} requests of this role are under way: wait for their answers")
+            self._asking[who] += 1
+            request[_COUNTED] = who
+        if request.method in ("GET", "HEAD"):
+            return await handler(request)
         work = request[CARRIED] = asyncio.ensure_future(handler(request))
         self._carried[work] = None
         work.add_done_callback(self._carried_out)
@@ -159,6 +181,14 @@ class HttpServer:
         del self._carried[work]
         if not work.cancelled():
             work.exception()  # whoever asked has got it, or has left
+
+
+def _end(connection: Any) -> None:
+    """Close a connection; what its client has not read is dropped, else the process would keep it."""
+    transport = connection.transport
+    connection.force_close()
+    if transport is not None:
+        transport.abort()
 
 
 class _OneSlash(web.PlainResource):

@@ -13,6 +13,7 @@ from aiohttp import web
 from actors.names import check_name
 from actors.ports import Ports
 from cluster.http.guard import STREAM_UNTIL
+from cluster.http.responses import large, responses_here
 from cluster.watch.feed import Audits, Feed, Owners
 
 _FOLDER = Path(__file__).parent / "page"
@@ -60,7 +61,7 @@ class WatchHttp:
         """To be added to an application whose guard lets PAGE_PATHS through without a token, and nothing else."""
         return [
             *page_routes(),
-            web.get("/watch/subscriptions", self._subscriptions),
+            web.get("/watch/subscriptions", large(self._subscriptions)),
             web.get("/watch/events", self._events),
         ]
 
@@ -70,6 +71,10 @@ class WatchHttp:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         topic = check_name("topic", request.query.get("topic", ""))
         subscription = check_name("subscription", request.query.get("subscription", ""))
+        with responses_here().stream(request):
+            return await self._follow(request, topic, subscription)
+
+    async def _follow(self, request: web.Request, topic: str, subscription: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         stream = self._feed.follow(topic, subscription)

@@ -50,13 +50,19 @@ def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
     return {pair.key.decode("utf-8", "replace"): pair.value.decode("utf-8", "replace") for pair in pairs}
 
 
-def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
+def clients_here(gateway: Connected, topic: str, partition: int | None) -> dict[str, list[dict[str, Any]]]:
+    """Rows of a partition, or of all; each says its own."""
+    if partition is None:
+        producing = [(at, one) for (known, at), here in gateway.producers.items() if known == topic for one in here]
+    else:
+        producing = [(partition, one) for one in gateway.producers.get((topic, partition), ())]
     producers = [
-        {"producerName": one.name, "ready": one.ready, **_introduction(gateway, one, "producerId")}
-        for one in gateway.producers.get((topic, partition), ())
+        {"partition": at, "producerName": one.name, "ready": one.ready, **_introduction(gateway, one, "producerId")}
+        for at, one in producing
     ]
     consumers = [
         {
+            "partition": one.tp.partition,
             "consumerName": unquoted(one.asked.name),
             "subscription": unquoted(one.asked.subscription),
             "reader": one.is_reader,
@@ -66,7 +72,7 @@ def clients_here(gateway: Connected, topic: str, partition: int) -> dict[str, li
         for (known, _), here in gateway.consumers.items()
         if known == topic
         for one in here
-        if one.tp.partition == partition
+        if partition in (None, one.tp.partition)
     ]
     return {"producers": producers, "consumers": consumers}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -195,12 +196,11 @@ class Schemas:
             raise NotFound(f"topic {topic} has no such schema")
         return VERSION.pack(number)
 
-    async def all_of(self, topic: str) -> list[tuple[Any, bytes]]:
-        """Every version since the last deletion, and its number. Raises Unavailable."""
+    async def all_of(self, topic: str) -> AsyncIterator[tuple[Any, bytes]]:
+        """Every version since the last deletion, and its number, each read when it is asked for. Raises Unavailable."""
         versions = await self._read(topic)
-        begin = _begin(versions)
-        encoded = [await self._encoded_of(topic, version) for version in versions[begin:]]
-        return [(parse(Schema, one), VERSION.pack(number)) for number, one in enumerate(encoded, begin)]
+        for number in range(_begin(versions), len(versions)):
+            yield parse(Schema, await self._encoded_of(topic, versions[number])), VERSION.pack(number)
 
     async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
         """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""

@@ -79,12 +79,16 @@ class Broker:
         running = [row["address"] for row in description["actors"] if row["kind"] == "gateway"]
         return [address for address in dict.fromkeys([*running, self._here]) if address]
 
-    async def clients(self, topic: str, partition: int) -> dict[str, list[dict[str, Any]]]:
-        """The producers and consumers that are connected to the gateways that answer."""
-        found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}
-        for reply in await self.ask_gateways(ClientsHere(topic=topic, partition=partition)):
+    async def clients(self, named: Named) -> dict[int, dict[str, list[dict[str, Any]]]]:
+        """The producers and consumers that are connected to the gateways that answer, by partition, of all or of the
+        one that is named; of one without clients nothing. Each gateway is asked once.
+        """
+        found: dict[int, dict[str, list[dict[str, Any]]]] = {}
+        for reply in await self.ask_gateways(ClientsHere(topic=named.topic, partition=named.partition)):
             for kind, rows in json.loads(reply.json).items():
-                found[kind] += rows
+                for row in rows:
+                    at = row.pop("partition", named.partition)  # a gateway of an earlier version does not say it
+                    found.setdefault(at, {"producers": [], "consumers": []})[kind].append(row)
         return found
 
     # -- topics ---------------------------------------------------------------------------------------------------

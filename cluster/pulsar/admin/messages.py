@@ -22,6 +22,7 @@ from aiohttp import web
 from actors.consumer.held import Received
 from actors.consumer.payload import Payloads
 from actors.messages import Ends, FindBacklog, FindTime, ReadEnds
+from cluster.http.responses import large
 from cluster.http.server import number_of
 from cluster.pulsar.admin.broker import CALL_TIMEOUT, Broker, Named, named, subscription_of
 from cluster.pulsar.admin.statistics import moment
@@ -53,9 +54,9 @@ class Messages:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", self._by_id),
-            web.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", self._peek),
-            web.get(f"{TOPIC}/examinemessage", self._examine),
+            web.get(f"{TOPIC}/ledger/{{ledger}}/entry/{{entry}}", large(self._by_id)),
+            web.get(f"{TOPIC}/subscription/{{subscription}}/position/{{number}}", large(self._peek)),
+            web.get(f"{TOPIC}/examinemessage", large(self._examine)),
             web.get(f"{TOPIC}/lastMessageId", self._last_id),
             web.get(f"{TOPIC}/messageid/{{time}}", self._id_at),
         ]

@@ -11,11 +11,14 @@ DELETE .../{topic}/schema                                 of all of them; what c
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from cluster.http.responses import Pieces, large
 from cluster.http.server import body_of, json_in
 from cluster.pulsar.admin.broker import Broker, named
 from storage.errors import Conflict, Invalid
@@ -42,9 +45,9 @@ class SchemasByHttp:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get(f"{SCHEMA}/schema", self._newest),
-            web.get(f"{SCHEMA}/schema/{{version}}", self._version),
-            web.get(f"{SCHEMA}/schemas", self._all),
+            web.get(f"{SCHEMA}/schema", large(self._newest)),
+            web.get(f"{SCHEMA}/schema/{{version}}", large(self._version)),
+            web.get(f"{SCHEMA}/schemas", large(self._all)),
             web.post(f"{SCHEMA}/schema", self._put),
             web.delete(f"{SCHEMA}/schema", self._delete),
             web.post(f"{SCHEMA}/compatibility", self._compatible),
@@ -73,9 +76,11 @@ class SchemasByHttp:
         found = await self._schemas.get(await self._topic(request), int(number).to_bytes(8, "big"))
         return web.json_response(_shown(*found))
 
-    async def _all(self, request: web.Request) -> web.Response:
-        found = await self._schemas.all_of(await self._topic(request))
-        return web.json_response({"getSchemaResponses": [_shown(schema, version) for schema, version in found]})
+    async def _all(self, request: web.Request) -> web.StreamResponse:
+        """A version at a time: a topic may have had many, and each may be large."""
+        pieces = _listed(self._schemas.all_of(await self._topic(request)))
+        first = await anext(pieces)  # raises what keeps the topic's from being read
+        return Pieces(_behind(first, pieces), "application/json")
 
     async def _put(self, request: web.Request) -> web.Response:
         schema, topic = _schema_of(await body_of(request)), await self._topic(request)
@@ -97,6 +102,22 @@ class SchemasByHttp:
         schema = _schema_of(await body_of(request))
         version = await self._schemas.version_of(await self._topic(request), schema)
         return web.json_response({"version": _number(version)})
+
+
+async def _listed(found: AsyncIterator[tuple[Any, bytes]]) -> AsyncGenerator[bytes]:
+    """All versions as JSON, in pieces."""
+    before = '{"getSchemaResponses": ['
+    async for schema, version in found:
+        yield (before + json.dumps(_shown(schema, version))).encode()
+        before = ", "
+    yield (("" if before == ", " else before) + "]}").encode()
+
+
+async def _behind(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(pieces):
+        yield first
+        async for piece in pieces:
+            yield piece
 
 
 def _shown(schema: Any, version: bytes) -> dict[str, Any]:

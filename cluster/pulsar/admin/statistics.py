@@ -6,6 +6,7 @@ clients) is left out, and the tools show their 0 for it. A rate is the mean sinc
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from storage.dates import iso_time
 from storage.position import ledger_of
 
 Row = dict[str, Any]
+Clients = dict[tuple[str, str], deque[Row]]
+"""Consumers that are connected, by subscription and name, the one that came first before the others."""
 SHORTEST_MS, LONGEST_MS = 1_000, 600_000
 """Rates are of no shorter time, and who asked longer ago is forgotten."""
 _NO_COUNTERS = ("partition", "epoch", "producers")
@@ -48,8 +51,10 @@ class Rates:
             since, before, rate = now, counter, 0.0
         if now - since >= SHORTEST_MS:
             since, before, rate = now, counter, (counter - before) * 1000 / (now - since)
-        self._seen = {key: seen for key, seen in self._seen.items() if now - seen[0] <= LONGEST_MS}
+        self._seen.pop(name, None)
         self._seen[name] = (since, before, rate)
+        while now - self._seen[first := next(iter(self._seen))][0] > LONGEST_MS:
+            del self._seen[first]  # the one that was asked for longest ago
         return round(rate, 3)
 
 
@@ -74,10 +79,13 @@ class PulsarStats:
         """TopicStats of one partition."""
         row, rate = of.row, self._rates.of
         messages, size = int(row.get("msgInCounter", 0)), int(row.get("bytesInCounter", 0))
-        subscriptions = {name: self._subscription(of, name, each) for name, each in of.subscriptions.items()}
+        clients = _by_name(of)
+        subscriptions = {name: self._subscription(of, clients, name, each) for name, each in of.subscriptions.items()}
         backlogs = [each["backlogSize"] for each in subscriptions.values()]
         subscriptions |= {
-            name: self._subscription(of, name, each) for name, each in _readers(of).items() if name not in subscriptions
+            name: self._subscription(of, clients, name, each)
+            for name, each in _readers(of).items()
+            if name not in subscriptions
         }
         publishers = [publisher(each) for each in of.clients["producers"]]
         return {
@@ -108,10 +116,9 @@ class PulsarStats:
             "ownerBroker": self._at.broker,
         }
 
-    def _subscription(self, of: Partition, name: str, row: Row) -> Row:
+    def _subscription(self, of: Partition, clients: Clients, name: str, row: Row) -> Row:
         kind = str(row.get("type")).title()
         sent, durable = int(row.get("msgOutCounter", 0)), bool(row.get("isDurable", True))
-        clients = list(of.clients["consumers"])
         consumers = [self._consumer(of, clients, name, each) for each in row.get("consumers", ())]
         active = [each["consumerName"] for each in consumers if each.get("keyHashRangeArrays") or each.get("reader")]
         times = [each.get("lastAckedTimestamp", 0) for each in consumers]
@@ -133,18 +140,15 @@ class PulsarStats:
             "replicated": False,
         }
 
-    def _consumer(self, of: Partition, clients: list[Row], subscription: str, row: Row) -> Row:
+    def _consumer(self, of: Partition, clients: Clients, subscription: str, row: Row) -> Row:
         """ConsumerStats; address and version are known of those that are connected by Pulsar's protocol.
 
         clients: those that are not told of yet; of several with one name the one that came first is.
         """
         name = unquoted(str(row.get("consumerName")))
-        here = [each for each in clients if each["consumerName"] == name and each["subscription"] == subscription]
-        if here:
-            clients.remove(here[0])
-        introduced = (
-            {key: here[0][key] for key in ("address", "clientVersion", "metadata")} if here else {"metadata": {}}
-        )
+        here = clients.get((subscription, name))
+        told: Row = here.popleft() if here else {}
+        introduced = {key: told[key] for key in ("address", "clientVersion", "metadata")} if told else {"metadata": {}}
         sent, which = int(row.get("msgOutCounter", 0)), f"{of.name}:{subscription}:{name}:{row.get('session', '')}"
         ranges = row.get("keyHashRangeArrays", [])
         return {
@@ -156,6 +160,13 @@ class PulsarStats:
             "connectedSince": moment(row.get("connectedSince", 0)),
             "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],
         }
+
+
+def _by_name(of: Partition) -> Clients:
+    found: Clients = {}
+    for each in of.clients["consumers"]:
+        found.setdefault((each["subscription"], each["consumerName"]), deque()).append(each)
+    return found
 
 
 def _readers(of: Partition) -> dict[str, Row]:
@@ -195,7 +206,7 @@ def merged(partitions: Mapping[str, Row], *, shown: bool) -> Row:
     }
     size, messages = _sum(rows, "bytesInCounter"), _sum(rows, "msgInCounter")
     return {
-        **_one_of(rows),
+        **_one_of([{key: value for key, value in row.items() if key != "subscriptions"} for row in rows]),
         "averageMsgSize": round(size / messages, 3) if messages else 0.0,
         "publishers": [publisher for row in rows for publisher in row["publishers"]],
         "subscriptions": subscriptions,

@@ -25,6 +25,7 @@ from aiohttp import web
 from actors.messages import RemoveTopic, SendAway
 from actors.names import unquoted
 from actors.pulsar.conversation.topic_names import full_name, full_names
+from cluster.http.responses import large
 from cluster.http.server import body_of, json_in, number_of, object_in
 from cluster.pulsar.admin.broker import Broker, Named, forced, named, space_of, topic_of
 from cluster.pulsar.admin.statistics import Partition, PulsarStats, internal, merged
@@ -44,9 +45,9 @@ class Topics:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get(BASE, self._list),
-            web.get(f"{BASE}/partitioned", self._partitioned),
-            web.get(f"{NAMESPACE}/topics", self._list),
+            web.get(BASE, large(self._list)),
+            web.get(f"{BASE}/partitioned", large(self._partitioned)),
+            web.get(f"{NAMESPACE}/topics", large(self._list)),
             web.get(NON_PERSISTENT, self._none),
             web.get(f"{NON_PERSISTENT}/partitioned", self._none),
             web.put(TOPIC, self._create_plain),
@@ -54,12 +55,12 @@ class Topics:
             web.get(f"{TOPIC}/partitions", self._partitions),
             web.delete(TOPIC, self._delete),
             web.delete(f"{TOPIC}/partitions", self._delete),
-            web.get(f"{TOPIC}/stats", self._stats),
-            web.get(f"{TOPIC}/partitioned-stats", self._stats),
-            web.get(f"{TOPIC}/internalStats", self._internal),
-            web.get(f"{TOPIC}/partitioned-internalStats", self._internal),
-            web.get(f"{TOPIC}/internal-info", self._internal),
-            web.get(f"{TOPIC}/subscriptions", self._subscriptions),
+            web.get(f"{TOPIC}/stats", large(self._stats)),
+            web.get(f"{TOPIC}/partitioned-stats", large(self._stats)),
+            web.get(f"{TOPIC}/internalStats", large(self._internal)),
+            web.get(f"{TOPIC}/partitioned-internalStats", large(self._internal)),
+            web.get(f"{TOPIC}/internal-info", large(self._internal)),
+            web.get(f"{TOPIC}/subscriptions", large(self._subscriptions)),
             web.put(f"{TOPIC}/unload", self._unload),
             web.post(f"{TOPIC}/createMissedPartitions", self._nothing_missed),
         ]
@@ -152,7 +153,10 @@ class Topics:
     async def _stats(self, request: web.Request) -> web.Response:
         which = named(request)
         settings = await self._broker.settings(which)
-        made = {each.name: self._shapes.topic(each, settings) for each in await self._known(which)}
+        made = {}
+        for each in await self._known(which):
+            made[each.name] = self._shapes.topic(each, settings)
+            await asyncio.sleep(0)  # there may be a thousand, and others have work on this loop
         if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
             made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
         if (quota := self._broker.ages.that_holds(which.topic)) is not None:
@@ -178,12 +182,13 @@ class Topics:
         names = await self._broker.subscriptions(which.topic)
         several = (await self._broker.settings(which)).has_partitions
         answers = await asyncio.gather(*(self._broker.statistics(which, name) for name in names))
-        made = []
+        clients, made = await self._broker.clients(which), []
         for number, row in enumerate(rows):
             partition = int(row["partition"])
             subscriptions = {unquoted(name): answer[number] for name, answer in zip(names, answers, strict=True)}
             name = full_name(which.topic, partition if several else None)
-            made.append(Partition(name, row, subscriptions, await self._broker.clients(which.topic, partition)))
+            here = clients.get(partition, {"producers": [], "consumers": []})
+            made.append(Partition(name, row, subscriptions, here))
         return made
 
 

@@ -114,7 +114,7 @@ async def test_a_topic_has_so_many_schemas_and_no_more(monkeypatch: pytest.Monke
         await topics.put("t", schema(1, b"%d" % number))
     with pytest.raises(Invalid, match="3 schemas already"):
         await topics.put("t", schema(1, b"one more"))
-    assert len(await topics.all_of("t")) == 3
+    assert len([one async for one in topics.all_of("t")]) == 3
 
 
 def union_of(count: int, name: str) -> bytes:

@@ -10,7 +10,7 @@ from actors.pulsar.codec.frames import Cutter, body_of, encode_message
 from actors.pulsar.codec.protocol import Command, ServerError, parse
 from actors.pulsar.conversation.gateway import Gateway
 from actors.pulsar.conversation.rates import Passed
-from cluster.pulsar.admin.broker import Broker
+from cluster.pulsar.admin.broker import Broker, Named
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER
 from tests.sim.worlds.gateway import SimGateway
@@ -297,6 +297,6 @@ def test_a_gateway_that_refuses_is_one_that_is_away() -> None:
         await first.rate_shares.look()
         broker = Broker(clients.broker.ports, CONTROLLER)
         broker.gateways = everybody  # type: ignore[method-assign]
-        assert len((await broker.clients("orders", 0))["producers"]) == 1
+        assert len((await broker.clients(Named("orders", 0)))[0]["producers"]) == 1
 
     with_gateways(scenario)

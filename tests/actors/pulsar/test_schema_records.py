@@ -45,7 +45,7 @@ async def test_metadata_grows_by_what_is_new() -> None:
     for number in range(60):
         await topics.put("t", schema(f"{number:03}" + "x" * LARGE))
     assert meta.written < 61 * (LARGE + 100) + 60 * 60 * 120
-    assert [one.data[:3] for one, _ in await topics.all_of("t")] == [b"%03d" % number for number in range(60)]
+    assert [one.data[:3] async for one, _ in topics.all_of("t")] == [b"%03d" % number for number in range(60)]
 
 
 async def test_schemas_of_earlier_releases_open() -> None:
@@ -54,7 +54,7 @@ async def test_schemas_of_earlier_releases_open() -> None:
     old = [schema("gone").SerializeToString(), b"", schema("a").SerializeToString(), schema("b").SerializeToString()]
     await meta.create("schema/t", 1, msgpack.packb(old))
     for added in (False, True):
-        assert [one.data for one, _ in await topics.all_of("t")][:2] == [b"a", b"b"]
+        assert [one.data async for one, _ in topics.all_of("t")][:2] == [b"a", b"b"]
         assert await topics.version_of("t", schema("b")) == (3).to_bytes(8, "big")
         with pytest.raises(NotFound):
             await topics.get("t", bytes(8))
@@ -69,7 +69,7 @@ async def test_schemas_that_come_at_once_are_all_kept() -> None:
     versions = await asyncio.gather(*(topics.put("t", schema(text)) for text in "abcab"))
     assert sorted(set(versions)) == [number.to_bytes(8, "big") for number in range(3)]
     assert [versions[0], versions[1]] == [versions[3], versions[4]]
-    assert sorted(one.data for one, _ in await topics.all_of("t")) == [b"a", b"b", b"c"]
+    assert sorted([one.data async for one, _ in topics.all_of("t")]) == [b"a", b"b", b"c"]
 
 
 async def test_a_removed_topic_leaves_no_schema() -> None:

@@ -198,6 +198,21 @@ async def test_a_made_up_host_name_is_refused(session: aiohttp.ClientSession) ->
     assert (await session.get("/healthz", headers={"Host": "evil.example:80"})).status == 421
 
 
+async def test_a_link_elsewhere_opens_the_page_and_asks_nothing(session: aiohttp.ClientSession) -> None:
+    """The files of the page hold nothing; a picture of another page reaches not even these."""
+    for mode, path, status in (("navigate", "/watch", 200), ("no-cors", "/watch", 403), ("navigate", "/metrics", 403)):
+        browser = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": mode}
+        assert (await session.get(path, headers=browser)).status == status, path
+
+
+async def test_each_gateway_is_asked_once_for_all_partitions(session: aiohttp.ClientSession, actors: Actors) -> None:
+    """A question for each partition made the cost the square of their number."""
+    assert (await session.get(f"{BASE}/orders/partitioned-stats")).status == 200
+    asked = [one for one in actors.asked if isinstance(one, ClientsHere)]
+    assert [one.partition for one in asked] == [None]
+    assert sum(isinstance(one, DescribeCluster) for one in actors.asked) == 1
+
+
 async def test_topics_and_their_totals(session: aiohttp.ClientSession) -> None:
     """Counters are summed over the partitions; epochs are not."""
     names = [f"persistent://public/default/orders-partition-{number}" for number in range(2)]

@@ -58,7 +58,7 @@ def test_a_request_that_comes_with_the_connection_is_answered(make: Callable[[],
     assert answer.endswith(b"told")
 
 
-async def left_during(where: str, lost: asyncio.Event) -> list[str]:
+async def left_during(method: str, where: str, lost: asyncio.Event) -> list[str]:
     """What becomes of a request whose client leaves while the guard, or the handler, waits for something.
 
     lost: set when the server has seen that.
@@ -88,11 +88,11 @@ async def left_during(where: str, lost: asyncio.Event) -> list[str]:
         await wait("handler")
         return web.Response(text="done")
 
-    server = HttpServer(admin_ports(Nobody()), [web.get("/ask", handle)], guard)
+    server = HttpServer(admin_ports(Nobody()), [web.route("*", "/ask", handle)], guard)
     port = await server.listen(0)
     try:
         _, client = await asyncio.open_connection("127.0.0.1", port)
-        client.write(b"GET /ask HTTP/1.1\r\nhost: h\r\n\r\n")
+        client.write(f"{method} /ask HTTP/1.1\r\nhost: h\r\n\r\n".encode())
         await waits.wait()
         client.close()
         await lost.wait()
@@ -103,9 +103,17 @@ async def left_during(where: str, lost: asyncio.Event) -> list[str]:
         await server.close()
 
 
-@pytest.mark.parametrize(("where", "becomes"), [("guard", "guard cancelled"), ("handler", "handler done")])
-async def test_who_leaves_is_not_verified_but_what_was_begun_ends(
-    where: str, becomes: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "where", "becomes"),
+    [
+        ("PUT", "guard", "guard cancelled"),
+        ("PUT", "handler", "handler done"),
+        ("GET", "handler", "handler cancelled"),
+        ("HEAD", "handler", "handler cancelled"),
+    ],
+)
+async def test_a_change_outlives_its_client_and_a_question_does_not(
+    method: str, where: str, becomes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, told = asyncio.Event(), HeadAlone.connection_lost
 
@@ -114,7 +122,7 @@ async def test_who_leaves_is_not_verified_but_what_was_begun_ends(
         lost.set()
 
     monkeypatch.setattr(HeadAlone, "connection_lost", connection_lost)
-    assert await left_during(where, lost) == [becomes]
+    assert await left_during(method, where, lost) == [becomes]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ class Tool:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         else:
             connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=120, context=self.sealed)
-        connection.request(method, path, sent, {"Content-Type": "application/json", **headers})
+        connection.request(
+            method, path, None if sent is None else sent.encode(), {"Content-Type": "application/json", **headers}
+        )
         answer = connection.getresponse()
         data = answer.read()
         connection.close()

@@ -34,6 +34,15 @@ def test_no_page_in_a_browser_is_answered(tool: Tool) -> None:
     assert tool.ask("PUT", f"{BASE}/framed", Origin=here).status == 204
 
 
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_a_picture_on_another_page_asks_nothing(tool: Tool, site: str, status: int) -> None:
+    """A browser sends no Origin header with a picture, but the site that wants it."""
+    asked = tool.ask("GET", "/admin/v2/clusters", **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+    assert asked.status == status
+
+
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1", "[::1]:8080"])
 def test_the_loopback_has_several_names(tool: Tool, host: str) -> None:
     assert tool.ask("GET", "/admin/v2/clusters", Host=host).status == 200

@@ -1,0 +1,228 @@
+"""The bounds of answers by HTTP, which hold for all servers of a process together.
+
+An answer is large if it may have more than PIECE bytes. A route that can give one is wrapped in `large`: few are made
+at the same time, for one role and for all, and none is begun while too many bytes of earlier ones are unread. A large
+answer is written piece by piece, as its client reads, and counts until its last byte is taken. Where others wait for
+room, an answer that is older than HELD_S is ended with its connection, the oldest first. So a client that reads nothing
+costs the others a few seconds, and the process no more than the figures below.
+
+A role, or all who are nobody in particular, has its own share, so that one role cannot use up that of the others. The
+operator, who has the token of the admin port, waits for no role: it is by this token that a cluster in trouble is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+
+from cluster.http.guard import ASKER, Handler
+from storage.errors import Overloaded, SluiceError
+
+PIECE = 64 * 1024
+UNREAD_BYTES, UNREAD_OF_ONE = 32 * 1024 * 1024, 8 * 1024 * 1024
+"""While so many bytes of answers are unread, for all and for one role, no large one is begun."""
+STREAMED_BYTES = 1024 * 1024
+"""An answer that is made while it is read counts as so many bytes."""
+MADE, MADE_OF_ONE = 4, 2
+"""So many large answers are made at the same time, for all roles and for one."""
+REST, REST_MOST_S = 3, 1.0
+"""After an answer was made the next one waits so many times as long as that took, and so many seconds at most: who asks
+and asks leaves the others half of the processor.
+"""
+HELD_S, WAIT_S = 10.0, 30.0
+"""An answer may be unread for so long while others wait; so long a request waits before it is refused."""
+STREAMS, STREAMS_OF_ONE = 100, 20
+"""So many streams of events are open, for all roles and for one."""
+
+
+class Pieces(web.StreamResponse):
+    """An answer that is made while it is read."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes], content_type: str) -> None:
+        super().__init__(headers={"Content-Type": content_type})
+        self.pieces = pieces
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadAnswer:
+    """An answer that is being written. since: seconds of the loop's clock."""
+
+    who: str | None
+    size: int
+    transport: asyncio.Transport | None
+    since: float
+
+
+class Responses:
+    """The answers that this process makes and writes by HTTP. A connection is known by aiohttp's protocol object."""
+
+    def __init__(self) -> None:
+        self._made = Counter[str | None]()
+        self._streams = Counter[str | None]()
+        self._unread: dict[Any, UnreadAnswer] = {}
+        self._changed = asyncio.Event()
+        self.patient: dict[Any, None] = {}
+        """Connections that wait for room, or for their client to read, the oldest first."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes of all answers that are being written."""
+        return sum(one.size for one in self._unread.values())
+
+    @contextlib.asynccontextmanager
+    async def turn(self, request: web.Request) -> AsyncIterator[None]:
+        """Make a large answer, when there is room for one. Raises Overloaded where there is none for long."""
+        who, connection = request.get(ASKER), request.protocol
+        self.patient[connection] = None
+        try:
+            await self._room(who)
+        finally:
+            self.patient.pop(connection, None)
+        self._made[who] += 1
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield
+        finally:
+            loop.call_later(min(REST * (loop.time() - began), REST_MOST_S), self._rested, who)
+
+    def _rested(self, who: str | None) -> None:
+        _one_less(self._made, who)
+        self._tell()
+
+    async def _room(self, who: str | None) -> None:
+        until = asyncio.get_running_loop().time() + WAIT_S
+        while self._full(who):
+            now = asyncio.get_running_loop().time()
+            if now >= until:
+                raise Overloaded(f"too many large answers are being made or are unread; ask again in {HELD_S:g} s")
+            wait = min(self._end_late(who, now), until - now)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+
+    def _full(self, who: str | None) -> bool:
+        made = sum(count for one, count in self._made.items() if one is not None)
+        return self._made[who] >= MADE_OF_ONE or (who is not None and made >= MADE) or bool(self._too_much(who))
+
+    def _too_much(self, who: str | None) -> list[UnreadAnswer]:
+        """The answers that leave no room for one of this role, the oldest first."""
+        unread = list(self._unread.values())
+        own = [one for one in unread if one.who == who]
+        if sum(one.size for one in own) >= UNREAD_OF_ONE:
+            return own
+        return unread if who is not None and sum(one.size for one in unread) >= UNREAD_BYTES else []
+
+    def _end_late(self, who: str | None, now: float) -> float:
+        """End the oldest answer that leaves no room if it is late; the seconds until there is another one."""
+        for one in self._too_much(who):
+            if now - one.since < HELD_S:
+                return HELD_S - (now - one.since)
+            if one.transport is not None and not one.transport.is_closing():
+                one.transport.abort()
+                break
+        return HELD_S
+
+    def hold(self, request: web.Request, size: int) -> None:
+        """An answer of this size is about to be written."""
+        now = asyncio.get_running_loop().time()
+        transport: Any = request.transport
+        self._unread[request.protocol] = UnreadAnswer(request.get(ASKER), size, transport, now)
+
+    def release(self, request: web.Request) -> None:
+        """Forget an answer that was read, or whose connection has ended."""
+        if self._unread.pop(request.protocol, None) is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @contextlib.contextmanager
+    def stream(self, request: web.Request) -> Iterator[None]:
+        """A stream of events is open. Raises Overloaded if there are too many."""
+        who = request.get(ASKER)
+        if self._streams[who] >= STREAMS_OF_ONE or self._streams.total() >= STREAMS:
+            raise Overloaded(f"{self._streams[who]} live pages are open already: close some, then load this one again")
+        self._streams[who] += 1
+        try:
+            yield
+        finally:
+            _one_less(self._streams, who)
+
+    async def write(self, request: web.Request, answer: web.StreamResponse, seconds: float) -> web.StreamResponse:
+        """Write an answer that is large, piece by piece, and leave any other one as it is. It counts until it is read.
+
+        seconds: after so long without a byte read, the connection is ended.
+        """
+        if request.method == "HEAD":
+            return answer
+        body = answer.body if isinstance(answer, web.Response) else None
+        written = answer
+        if isinstance(answer, Pieces):
+            size, pieces = STREAMED_BYTES, answer.pieces
+        elif isinstance(body, bytes) and len(body) > PIECE:
+            size, pieces = len(body), _pieces(body)
+            written = web.StreamResponse(status=answer.status, headers=answer.headers)
+            written.content_length = len(body)
+        else:
+            return answer
+        self.hold(request, size)
+        self.patient[request.protocol] = None
+        transport = request.transport
+        try:
+            await written.prepare(request)
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    async with asyncio.timeout(seconds):
+                        await written.write(piece)
+            async with asyncio.timeout(seconds):
+                await written.write_eof()
+        except (TimeoutError, ConnectionError, SluiceError):  # a half answer is told from a whole one by its end
+            if transport is not None:
+                transport.abort()
+        finally:
+            self.patient.pop(request.protocol, None)
+            self.release(request)
+        return written
+
+
+def _one_less(counts: Counter[str | None], who: str | None) -> None:
+    counts[who] -= 1
+    if not counts[who]:
+        del counts[who]
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
+    for at in range(0, len(body), PIECE):
+        yield body[at : at + PIECE]
+
+
+_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Responses] = WeakKeyDictionary()
+
+
+def responses_here() -> Responses:
+    """Find the bounds of this process, which has one loop."""
+    return _OF_LOOPS.setdefault(asyncio.get_running_loop(), Responses())
+
+
+def large(handler: Handler) -> Handler:
+    """A handler whose answer may be large: it is made when there is room."""
+
+    async def in_turn(request: web.Request) -> web.StreamResponse:
+        answers = responses_here()
+        async with answers.turn(request):
+            answer = await handler(request)
+            body = answer.body if isinstance(answer, web.Response) else None
+            if isinstance(body, bytes):
+                answers.hold(request, len(body))  # before the next one may be made
+            return answer
+
+    return in_turn
