@@ -30,6 +30,8 @@ LOOK_S = 1.0
 """The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
 QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
+WANTED_S = 10.0
+"""So long more is fetched for a caller who did not get that many at once, and who may never ask again."""
 
 
 class NothingArrived(Unavailable):
@@ -60,6 +62,7 @@ class ReceiverQueue:
         """Parts, and how many bytes each of them had."""
         self._bytes = self._wanted = 0
         """Bytes of all these, and how many messages somebody wanted at once who did not get them."""
+        self._wanted_until = 0.0
         self._current: list[Message] = []
         """What left the queue to be received one by one, the next one last."""
         self._ended: SluiceError | None = None
@@ -78,6 +81,8 @@ class ReceiverQueue:
         if self._bytes < QUEUED_BYTES:
             return False
         with self.lock:
+            if time.monotonic() >= self._wanted_until:
+                self._wanted = 0
             return len(self._current) + sum(len(part) for part, _ in self._queue) >= self._wanted
 
     def end(self, error: SluiceError) -> None:
@@ -172,7 +177,7 @@ class ReceiverQueue:
             if len(taken) == count:
                 self._wanted = 0
                 return taken
-            self._wanted = max(self._wanted, count)
+            self._wanted, self._wanted_until = max(self._wanted, count), time.monotonic() + WANTED_S
             # A session ended since they were counted; what is left is for the next one who asks.
             for message in reversed(taken):
                 message.batch.received.shown = message.row
