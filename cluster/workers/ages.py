@@ -49,9 +49,7 @@ def _since(part: Received, rows: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.N
 
 
 def ordering_of(part: Received, rows: npt.NDArray[np.int64]) -> pa.Array:
-    """What the order of these rows follows, as the subscription sees it, binary: a message without a key follows none,
-    and its id stands in.
-    """
+    """Return the key of each row by which the subscription orders it, binary; of a message without one, `keyless`."""
     taken = pa.array(rows)
     found = [part.column(name).take(taken) for name in ("ordering_key", "key") if name in part.schema.names]
     if not found:
@@ -67,5 +65,5 @@ def _ids(part: Received, rows: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def keyless(position: int) -> bytes:
-    """What stands in for the key of a message that has none."""
+    """Return the id of a message without a key: it is ordered with no other."""
     return show(position).encode()

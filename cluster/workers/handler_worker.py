@@ -81,7 +81,7 @@ def retry_delay_ms(options: WorkersOptions, redeliveries: int) -> int:
 
 
 def key_of(message: Message) -> bytes:
-    """What the order of the message follows; see ages.ordering_of."""
+    """Return the key by which the message is ordered; see ages.ordering_of."""
     ordering: bytes | None = message.batch.cell("ordering_key", message.row)
     key = bytes(ordering) if ordering else message.key()
     return keyless(int(message.batch.positions[message.row])) if key is None else key
