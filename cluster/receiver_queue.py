@@ -66,6 +66,8 @@ class ReceiverQueue:
         self._current: list[Message] = []
         """What left the queue to be received one by one, the next one last."""
         self._ended: SluiceError | None = None
+        self._failed: SluiceError | None = None
+        """Why a partition brings nothing for now."""
         self._woken = False
 
     def add(self, part: Received) -> None:
@@ -91,6 +93,14 @@ class ReceiverQueue:
             self._ended = self._ended or error
             self._arrived.notify_all()
             self._wake(len(self._waiters))
+
+    def fail(self, error: SluiceError | None) -> None:
+        """Receivers that find nothing get this error from now on; None: they wait again."""
+        with self.lock:
+            self._failed = error
+            if error is not None:
+                self._arrived.notify_all()
+                self._wake(len(self._waiters))
 
     def wake(self) -> None:
         """Let one receiver that waits, or the next one that would, return with nothing."""
@@ -233,8 +243,8 @@ class ReceiverQueue:
         return woken
 
     def _check_open(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+        if (error := self._ended or self._failed) is not None:
+            raise error
 
     def _look_again_s(self) -> float:
         """What is here although nobody is given it waits for the next answer, which says whether it is still ours."""
