@@ -65,7 +65,7 @@ from actors.messages import (
     TopicList,
     TopicSettings,
 )
-from actors.messages.settings import check_subscription, dead_letter_topic, plain_settings
+from actors.messages.settings import check_subscription, check_values, dead_letter_topic, plain_settings
 from actors.names import check_name
 from actors.ports import Address, Places, Ports, Unknown
 from actors.replication_auditor import ReplicationAuditor
@@ -373,12 +373,23 @@ class Controller(WorkerPools):
             await self._catalog.check_subscription_exists(request.topic, request.subscription)
         else:
             check_name("subscription", request.subscription)
-            check_subscription(request.settings)
+            await self._check_wanted(request, request.settings)
             check_dead_letters(request.topic, request.subscription, request.settings)
             if request.settings.max_redeliver_count:
                 target = dead_letter_topic(request.topic, request.subscription, request.settings)
                 await self._catalog.check_can_be_made(target)
         return topic
+
+    async def _check_wanted(self, request: LocateSubscription, settings: SubscriptionSettings) -> None:
+        """Raises Invalid for settings that cannot work. Settings that the caller does not mean may be others where the
+        subscription is there: then only its owner knows whether all of them work together.
+        """
+        try:
+            check_subscription(settings)
+        except Invalid:
+            if request.said is None or request.subscription not in await self._catalog.subscriptions(request.topic):
+                raise
+            check_values(settings)
 
     async def _locate_dispatchers(self, request: LocateSubscription, topic: TopicSettings) -> Located:
         plain = plain_settings(request.settings or SubscriptionSettings())
@@ -391,7 +402,7 @@ class Controller(WorkerPools):
             if isinstance(error, NotFound) and request.settings is not None and there:
                 raise Unavailable(f"{error}; ask again") from error  # one of its name was deleted, this one is made
             raise
-        if (settings := request.settings) is not None:
+        if (settings := request.settings) is not None and request.said != []:  # nothing said: nothing changes
             wanted = Configure(settings=settings, said=request.said)
             awaited = range(topic.partitions) if request.awaited is None else request.awaited
             others = [
@@ -412,9 +423,7 @@ class Controller(WorkerPools):
         Only the dispatcher knows what it has: it may have been made with others long ago.
         """
         answer = await self._ask(address, wanted)
-        plain = plain_settings(wanted.settings)
-        if wanted.said and (before := entry.settings.get("subscription_settings")):
-            plain = {**before, **{name: plain[name] for name in wanted.said}}
+        plain = plain_settings(answer.settings)
         if entry.settings.get("subscription_settings") != plain:  # else it keeps those that all its partitions share
             entry.settings["subscription_settings"] = plain
         if answer.changed:

@@ -165,7 +165,7 @@ class Directory:
             await self._locate(topic, wanted)
             found = self._known.of(topic, None)
         else:
-            settings, said = msgspec.json.decode(new, type=_Asked) if new else (None, [])
+            settings, said = msgspec.json.decode(new, type=_Asked) if new else (None, None)
             asked: dict[str, Any] = {"settings": settings, "said": said, **_named(wanted)}
             request = LocateSubscription(topic=topic, subscription=subscription, **asked)
             found = _present(enumerate((await self._ask(request)).addresses))
@@ -215,12 +215,15 @@ class Directory:
                 self._ports.log("settings_wait", topic=topic, error=str(error))
                 await wait.pause_after(error)
 
-    async def join(self, topic: str, subscription: str, settings: SubscriptionSettings) -> TopicSettings:
+    async def join(
+        self, topic: str, subscription: str, settings: SubscriptionSettings, said: Sequence[str] | None = None
+    ) -> TopicSettings:
         """The topic's settings now, as `settings_now`, and what is known of its dispatchers, in one question; a
-        subscription that is new is created with `settings`.
+        subscription that is new is created with `settings`. said: see messages.Configure.
         """
         before = self._settings.get(topic)
-        request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, waits=False)
+        meant = None if said is None else list(said)
+        request = LocateSubscription(topic=topic, subscription=subscription, settings=settings, said=meant, waits=False)
         try:
             located = await self._ask(request)
         except NotFound:
@@ -232,7 +235,7 @@ class Directory:
         self._settings[topic] = now
         found = _present(enumerate(located.addresses))
         self._known.replace(topic, subscription, found)
-        self._known.work_with(_encoded(settings), list(found.values()))
+        self._known.work_with(_encoded(settings, said), list(found.values()))
         return now
 
     async def dispatcher(
@@ -241,7 +244,7 @@ class Directory:
         partition: int,
         subscription: str,
         settings: SubscriptionSettings | None = None,
-        said: Sequence[str] = (),
+        said: Sequence[str] | None = None,
     ) -> Address:
         """The dispatcher of a subscription on one partition; created with `settings` if it is new, and else made to
         work with them. said: see messages.Configure. Raises Conflict while that cannot change, Invalid, NotFound,
@@ -249,7 +252,8 @@ class Directory:
         """
         question = (topic, subscription, b"" if settings is None else _encoded(settings, said))
         address = self._known.get(topic, subscription, partition)
-        if address and settings is not None and self._known.asked(address) != question[2]:
+        changes = settings is not None and (said is None or len(said) > 0)
+        if address and changes and self._known.asked(address) != question[2]:
             await self._look_up(question, partition)
         while not (address := self._known.get(topic, subscription, partition)):
             await self._look_up(question, partition)
@@ -264,7 +268,7 @@ class Directory:
         try:
             return await self.dispatcher(topic, partition, subscription)
         except NotFound:
-            return await self.dispatcher(topic, partition, subscription, settings)
+            return await self.dispatcher(topic, partition, subscription, settings, [])
 
     async def create(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic; fine if it exists with these settings. Raises Conflict, Invalid, Unavailable."""
@@ -364,12 +368,12 @@ class Directory:
             await self._ports.net.call(self._controller, Suspect(address=address), LOCATE_TIMEOUT)
 
 
-_Asked = tuple[SubscriptionSettings, list[str]]
+_Asked = tuple[SubscriptionSettings, list[str] | None]
 
 
-def _encoded(settings: SubscriptionSettings, said: Sequence[str] = ()) -> bytes:
+def _encoded(settings: SubscriptionSettings, said: Sequence[str] | None) -> bytes:
     """The last part of a question."""
-    return msgspec.json.encode((settings, list(said)))
+    return msgspec.json.encode((settings, None if said is None else list(said)))
 
 
 def _present(addresses: Iterable[tuple[int, Address]]) -> dict[int, Address]:

@@ -190,7 +190,7 @@ def check_growth(topic: str, settings: TopicSettings, wanted: TopicSettings) -> 
 
 def check_dead_letters(topic: str, subscription: str, settings: SubscriptionSettings) -> None:
     """Raises Invalid where a dead letter topic has a name that no topic can have, or is the topic itself."""
-    if settings.max_redeliver_count:
+    if settings.max_redeliver_count or settings.dead_letter_topic:
         target = check_name("topic", dead_letter_topic(topic, subscription, settings))
         if target == topic:
             raise Invalid(f"dead_letter_topic is {topic} itself: its messages would come back for ever")

@@ -111,7 +111,7 @@ def consume(
         str | None, typer.Option("--timeout", help="Stop when nothing comes for so long, subscribing included.")
     ] = None,
     acknowledge: Annotated[bool, typer.Option("--ack/--no-ack", help="Acknowledge what was received.")] = True,
-    nack_order: NackOrderOption = "none",
+    nack_order: NackOrderOption | None = None,
     name: ConsumerNameOption = None,
     grace_ms: GraceOption = None,
     json: JsonOption = False,
@@ -126,7 +126,7 @@ def consume(
     with joined(address, data_dir) as client:
         # No more is taken from the others than will be printed.
         room = min(count, QUEUE) or QUEUE
-        given = {"timeout_ms": patience, "consumer_name": name, "grace_ms": grace_ms}
+        given = {"timeout_ms": patience, "consumer_name": name, "grace_ms": grace_ms, "nack_order": nack_order}
         bound: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         with contextlib.ExitStack() as stack:
             waiting = stack.enter_context(Waiting(client).watched())
@@ -136,7 +136,6 @@ def consume(
                     subscription,
                     initial_position=position.lower(),
                     receiver_queue_size=room,
-                    nack_order=nack_order,
                     **bound,
                 )
             )

@@ -39,6 +39,7 @@ from actors.messages import (
     shown,
 )
 from actors.messages.limits import SEQUENCES
+from actors.messages.settings import OF_MAKING
 from actors.names import check_name
 from actors.ports import Ports
 from actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer, ProducerConfig
@@ -306,7 +307,9 @@ class Client(OfThisProcess, StoredMessages):
         first, where the type is shared or failover. read_compacted: of each key the last message alone, as far as the
         topic was compacted; of type exclusive or failover. timeout_ms: how long to try. consumer_name: by which it
         comes back, with `grace_ms` to its own hashes.
-        Settings: actors.messages.SubscriptionSettings, Key_Shared by default. Raises Unavailable with the reason.
+        Settings: actors.messages.SubscriptionSettings; a new subscription is Key_Shared by default. A subscription that
+        is there keeps those that are not given, and changes the others while no consumer is connected (Conflict).
+        Raises Unavailable with the reason.
         """
         topic = check_name("topic", topic)
         check_name("subscription", subscription_name)
@@ -335,17 +338,20 @@ class Client(OfThisProcess, StoredMessages):
             ),
             self._forget,
         )
-        work = self._subscribe(consumer, wanted, timeout_ms)
+        said = [setting for setting in settings if setting not in OF_MAKING]
+        work = self._subscribe(consumer, wanted, said, timeout_ms)
 
         self._open_within(work, timeout_ms, f"subscribing to {topic}", consumer.leave)
         self._remember(consumer)
         return consumer
 
-    async def _subscribe(self, consumer: Consumer, wanted: SubscriptionSettings, timeout_ms: int) -> None:
+    async def _subscribe(
+        self, consumer: Consumer, wanted: SubscriptionSettings, said: list[str], timeout_ms: int
+    ) -> None:
         options = consumer.options
         topic = options.topic
         try:
-            settings = await self._directory.join(topic, options.subscription, wanted)
+            settings = await self._directory.join(topic, options.subscription, wanted, said)
         except Unavailable:
             settings = await self._directory.settings_within(topic, timeout_ms, now=True)
         incarnation = f"{options.name}-{secrets.token_hex(8)}"
@@ -366,6 +372,7 @@ class Client(OfThisProcess, StoredMessages):
                     name=options.name,
                     incarnation=incarnation,
                     settings=wanted,
+                    said=said,
                     queue_size=max(options.queue_size // settings.partitions, 1),
                     ranges=options.ranges,
                     process=this_process(),

@@ -144,10 +144,8 @@ class Consumer(OfThisProcess):
 
     def on_event(self, partition: int, event: Event) -> None:
         """A partition has news."""
-        if event.kind == "failed":
-            error = self.parts[partition].failed
-            if error is not None:
-                self._receiving.end(error)
+        if event.kind in ("failed", "found"):
+            self._receiving.fail(next((part.failed for part in self.parts if part.failed is not None), None))
         elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
             call_user("on_ranges", self.options.on_ranges, partition, event.kind, event.ranges)
 

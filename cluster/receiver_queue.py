@@ -30,6 +30,8 @@ LOOK_S = 1.0
 """The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
 QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
+WANTED_S = 10.0
+"""So long more is fetched for a caller who did not get that many at once, and who may never ask again."""
 
 
 NothingArrived = Timeout
@@ -60,9 +62,12 @@ class ReceiverQueue:
         """Parts, and how many bytes each of them had."""
         self._bytes = self._wanted = 0
         """Bytes of all these, and how many messages somebody wanted at once who did not get them."""
+        self._wanted_until = 0.0
         self._current: list[Message] = []
         """What left the queue to be received one by one, the next one last."""
         self._ended: SluiceError | None = None
+        self._failed: SluiceError | None = None
+        """Why a partition brings nothing for now."""
         self._woken = False
 
     def add(self, part: Received) -> None:
@@ -78,6 +83,8 @@ class ReceiverQueue:
         if self._bytes < QUEUED_BYTES:
             return False
         with self.lock:
+            if time.monotonic() >= self._wanted_until:
+                self._wanted = 0
             return len(self._current) + sum(len(part) for part, _ in self._queue) >= self._wanted
 
     def end(self, error: SluiceError) -> None:
@@ -86,6 +93,14 @@ class ReceiverQueue:
             self._ended = self._ended or error
             self._arrived.notify_all()
             self._wake(len(self._waiters))
+
+    def fail(self, error: SluiceError | None) -> None:
+        """Receivers that find nothing get this error from now on; None: they wait again."""
+        with self.lock:
+            self._failed = error
+            if error is not None:
+                self._arrived.notify_all()
+                self._wake(len(self._waiters))
 
     def wake(self) -> None:
         """Let one receiver that waits, or the next one that would, return with nothing."""
@@ -172,7 +187,7 @@ class ReceiverQueue:
             if len(taken) == count:
                 self._wanted = 0
                 return taken
-            self._wanted = max(self._wanted, count)
+            self._wanted, self._wanted_until = max(self._wanted, count), time.monotonic() + WANTED_S
             # A session ended since they were counted; what is left is for the next one who asks.
             for message in reversed(taken):
                 message.batch.received.shown = message.row
@@ -228,8 +243,8 @@ class ReceiverQueue:
         return woken
 
     def _check_open(self) -> None:
-        if self._ended is not None:
-            raise self._ended
+        if (error := self._ended or self._failed) is not None:
+            raise error
 
     def _look_again_s(self) -> float:
         """What is here although nobody is given it waits for the next answer, which says whether it is still ours."""

@@ -57,6 +57,6 @@ def wanted_subscription(values: dict[str, Any], topic: str, subscription: str, *
     if wanted.grace_ms > 0 and not named:
         raise Invalid("grace_ms keeps hashes for a consumer that comes back under its name: give it a consumer_name")
     check_dead_letters(topic, subscription, wanted)
-    if wanted.max_redeliver_count and wanted.dead_letter_topic:
+    if wanted.dead_letter_topic:
         wanted = msgspec.structs.replace(wanted, dead_letter_topic=check_name("topic", wanted.dead_letter_topic))
     return wanted

@@ -32,7 +32,7 @@ class ConsumerConfig:
     read_compacted: bool = False
     moves: bool = True
     properties: Mapping[str, str] = field(default_factory=dict)
-    said: Sequence[str] = ()
+    said: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

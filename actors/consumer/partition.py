@@ -47,7 +47,7 @@ from actors.ports import Address, Ports, Unknown
 from actors.shared_future import SharedFuture, carry_through
 from actors.signal import Signal
 from storage.batch import LAST_TIME
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
+from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from storage.position import Positions
 
 ATTACH_TIMEOUT = 20_000
@@ -400,15 +400,31 @@ class PartitionConsumer:
         self._callbacks.on_event(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        """Poll for ever. An error that attaching anew cannot mend (the topic was deleted) ends it and is reported."""
-        try:
-            while not self.closing:
+        """Poll for ever. An error that attaching anew cannot mend ends it and is reported. A topic that was deleted is
+        reported as well, and looked for again: producers go on as soon as it is made again, and so does a consumer.
+        """
+        wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+        while not self.closing:
+            try:
                 await self._turn_or_attach()
-        except SluiceError as error:
-            self.failed = error
-            self._session_changed.set()
-            self._hand_backs.close()
-            self._callbacks.on_event(self.partition, Event(kind="failed"))
+            except NotFound as error:
+                if self.session:
+                    self._lost()
+                self._fail(error)
+                await wait.pause()
+            except SluiceError as error:
+                self._hand_backs.close()
+                self._fail(error)
+                return
+            else:
+                if self.failed is not None:
+                    self.failed, wait = None, Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
+                    self._callbacks.on_event(self.partition, Event(kind="found"))
+
+    def _fail(self, error: SluiceError) -> None:
+        self.failed = error
+        self._session_changed.set()
+        self._callbacks.on_event(self.partition, Event(kind="failed"))
 
     async def _turn_or_attach(self) -> None:
         session = self.session

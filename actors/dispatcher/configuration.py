@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from actors.dispatcher.context import SubscriptionContext
-from actors.messages import SubscriptionSettings
-from actors.messages.settings import check_properties, check_subscription
+from actors.messages import Configure, Configured, SubscriptionSettings
+from actors.messages.settings import OF_MAKING, check_properties, check_subscription
 from storage.errors import Conflict
-
-_OF_MAKING = ("initial_position",)
-"""Settings that count only when a subscription is made: whoever joins it later may say otherwise."""
 
 
 class SubscriptionConfiguration:
@@ -34,23 +29,18 @@ class SubscriptionConfiguration:
         self._state.set_properties(properties)
         await self._store.barrier()
 
-    async def change(self, settings: SubscriptionSettings, said: Sequence[str] = ()) -> bool:
-        """Set other settings; returns whether any changed. Raises Conflict while a consumer is connected or awaited.
+    async def change(self, asked: Configure) -> Configured:
+        """Set other settings. Raises Conflict while a consumer is connected or awaited.
 
-        said: see messages.Configure. A durable subscription stays durable (Conflict): its backlog must not go with a
-        consumer.
+        A durable subscription stays durable (Conflict): its backlog must not go with a consumer.
 
         An owner keeps the settings that it began with, and the trust in itself that depends on its lease: when the new
         ones are durable it ends, and the next one begins with them. Raises Invalid for settings that cannot work.
         """
-        now = self._state.settings
-        kept = [name for name in settings.__struct_fields__ if name in _OF_MAKING or (said and name not in said)]
-        if said and "sticky" not in (settings.selector, now.selector):
-            kept.append("selector")  # a client of Pulsar does not say in which way the hashes are divided
-        settings = msgspec.structs.replace(settings, **{name: getattr(now, name) for name in kept})
+        now, settings = self._state.settings, self._wanted(asked)
         check_subscription(settings)
         if settings == now and self._state.next_settings is None:
-            return False
+            return Configured(changed=False, settings=settings)
         if len(self._state.membership):
             names = [name for name in settings.__struct_fields__ if getattr(settings, name) != getattr(now, name)]
             differences = ", ".join(
@@ -68,4 +58,14 @@ class SubscriptionConfiguration:
         self._state.begin_next_with(settings)
         await self._store.barrier()
         self._ownership.end("it begins again with other settings")
-        return True
+        return Configured(changed=True, settings=settings)
+
+    def _wanted(self, asked: Configure) -> SubscriptionSettings:
+        """The settings in force with the ones that the caller means in their place."""
+        now, settings = self._state.next_settings or self._state.settings, asked.settings
+        meant = settings.__struct_fields__ if asked.said is None else asked.said
+        changes = {name: getattr(settings, name) for name in settings.__struct_fields__ if name in meant}
+        if "sticky" in meant and "sticky" in (settings.selector, now.selector):
+            changes["selector"] = settings.selector
+        changes |= {name: getattr(now, name) for name in OF_MAKING}
+        return msgspec.structs.replace(now, **changes)

@@ -306,7 +306,7 @@ class Dispatcher(Actor):
         return Paused(paused=False)
 
     async def on_configure(self, request: Configure) -> Configured:
-        return Configured(changed=await self._owning.configuration.change(request.settings, request.said))
+        return await self._owning.configuration.change(request)
 
     async def on_set_properties(self, request: SetProperties) -> Done:
         await self._owning.configuration.set_properties(request.properties)

@@ -50,9 +50,13 @@ class Paused(Reply):
 
 
 class Configured(Reply):
-    """changed: whether the settings differ from those before; if so, this owner ends, and the next one uses them."""
+    """changed: whether the settings differ from those before; if so, this owner ends, and the next one uses them.
+
+    settings: those in force then.
+    """
 
     changed: bool
+    settings: SubscriptionSettings
 
 
 class Seek(Request[Sought]):
@@ -124,12 +128,13 @@ class Resume(Request[Paused]):
 class Configure(Request[Configured]):
     """Use these settings. Conflict while consumers are connected, unless the settings are those in force.
 
-    said: the names of those that whoever asks can say; the others stay as they are. Empty: all.
+    said: the names of those that the caller means; the others stay as they are. None: all. The word "sticky" among
+    them means whether consumers bring hash ranges, which is all that a client of Pulsar says of the selector.
     """
 
     reply: ClassVar[type[Reply]] = Configured
     settings: SubscriptionSettings
-    said: list[str] = []
+    said: list[str] | None = None
 
 
 class SetProperties(Request[Done]):

@@ -75,13 +75,13 @@ class LocateSubscription(Locate, kw_only=True):
     """Addresses of the dispatchers of all partitions. With settings, the subscription is created if it is new.
 
     waits False: for none; those that are not there, or work with other settings than these, are empty. said: see
-    Configure.
+    Configure; of a subscription that is new, the others are those of `settings` as well.
     """
 
     subscription: str
     settings: SubscriptionSettings | None = None
     waits: bool = True
-    said: list[str] = []
+    said: list[str] | None = None
 
 
 class Leading(Reply, kw_only=True):

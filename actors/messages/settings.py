@@ -96,6 +96,9 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True, frozen=True):
     delayed_delivery_max_num_buckets: int = -1
 
 
+OF_MAKING = ("initial_position",)
+"""Settings of a subscription that count only when it is made."""
+
 CHOICES = {
     "type": ("key_shared", "shared", "exclusive", "failover"),
     "policy": ("draining_hashes", "last_sent_position", "read_position"),
@@ -171,7 +174,7 @@ def check_topic(settings: TopicSettings) -> None:
 
 def check_subscription(settings: SubscriptionSettings) -> None:
     """Refuse what could never work, or costs too much. Raises Invalid naming the setting and what it may be."""
-    check_choices(settings)
+    check_values(settings)
     if settings.nack_order == "key" and not keeps_keys(settings):
         raise Invalid(
             "nack_order = 'key' needs a subscription that keeps its keys in order: type key_shared (without "
@@ -182,7 +185,6 @@ def check_subscription(settings: SubscriptionSettings) -> None:
             f"grace_ms = {settings.grace_ms} needs a subscription whose consumers own hashes in order: type key_shared "
             "without allow_out_of_order_delivery"
         )
-    check_limits(settings, LIMITS)
     if settings.dead_letter_policy != "skip":
         _check_parking(settings)
 
@@ -192,6 +194,12 @@ def check_properties(properties: Mapping[str, str]) -> None:
     size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     if size > MOST_PROPERTY_BYTES:
         raise Invalid(f"the properties of a subscription have {size} bytes, {MOST_PROPERTY_BYTES} are the most")
+
+
+def check_values(settings: SubscriptionSettings) -> None:
+    """Refuse a value that its setting can never have. Raises Invalid naming the setting and what it may be."""
+    check_choices(settings)
+    check_limits(settings, LIMITS)
 
 
 def check_choices(settings: SubscriptionSettings) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from actors.consumer.held import Received
 from cluster.consumer import Consumer
+from storage.position import show
 
 Rows = tuple[Received, npt.NDArray[np.int64]]
 """Some rows of a part."""
@@ -48,11 +49,21 @@ def _since(part: Received, rows: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.N
 
 
 def ordering_of(part: Received, rows: npt.NDArray[np.int64]) -> pa.Array:
-    """What the order of these rows follows, as the subscription sees it: binary, empty without a key."""
+    """Return the key of each row by which the subscription orders it, binary; of a message without one, `keyless`."""
     taken = pa.array(rows)
     found = [part.column(name).take(taken) for name in ("ordering_key", "key") if name in part.schema.names]
     if not found:
-        return pa.array([b""] * len(rows), pa.binary())
+        return _ids(part, rows)
     if len(found) == 2:
         found = [pa.compute.if_else(pa.compute.equal(found[0], b""), None, found[0]), found[1]]
-    return pa.compute.coalesce(*(one.cast(pa.binary()) for one in found), pa.scalar(b"", pa.binary()))
+    keys = pa.compute.coalesce(*(one.cast(pa.binary()) for one in found))
+    return pa.compute.coalesce(keys, _ids(part, rows)) if keys.null_count else keys
+
+
+def _ids(part: Received, rows: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array([keyless(position) for position in part.positions[rows].tolist()], pa.binary())
+
+
+def keyless(position: int) -> bytes:
+    """Return the id of a message without a key: it is ordered with no other."""
+    return show(position).encode()

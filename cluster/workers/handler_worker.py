@@ -29,7 +29,7 @@ from typing import Any
 from cluster.consumer import Consumer
 from cluster.log_filter import FewOfEachKind
 from cluster.message import Message
-from cluster.workers.ages import Rows, waiting_ages
+from cluster.workers.ages import Rows, keyless, waiting_ages
 from cluster.workers.options import STOP, WorkersOptions
 from cluster.workers.scaling import WorkerLoad
 from storage.errors import SluiceError
@@ -86,9 +86,10 @@ def retry_delay_ms(options: WorkersOptions, redeliveries: int) -> int:
 
 
 def key_of(message: Message) -> bytes:
-    """What the order of the message follows, as the subscription sees it; empty without a key."""
+    """Return the key by which the message is ordered; see ages.ordering_of."""
     ordering: bytes | None = message.batch.cell("ordering_key", message.row)
-    return bytes(ordering or message.key() or b"")
+    key = bytes(ordering) if ordering else message.key()
+    return keyless(int(message.batch.positions[message.row])) if key is None else key
 
 
 def shown_key(key: bytes) -> str:

@@ -28,8 +28,10 @@ REPLACE_FIRST_S, REPLACE_MOST_S = 0.1, 30.0
 """A worker that dies again and again is replaced less and less often."""
 ROLL_WAIT_S = 60.0
 """So long a roll waits for room for a second worker; then the old one ends first, and its keys wait for the new one."""
-CANNOT_BEGIN = (SluiceError, TypeError, ValueError)
+CANNOT_BEGIN = (WorkerGone, SluiceError, TypeError, ValueError)
 """The last two are Ray's, of a handler or an option."""
+MOST_DEATHS = 16
+"""More are not counted: the longest wait is reached before."""
 MOST_EVENTS = 100
 MOST_EVENT = 300
 """Letters."""
@@ -87,6 +89,15 @@ class _Member:
 
 
 @dataclass(slots=True)
+class _Deaths:
+    """Successors that did not stay, in a row; when the next one may begin; and why the last one did not stay."""
+
+    count: int = 0
+    not_before: float = 0.0
+    reason: str = ""
+
+
+@dataclass(slots=True)
 class _Totals:
     """The counts of workers that have ended."""
 
@@ -108,6 +119,7 @@ class PoolKeeper:
         self._reason = self._gave_up = ""
         self._events: deque[tuple[int, str]] = deque(maxlen=MOST_EVENTS)
         self._roll_since: float | None = None
+        self._successors = _Deaths()
         self._lock = threading.Lock()
         """Guards what `status` reads."""
         self._stopping = threading.Event()
@@ -244,16 +256,19 @@ class PoolKeeper:
 
     def _ended(self, number: int, member: _Member, report: WorkerReport) -> None:
         if report.gave_up:
-            with self._lock:
-                self._gave_up, member.stopping = report.error, True
-            self._note(f"{self._name(number)} gave up, and the pool stops")
-            self._stopping.set()
+            self._give_up(number, member, report)
         if member.stopping and member.successor is None:
             self._forget(number, member)
         elif member.successor is not None or member.leaving:
             self._succeeded(number, member)
         else:
             self._died(number, member, report.error)
+
+    def _give_up(self, number: int, member: _Member, report: WorkerReport) -> None:
+        with self._lock:
+            self._gave_up, member.stopping = report.error, True
+        self._note(f"{self._name(number)} gave up, and the pool stops")
+        self._stopping.set()
 
     def _scale(self) -> None:
         active = {number: member for number, member in self._members.items() if not member.stopping}
@@ -286,12 +301,16 @@ class PoolKeeper:
         if not old:
             self._roll_since = None
             return
+        if time.monotonic() < self._successors.not_before:
+            with self._lock:
+                self._reason = self._successors.reason
+            return
         self._roll_since = self._roll_since or time.monotonic()
         number, member = old[0]
         assert member.placed is not None
         try:
             ready = self._places.is_ready()
-        except (WorkerGone, *CANNOT_BEGIN) as error:
+        except CANNOT_BEGIN as error:
             with self._lock:
                 self._reason = f"a worker of version {self._version} cannot start: {error}"
             return
@@ -308,9 +327,14 @@ class PoolKeeper:
             return
         self._roll_since = None
         if ready:
+            try:
+                successor = self._places.begin(self._name(number))
+            except CANNOT_BEGIN as error:
+                self._no_successor(number, f"cannot start: {error}")
+                return
             self._note(f"{self._name(number)} passes to version {self._version}")
             with self._lock:
-                member.successor = self._places.begin(self._name(number))
+                member.successor = successor
         else:
             self._note(f"{self._name(number)} ends, for there is no room for one of version {self._version} beside it")
             member.leaving = True
@@ -324,19 +348,31 @@ class PoolKeeper:
             self._lose_successor(number, member, f"died: {error}")
             return
         if report is not None and report.ended:
+            self._add_up(report)
+            if report.gave_up:
+                self._give_up(number, member, report)
             self._lose_successor(number, member, f"ended: {_last_line(report.error)}")
 
     def _lose_successor(self, number: int, member: _Member, how: str) -> None:
         """One that does not answer is not dead yet: it would stay, and what it has of Ray with it."""
         assert member.successor is not None
         member.successor.kill()
-        self._note(f"the successor of {self._name(number)} {how}")
         with self._lock:
             member.successor = None
+        self._no_successor(number, how)
+
+    def _no_successor(self, number: int, why: str) -> None:
+        """The old one goes on; the next try comes later with each that fails."""
+        lost = self._successors
+        lost.reason = f"the successor of {self._name(number)} {why}"
+        lost.not_before = time.monotonic() + _wait_after(lost.count)
+        lost.count = min(lost.count + 1, MOST_DEATHS)
+        self._note(lost.reason)
 
     def _succeeded(self, number: int, member: _Member) -> None:
+        self._successors = _Deaths()
         with self._lock:
-            self._add_up(member)
+            self._add_up(member.report)
             member.placed, member.successor = member.successor, None
             member.report, member.leaving, member.deaths = None, False, 0
             member.not_before = 0.0
@@ -373,7 +409,7 @@ class PoolKeeper:
             self._succeeded(number, member)
             return
         with self._lock:
-            self._add_up(member)
+            self._add_up(member.report)
             member.placed = member.report = None
             member.leaving = False
         self._wait_longer(member, f"{self._name(number)} died: {_last_line(why)}")
@@ -381,21 +417,20 @@ class PoolKeeper:
             self._begin(number, member)
 
     def _wait_longer(self, member: _Member, reason: str) -> None:
-        wait = min(REPLACE_FIRST_S * 2**member.deaths, REPLACE_MOST_S) if member.deaths else 0.0
         with self._lock:
-            member.deaths, member.reason = min(member.deaths + 1, 16), reason
-            member.not_before = time.monotonic() + wait
+            member.not_before = time.monotonic() + _wait_after(member.deaths)
+            member.deaths, member.reason = min(member.deaths + 1, MOST_DEATHS), reason
 
     def _forget(self, number: int, member: _Member) -> None:
         with self._lock:
-            self._add_up(member)
+            self._add_up(member.report)
             del self._members[number]
 
-    def _add_up(self, member: _Member) -> None:
-        if member.report is not None:
-            self._totals.handled += member.report.handled
-            self._totals.failed += member.report.failed
-            self._totals.failures |= member.report.failures
+    def _add_up(self, report: WorkerReport | None) -> None:
+        if report is not None:
+            self._totals.handled += report.handled
+            self._totals.failed += report.failed
+            self._totals.failures |= report.failures
 
     def _stop_some(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -405,6 +440,11 @@ class PoolKeeper:
             for placed in (member.placed, member.successor):
                 if placed is not None:
                     placed.stop()
+
+
+def _wait_after(deaths: int) -> float:
+    """Seconds until the next one begins, after so many before this one."""
+    return min(REPLACE_FIRST_S * 2**deaths, REPLACE_MOST_S) if deaths else 0.0
 
 
 def _last_line(why: str) -> str:

@@ -257,21 +257,27 @@ class RayPlaces:
 
     def begin(self, name: str) -> PlacedWorker:
         """The spare one, if there is one, else a new one; and another spare."""
-        worker = self._living_spare() or self._made()
-        worker.begin((*self._place, name))
-        self._spare = self._made() if self._options.spares else None
-        self._spare_made_at = time.monotonic()
+        try:
+            worker = self._living_spare() or self._made()
+            worker.begin((*self._place, name))
+        except self._ray.exceptions.RayError as error:
+            raise _plain(error) from None
+        self._spare = None
+        if self._options.spares:
+            self._make_spare()
         return worker
 
     def is_ready(self) -> bool:
         """Whether there is one that waits for a name; it is made if there is none."""
-        if self._spare is None:
-            self._spare = self._made()
         try:
+            if self._spare is None:
+                self._spare = self._made()
             return self._spare.is_ready()
         except WorkerGone:
             self._spare = None
             raise
+        except self._ray.exceptions.RayError as error:
+            raise _plain(error) from None
 
     def adopt(self) -> dict[str, PlacedWorker]:
         """Workers of this pool that an earlier keeper has left; those that wait for a name are ended."""
@@ -327,7 +333,13 @@ class RayPlaces:
 
     def _renew_spare(self) -> None:
         if self._living_spare() is None and time.monotonic() > self._spare_made_at + SPARE_AGAIN_S:
-            self._spare, self._spare_made_at = self._made(), time.monotonic()
+            self._make_spare()
+
+    def _make_spare(self) -> None:
+        """A spare one that Ray cannot make now is made later."""
+        self._spare_made_at = time.monotonic()
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._spare = self._made()
 
     def _made(self) -> RayWorker:
         chosen = {**self._wanted, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS_AT_ONCE}

@@ -92,7 +92,7 @@ class Stub(Actor):
     async def on_configure(self, request: Configure) -> Configured:
         """Those are the settings already."""
         await self.ports.clock.sleep(self.stage.slow_ms)
-        return Configured(changed=False)
+        return Configured(changed=False, settings=request.settings)
 
     async def on_prepare_deletion(self, request: PrepareDeletion) -> Done:
         """Fine."""

@@ -117,7 +117,7 @@ def test_consume_prints_and_acknowledges(cli: Cli, client: FakeClient) -> None:
     code, out, err = cli("consume", "T", "-s", "S", "-n", "2", "-p", "Earliest")
     assert (code, err) == (0, "sluice: 2 messages received\n")
     assert out == "1:2 key=k a\n1:3 key=- (delivery 2) ff\n"
-    asked = {"initial_position": "earliest", "receiver_queue_size": 2, "nack_order": "none"}
+    asked = {"initial_position": "earliest", "receiver_queue_size": 2}
     assert ("subscribe", "T", "S", asked) in client.calls
     assert len([call for call in client.calls if call[0] == "acknowledge"]) == 2
     assert client.calls[-1][0] == "wait_acknowledged"
@@ -130,6 +130,15 @@ def test_consume_under_a_name_that_comes_back(cli: Cli, client: FakeClient) -> N
     assert code == 0
     asked = next(call[3] for call in client.calls if call[0] == "subscribe")
     assert (asked["consumer_name"], asked["grace_ms"]) == ("worker-1", 30_000)
+
+
+def test_consume_says_no_setting_that_was_not_given(cli: Cli, client: FakeClient) -> None:
+    """Another one stays as it is: who has a look changes nothing."""
+    for given, said in ((), {}), (("--nack-order", "none"), {"nack_order": "none"}):
+        client.inbox = deque([Message(b"a", b"k", 2)])
+        cli("consume", "T", "-s", "S", "--no-ack", *given)
+        asked = [call[3] for call in client.calls if call[0] == "subscribe"][-1]
+        assert asked == {"initial_position": "latest", "receiver_queue_size": 1, **said}
 
 
 def test_consume_as_json_without_acknowledging(cli: Cli, client: FakeClient) -> None:

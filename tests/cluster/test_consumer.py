@@ -15,6 +15,7 @@ from actors.consumer.held import Received
 from cluster.consumer import HAND_OVER_MS, Consumer, ConsumerOptions
 from cluster.loop import LoopThread
 from cluster.message import Batch
+from cluster.receiver_queue import WANTED_S
 from storage.errors import Fenced, Invalid, NotFound, Unavailable
 
 
@@ -170,6 +171,25 @@ def test_many_bytes_that_wait_hold_back_what_follows(monkeypatch: pytest.MonkeyP
     assert len(consumer.receive_nowait(3) or ()) == 3
     consumer.tell_partitions()
     assert told.held == [True, False, True, False]
+
+
+def test_a_wish_for_many_at_once_lapses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("cluster.receiver_queue.time.monotonic", lambda: now)
+    monkeypatch.setattr("cluster.receiver_queue.QUEUED_BYTES", 3 * part_of(1).size)
+    loop, told = Calls(), Told()
+    consumer = consumer_on(loop, told, 1_000)
+    for _ in range(3):
+        consumer.received(part_of(1))
+    for _ in range(2):
+        assert consumer.receive_nowait(1_000) is None
+        now += WANTED_S / 2
+    loop.at_once.pop()()
+    consumer.received(part_of(1))
+    assert told.held == [True, False]
+    now += WANTED_S
+    consumer.received(part_of(1))
+    assert told.held == [True, False, True]
 
 
 class Settling:

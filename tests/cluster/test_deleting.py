@@ -9,6 +9,7 @@ import pytest
 import cluster
 from cluster.history_scan import StoreUrls, stored_topics
 from storage.errors import Invalid, NotFound
+from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -37,3 +38,42 @@ def test_a_topic_that_was_deleted_is_no_table(tmp_path: Path) -> None:
             client.create_producer(topic).send(b"payload")
         client.delete_topic("gone")
         assert stored_topics(StoreUrls.in_folder(tmp_path / "data")) == ["kept"]
+
+
+def test_a_consumer_goes_on_when_its_topic_is_made_again(tmp_path: Path) -> None:
+    """Receiving says that there is none meanwhile, and so does a receiver that waits."""
+    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        client.create_topic("orders", 2)
+        producer = client.create_producer("orders")
+        with client.subscribe("orders", "billing", initial_position="earliest", nack_order="key") as consumer:
+            producer.send(b"first", partition_key="a")
+            consumer.acknowledge(consumer.receive(60_000))
+            consumer.wait_acknowledged(60_000)
+            client.delete_topic("orders", force=True)
+            with pytest.raises(NotFound, match="there is no topic 'orders'"):
+                consumer.receive(60_000)
+            with pytest.raises(NotFound, match="there is no topic 'orders'"):
+                consumer.receive(0)
+            client.create_topic("orders", 2)
+            producer.send(b"second", partition_key="a")
+
+            def received() -> bool:
+                try:
+                    message = consumer.receive(1_000)
+                except NotFound:
+                    return False
+                consumer.acknowledge(message)
+                return message.data() == b"second"
+
+            eventually(received, "the consumer does not go on")
+            consumer.wait_acknowledged(60_000)
+
+
+def test_a_consumer_goes_on_when_it_did_not_see_the_deletion(tmp_path: Path) -> None:
+    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        client.create_topic("orders", 2)
+        with client.subscribe("orders", "billing", initial_position="earliest") as consumer:
+            client.delete_topic("orders", force=True)
+            client.create_topic("orders", 2)
+            client.create_producer("orders").send(b"second", partition_key="a")
+            eventually(lambda: consumer.receive(1_000).data() == b"second", "the consumer does not go on")

@@ -10,8 +10,9 @@ import pytest
 from cluster.client import Client
 from cluster.consumer import Consumer
 from cluster.message import Message, MessageId
+from cluster.workers.pool import Workers
 from storage.batch import LAST_TIME
-from storage.errors import Invalid, Timeout
+from storage.errors import Conflict, Invalid, Timeout
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,6 +38,33 @@ def everything(consumer: Consumer, count: int) -> list[Message]:
 def numbers(messages: list[Message]) -> list[int]:
     """Which messages these are."""
     return [int(message.data()) for message in messages]
+
+
+def test_a_consumer_that_names_no_setting_changes_none(client: Client) -> None:
+    """Later consumers find the settings in force that an earlier one named: else they would be refused."""
+    chosen: dict[str, Any] = {
+        "nack_order": "key",
+        "max_redeliver_count": 3,
+        "dead_letter_policy": "park",
+        "lease_ms": 9_000,
+    }
+    client.subscribe("orders", "billing", **chosen).close()
+    client.subscribe("orders", "billing").close()
+    with client.subscribe("orders", "billing", initial_position="earliest"):
+        client.subscribe("orders", "billing", **chosen).close()
+        with pytest.raises(Conflict, match="max_redeliver_count is 3, not 4"):
+            client.subscribe("orders", "billing", max_redeliver_count=4)
+    client.subscribe("orders", "billing", max_redeliver_count=4).close()
+    with client.subscribe("orders", "billing"):
+        client.subscribe("orders", "billing", **{**chosen, "max_redeliver_count": 4}).close()
+
+
+def test_a_pool_is_joined_without_its_settings(client: Client) -> None:
+    def keep(message: Message) -> None:
+        pass
+
+    with Workers("orders", "billing", keep, client=client):
+        client.subscribe("orders", "billing").close()
 
 
 def test_what_was_seen_comes_again_behind_it(client: Client) -> None:

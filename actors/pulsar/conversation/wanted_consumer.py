@@ -24,8 +24,8 @@ STICKY = 1
 ONE_HAS_ALL = ("exclusive", "failover")
 """Types of subscriptions where all messages of a batch are at one consumer."""
 SAID = ("type", "durable")
-SAID_OF_KEYS = (*SAID, "allow_out_of_order_delivery", "selector")
-"""Settings that a client names when it subscribes, those of Key_Shared if it is of that type."""
+SAID_OF_KEYS = (*SAID, "allow_out_of_order_delivery", "sticky")
+"""The settings that a client means when it subscribes, those of Key_Shared if it is of that type: see Configure."""
 
 
 @dataclass(frozen=True, slots=True)

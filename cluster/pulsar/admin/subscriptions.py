@@ -96,7 +96,7 @@ class Subscriptions:
         first = "earliest" if start == EARLIEST else "latest"
         settings = SubscriptionSettings(initial_position=first)
         for number in range(count):
-            await self._broker.directory.dispatcher(which.topic, number, name, settings)
+            await self._broker.directory.dispatcher(which.topic, number, name, settings, [])
         if properties:
             await self._broker.rows(Named(which.topic, None), name, SetProperties(properties=properties))
         if isinstance(start, str):

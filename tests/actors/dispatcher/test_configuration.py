@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from actors.directory import Directory
 from actors.dispatcher import Dispatcher
-from actors.messages import SubscriptionSettings
+from actors.messages import Configure, SubscriptionSettings
 from actors.ports import Address, Ports
-from storage.errors import Conflict
+from storage.errors import Conflict, Invalid
 from tests.scenarios.key_shared.broker import CONTROLLER, KEYS, SUBSCRIPTION, TOPIC, Broker, Client, play
 
 LONG_MS, SHORT_MS = 20_000, 2_000
@@ -40,7 +41,7 @@ def test_settings_in_use_are_refused_and_do_not_change(changed: dict[str, int | 
 async def actor_settings(broker: Broker) -> SubscriptionSettings:
     """What the dispatcher works with."""
     broker.directory = Directory(broker.ports, CONTROLLER)
-    process = broker.world.at(await broker.address())
+    process = broker.world.at(await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION))
     assert process is not None
     assert isinstance(process.actor, Dispatcher)
     return process.actor.parts.context.state.settings
@@ -78,6 +79,55 @@ def test_who_comes_back_brings_no_settings() -> None:
         assert (await actor_settings(broker)).max_redeliver_count == 5
 
     play(scenario, lease_ms=LONG_MS)
+
+
+def test_settings_that_are_not_said_stay() -> None:
+    """With a consumer connected as well, at a caller that knows the dispatcher and at one that does not."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.configure(max_redeliver_count=3, nack_order="key")
+        client = await broker.join("c1")
+        for said in ([], ["initial_position"], ["nack_order"]):
+            wanted = SubscriptionSettings(nack_order="key", initial_position="latest")
+            for directory in (broker.directory, Directory(broker.ports, CONTROLLER)):
+                await directory.dispatcher(TOPIC, 0, SUBSCRIPTION, wanted, said)
+        await client.close()
+        await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION, SubscriptionSettings(), [])
+        wanted = SubscriptionSettings(dead_letter_policy="park")  # with the nack_order that is there
+        await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION, wanted, ["dead_letter_policy"])
+        found = await actor_settings(broker)
+        assert (found.max_redeliver_count, found.nack_order, found.dead_letter_policy) == (3, "key", "park")
+        assert found.initial_position == "earliest"
+
+    play(scenario)
+
+
+def test_settings_that_cannot_work_together_are_refused() -> None:
+    """The ones that are said with the ones in force; and those of a subscription that is new, altogether."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.address()
+        park = SubscriptionSettings(dead_letter_policy="park")
+        for subscription in (SUBSCRIPTION, "new"):
+            with pytest.raises(Invalid, match="nack_order = 'key'"):
+                await broker.directory.dispatcher(TOPIC, 0, subscription, park, ["dead_letter_policy"])
+        odd = SubscriptionSettings(policy="odd")
+        with pytest.raises(Invalid, match="choose one of"):
+            await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION, odd, ["policy"])
+
+    play(scenario)
+
+
+def test_an_answer_says_which_settings_are_in_force() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.configure(max_redeliver_count=3)
+        for said, count in ([], 3), (["max_redeliver_count"], 4):
+            wanted = Configure(settings=SubscriptionSettings(max_redeliver_count=4), said=said)
+            answer = await broker.ask(wanted)
+            assert answer.changed == (count == 4)
+            assert answer.settings == msgspec.structs.replace(broker.settings, max_redeliver_count=count)
+
+    play(scenario)
 
 
 def test_a_shorter_lease_makes_no_two_owners() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -72,12 +73,15 @@ class FakePlaces:
         self.left: dict[str, PlacedWorker] = {}
         self.closed = False
         self.wrong: Exception | None = None
+        self.cannot_begin: Exception | None = None
         self.did_not_wait = 0
 
     def spares(self) -> int:
         return 0
 
     def begin(self, name: str) -> PlacedWorker:
+        if self.cannot_begin is not None:
+            raise self.cannot_begin
         self.begun.append(FakeWorker(name, self.version))
         return self.begun[-1]
 
@@ -243,6 +247,55 @@ def test_a_version_that_cannot_begin_leaves_the_old_one(
     keeper.run()
     assert f"cannot start: {wrong}" in seen[-1].reason
     assert (seen[-1].workers, old.did) == ({"pool-0": "running"}, ["stop", "kill"])
+
+
+@pytest.mark.parametrize("wrong", [ValueError("num_cpus < 0"), WorkerGone("Ray has ended it")])
+def test_a_successor_that_cannot_begin_leaves_the_old_one(wrong: Exception, kept: Start, places: FakePlaces) -> None:
+    places.left, places.cannot_begin = {"pool-0": FakeWorker("pool-0", "zero")}, wrong
+    keeper = kept()
+    eventually(lambda: f"cannot start: {wrong}" in keeper.status().reason, lambda: str(keeper.status()))
+    places.cannot_begin = None
+    eventually(lambda: len(places.begun) == 1, lambda: str(keeper.status()))
+    assert keeper.status().workers == {"pool-0": "rolling"}
+
+
+def test_a_successor_that_gives_up_stops_the_pool(kept: Start, places: FakePlaces) -> None:
+    """With the counts of what it did."""
+    old = FakeWorker("pool-0", "zero")
+    places.left = {"pool-0": old}
+    keeper = kept()
+    eventually(lambda: len(places.begun) == 1, lambda: str(keeper.status()))
+    places.begun[0].says = {"ended": True, "gave_up": True, "error": "a message failed 6 times", "failed": 6}
+    eventually(lambda: not keeper.busy(), lambda: str(keeper.status()))
+    assert (keeper.gave_up, keeper.status().failed) == ("a message failed 6 times", 6)
+    assert "stop" in old.did
+    assert len(places.begun) == 1
+
+
+def test_successors_that_end_at_once_come_later_each_time(places: FakePlaces, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    seen: list[float] = []
+    monkeypatch.setattr("cluster.workers.keeper.time.monotonic", lambda: now)
+    old = FakeWorker("pool-0", "zero")
+    places.left = {"pool-0": old}
+    keeper = PoolKeeper(wanted_options({"name": "pool"}, "s"), places.version, places)
+
+    def next_round(*_: object) -> None:
+        nonlocal now
+        now += 0.1
+        if len(seen) < len(places.begun):
+            seen.append(now)
+        for worker in places.begun:
+            worker.says = {"ended": True, "error": "no module"}
+        if now > 1_060:
+            keeper.stop()
+
+    monkeypatch.setattr(places, "wait", next_round)
+    keeper.run()
+    gaps = [after - before for before, after in pairwise(seen)]
+    assert len(seen) < 14
+    assert gaps[1:] == sorted(gaps[1:])
+    assert any("the successor of pool-0 ended: no module" in what for _, what in keeper.status().events)
 
 
 def test_a_successor_that_does_not_answer_is_ended(kept: Start, places: FakePlaces) -> None:

@@ -11,6 +11,14 @@ CLIENTS = "tests/cluster/pulsar/admin/test_changes.py"
 
 CHANGING: list[Mutant] = [
     Mutant(
+        name="settings that nobody names are set back",
+        module="actors.dispatcher.configuration",
+        old="__struct_fields__ if asked.said is None else asked.said",
+        new="__struct_fields__",
+        world="restless",
+        test="tests/actors/dispatcher/test_configuration.py::test_settings_that_are_not_said_stay",
+    ),
+    Mutant(
         name="what is on its way when a topic is terminated is not waited for",
         module="actors.topic.termination",
         old="            await self._settle()\n",

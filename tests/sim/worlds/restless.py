@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from actors.directory import Directory
+from actors.dispatcher import Dispatcher
+from actors.messages import SubscriptionSettings
 from actors.ports import Address, Ports
 from storage.errors import Conflict, Corrupt, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from tests.sim.faults import Fault
@@ -91,28 +93,27 @@ class RestlessCourse(SkipsCourse):
         while self.world.loop.now < end:
             await self.world.loop.pause(rng.randrange(1, max(self.size.trouble_ms // 3, 2)))
             changed = rng.choice(CHANGES)
-            wanted = msgspec.structs.replace(own, **changed)
+            wanted, said = SubscriptionSettings(**changed), list(changed)
             partition = rng.randrange(self.size.traffic.partitions)
             try:
-                address = await Directory(ports, CONTROLLER).dispatcher(TOPIC, partition, SUBSCRIPTION, wanted)
+                address = await Directory(ports, CONTROLLER).dispatcher(TOPIC, partition, SUBSCRIPTION, wanted, said)
             except SluiceError as error:
                 ports.log("no change", error=str(error))
                 self._add("settings refused", isinstance(error, Conflict))
             else:
                 self._add("settings changed", 1)
-                self._check_settings(address, changed)
+                self._check_settings(address, msgspec.structs.replace(own, **changed))
             await self._put_back(ports, partition)
             if all(consumer.gone for consumer in self.consumers):
                 self.join().calm = self.world.loop.now >= end
 
-    def _check_settings(self, address: Address, changed: dict[str, Any]) -> None:
-        """Who was told that its settings are in force finds them so, unless somebody changed them since."""
+    def _check_settings(self, address: Address, wanted: SubscriptionSettings) -> None:
+        """The settings that were said are in force when they are answered, and the others are as they were."""
         process = self.world.at(address)
-        settings = getattr(process.actor, "settings", None) if process is not None else None
-        busy = any(not each.gone for each in self.consumers)
-        if settings is not None and not busy:
-            got = {name: getattr(settings, name) for name in changed}
-            assert got == changed, f"settings: {changed} was answered as changed, and it is {got}"
+        if process is not None and isinstance(process.actor, Dispatcher) and process.actor.serves:
+            got = process.actor.parts.context.state.settings
+            assert got == wanted, f"settings: {wanted} was answered as in force, and it is {got}"
+            self._add("settings compared", 1)
 
     async def _put_back(self, ports: Ports, partition: int) -> None:
         while True:
