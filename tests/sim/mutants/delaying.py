@@ -26,12 +26,12 @@ DELAYING: list[Mutant] = [
         test="tests/actors/dispatcher/test_due.py::test_the_timer_follows_a_look_that_finds_only_skipped",
     ),
     Mutant(
-        name="an owner that was overtaken takes the newer one's view of the shared index",
+        name="a dispatcher that lost its record takes the winner's view of the shared index",
         module="actors.delayed.shared",
-        old="        if before is None or before.epoch <= epoch:\n",
-        new="        if True:\n",
-        world=BROKER,
-        test="tests/actors/delayed/test_shared_owners.py",
+        old="        if self.views.pop(owner, None) is not None:\n",
+        new="        self.views.clear()\n        if True:\n",
+        world=CANCELS,
+        seed=310000133,
     ),
     Mutant(
         name="unreadable objects are tried first",
