@@ -289,4 +289,20 @@ DELAYING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/delayed/test_shared_owners.py::test_an_index_stays_while_its_owner_is_there",
     ),
+    Mutant(
+        name="a load that hangs and is tried again keeps its place",
+        module="actors.delayed.loader",
+        old="        for load in [load for load in self._running if load.late_at <= over]:\n",
+        new="        for load in [load for load in self._running if load.late_at <= over and not load.again]:\n",
+        world=BROKER,
+        test=f"{_AWAY}test_requests_that_hang_hold_up_no_retry",
+    ),
+    Mutant(
+        name="a late bucket waits for the end of its old request",
+        module="actors.delayed.loader",
+        old="HANGING = 2\n",
+        new="HANGING = 1\n",
+        world=BROKER,
+        test=f"{_AWAY}test_requests_that_hang_hold_up_no_retry",
+    ),
 ]
