@@ -35,8 +35,8 @@ async def scan(meta: Records, keys: Sequence[str]) -> AsyncIterator[list[tuple[s
 
 
 def value_in(found: Found) -> bytes | None:
-    """What a record found by `scan` holds, None if it is gone. Raises Corrupt if it is damaged, Unavailable if the store
-    does not say.
+    """What a record found by `scan` holds, None if it is gone. Raises Corrupt if it is damaged, Unavailable if the
+    store does not say.
     """
     if isinstance(found, (Corrupt, Unavailable)):
         raise found

@@ -9,8 +9,8 @@ A store that does not give a segment stalls its bucket: its horizon is ignored, 
 buckets have goes on being delivered, and the load is tried again after a growing pause. Retries have a few places of
 their own, the longest waiting first: however many objects cannot be read, they take no place from one that can. A store
 that says nothing at all for a while counts as one that refuses: its answer may take minutes, until the last connection
-has run out of time. Meanwhile the bucket is asked for again, and the first answer counts. A missing or corrupt object is
-final: the bucket is lost to a rescan.
+has run out of time. Meanwhile the bucket is asked for again, and the first answer counts. A missing or corrupt object
+is final: the bucket is lost to a rescan.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class SharedIndex:
 
     def adopt(self, tracker: Tracker, epoch: int, now: int) -> bool:
         """Go on with the tracker that the partition's owner of this epoch opened. False: a newer one is here."""
-        if epoch <= self._epoch:
+        if epoch < self._epoch:  # an owner whose index was deleted opens another one
             return False
         self._epoch, self._adopted = epoch, True
         self._switch(tracker, now, reread=tracker.rebuilt)

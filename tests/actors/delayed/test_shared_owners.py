@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import manifest_key
 from actors.delayed.owner import UNWANTED_MS, IndexOwner
 from actors.delayed.shared import NAME, SharedIndex, SharedView
 from actors.dispatcher import Dispatcher
+from actors.messages import DeleteTopic
+from actors.topic.topic import Topic
 from storage.delayed.manifest import Manifest, encode_manifest
+from storage.errors import Conflict
 from storage.position import position
 from tests.actors.delayed.world import Life, World
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
@@ -189,5 +193,30 @@ def test_a_dispatcher_that_failed_holds_no_view() -> None:
         assert list(index.views) == [failed.ports.me]
         failed.release()
         assert not index.views
+
+    play(scenario, delayed_delivery_shared_index_enabled=True)
+
+
+def test_an_index_is_opened_again_where_its_topic_stays() -> None:
+    """A subscription has come while the index was being deleted: the topic is not."""
+
+    async def scenario(broker: Broker) -> None:
+        index = broker.shared.of(TOPIC, 0)
+        topic = broker.world.process(broker.world.alive("topic-")[0]).actor
+        assert isinstance(topic, Topic)
+        index.view("reader", lambda: None)
+        await index.opened()
+        deleted, delete = index.tracker, topic._delayed.delete
+        topic._upkeep.marks.clear()
+
+        async def deletes(epoch: int) -> None:
+            await delete(epoch)
+            topic._upkeep.marks["late"] = -1
+
+        topic._delayed.delete = deletes  # type: ignore[method-assign]
+        with pytest.raises(Conflict):
+            await broker.ports.net.call(topic.ports.me, DeleteTopic(), 10_000)
+        await broker.until(lambda: index.tracker is not deleted)
+        assert isinstance(index.tracker, BucketTracker)
 
     play(scenario, delayed_delivery_shared_index_enabled=True)
