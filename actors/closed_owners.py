@@ -127,8 +127,8 @@ class ClosedOwners:
 
     @contextlib.contextmanager
     def _passing_over(self) -> Iterator[None]:
-        """What cannot be read is no answer for others: it goes just now, or its owner says what is wrong, or the store
-        says nothing of it, and may at the next look.
+        """Pass over a record that cannot be read: it goes just now, or its owner says what is wrong, or the store says
+        nothing of it, and may at the next look.
         """
         try:
             yield

@@ -35,7 +35,7 @@ async def scan(meta: Records, keys: Sequence[str]) -> AsyncIterator[list[tuple[s
 
 
 def value_in(found: Found) -> bytes | None:
-    """What a record found by `scan` holds, None if it is gone. Raises Corrupt if it is damaged, Unavailable if the
+    """The contents of a record found by `scan`, None if it is gone. Raises Corrupt if it is damaged, Unavailable if the
     store does not say.
     """
     if isinstance(found, (Corrupt, Unavailable)):

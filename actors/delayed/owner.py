@@ -93,7 +93,7 @@ class IndexOwner:
             self._deleted = True
 
     def reopen(self) -> None:
-        """The partition stays although its index was deleted: it begins anew."""
+        """Open another index, because the partition stays although its index was deleted."""
         self._deleted = self._at_work = False
         self.begin(self._epoch, self._passed)
 

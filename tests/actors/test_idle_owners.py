@@ -116,7 +116,7 @@ def test_a_due_message_wakes_its_subscription() -> None:
 
 @pytest.mark.parametrize("what", ["growing", "unsubscribing"])
 def test_a_wake_waits_until_its_topic_has_changed(what: str) -> None:
-    """It has come while the topic gets more partitions, or while another subscription of it is deleted."""
+    """The topic gets more partitions, or another subscription of it is deleted."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
