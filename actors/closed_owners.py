@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from actors.ports import Ports
 from actors.record_scan import Found, MetaOfOneLook, scan, value_in
 from actors.supervisor import Supervisor
 from actors.topic.closed import has_expired, has_work
-from storage.errors import Corrupt, NotFound, SluiceError
+from storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from storage.position import EARLIEST
 
 LOOK_MS = 600_000
@@ -115,22 +115,34 @@ class ClosedOwners:
         return found
 
     async def _look_at(self, closed: _Closed, found: Found, policies: _Policies) -> None:
-        """Raises Unavailable."""
-        with contextlib.suppress(NotFound, Corrupt):  # it goes just now, or its owner says what is wrong
+        with self._passing_over():
             value = value_in(found)
             record = None if value is None else unpack_record(value)
-            if closed.owner and record is not None and await self._has_work(record, policies):
-                self._wake("topic", closed.place)
+            with self._passing_over():
+                if closed.owner and record is not None and await self._has_work(record, policies):
+                    self._wake("topic", closed.place)
             for name in closed.subscriptions:
-                await self._look_at_subscription(closed.place, name, record, policies)
+                with self._passing_over():
+                    await self._look_at_subscription(closed.place, name, record, policies)
+
+    @contextlib.contextmanager
+    def _passing_over(self) -> Iterator[None]:
+        """Pass over a record that cannot be read: it goes just now, or its owner says what is wrong, or the store says
+        nothing of it, and may at the next look.
+        """
+        try:
+            yield
+        except (NotFound, Corrupt):
+            pass
+        except Unavailable as error:
+            self._ports.log("closed_owner_waits", error=str(error))
 
     async def _look_at_subscription(
         self, place: dict[str, Any], name: str, record: PartitionRecord | None, policies: _Policies
     ) -> None:
-        with contextlib.suppress(NotFound, Corrupt):  # as above, and it is no answer for the others
-            identity = PartitionSubscription(place["topic"], place["partition"], name)
-            if await self._concerns(identity, record, policies):
-                self._wake("dispatcher", {**place, "subscription": name})
+        identity = PartitionSubscription(place["topic"], place["partition"], name)
+        if await self._concerns(identity, record, policies):
+            self._wake("dispatcher", {**place, "subscription": name})
 
     async def _has_work(self, record: PartitionRecord, policies: _Policies) -> bool:
         kept, settings, _ = await policies.of(record)

@@ -120,7 +120,9 @@ class IdleOwners:
             self._ports.log("wake_waits", key=name, error=str(error))
             self._wakes.setdefault(name, (at, kind, settings))
             return
-        if partition < made.partitions and not self._changes(topic):
+        if self._changes(topic):  # what was deleted is gone when it is looked for again
+            self._wakes.setdefault(name, (at, kind, settings))
+        elif partition < made.partitions:
             wanted = {**settings, "topic_settings": plain_settings(made)} if is_topic else goes_by_itself(settings)
             self._supervisor.start_aside(kind, wanted)
 

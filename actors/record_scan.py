@@ -6,31 +6,39 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from actors.ports import Meta, Records, Version
-from storage.errors import Corrupt
+from storage.errors import Corrupt, Unavailable
 
 TOGETHER = 64
 """So many records are asked for at once: where the store can, they travel together, and cost a quarter each."""
-Found = Version | Corrupt | None
-"""A record, or that it is damaged, or gone."""
+Found = Version | Corrupt | Unavailable | None
+"""A record, or that it is damaged, or gone, or why the store does not say."""
 
 
 async def scan(meta: Records, keys: Sequence[str]) -> AsyncIterator[list[tuple[str, Found]]]:
-    """The newest version of each, in groups, in the order of the keys. Raises Unavailable."""
+    """The newest version of each, in groups, in the order of the keys. Raises Unavailable where the store says nothing
+    of a whole group: then it is away, and the rest is not asked for.
+    """
 
     async def read(key: str) -> Found:
         try:
             return await meta.read(key)
-        except Corrupt as error:
+        except (Corrupt, Unavailable) as error:
             return error
 
     for first in range(0, len(keys), TOGETHER):
         group = keys[first : first + TOGETHER]
-        yield list(zip(group, await asyncio.gather(*map(read, group)), strict=True))
+        found = await asyncio.gather(*map(read, group))
+        refusals = [one for one in found if isinstance(one, Unavailable)]
+        if len(refusals) == len(group):
+            raise refusals[0]
+        yield list(zip(group, found, strict=True))
 
 
 def value_in(found: Found) -> bytes | None:
-    """What a record found by `scan` holds, None if it is gone. Raises Corrupt if it is damaged."""
-    if isinstance(found, Corrupt):
+    """The contents of a record found by `scan`, None if it is gone. Raises Corrupt if it is damaged, Unavailable if the
+    store does not say.
+    """
+    if isinstance(found, (Corrupt, Unavailable)):
         raise found
     return None if found is None else found.value
 

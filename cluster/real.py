@@ -38,6 +38,8 @@ class _ContextOfThread(threading.local):
 
 
 SHARED_CONTEXT = _ContextOfThread()
+COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+"""The clock that goes on while the machine is suspended: Linux has one of its own, and macOS no other one."""
 
 
 class RealClock:
@@ -49,8 +51,12 @@ class RealClock:
         return IMPAIRMENTS.wall_clock(now) if IMPAIRMENTS.clock_leapt else now
 
     def monotonic(self) -> int:
-        """Milliseconds since some moment before this process."""
-        return time.monotonic_ns() // 1_000_000
+        """Milliseconds since some moment before this process. The time of a suspension counts: the leases of a machine
+        that sleeps are over for everybody else.
+        """
+        if COUNTS_SUSPENSION is None:
+            return time.monotonic_ns() // 1_000_000
+        return time.clock_gettime_ns(COUNTS_SUSPENSION) // 1_000_000
 
     async def sleep(self, milliseconds: int) -> None:
         """Wait on the event loop."""

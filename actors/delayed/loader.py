@@ -9,12 +9,14 @@ A store that does not give a segment stalls its bucket: its horizon is ignored, 
 buckets have goes on being delivered, and the load is tried again after a growing pause. Retries have a few places of
 their own, the longest waiting first: however many objects cannot be read, they take no place from one that can. A store
 that says nothing at all for a while counts as one that refuses: its answer may take minutes, until the last connection
-has run out of time. A missing or corrupt object is final: the bucket is lost to a rescan.
+has run out of time. Meanwhile the bucket is asked for again, and the first answer counts. A missing or corrupt object
+is final: the bucket is lost to a rescan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from actors.delayed.bucket_set import BucketSet
 from actors.delayed.stats import LOAD
@@ -32,10 +34,24 @@ LOW_WATER = 5_000
 PARALLEL = 8
 RETRIES = 2
 """Loads of stalled buckets that run at the same time, beside the others."""
+HANGING = 2
+"""A bucket of which so many requests are late is not asked for again before one of them has ended."""
 STALLED_MS = 2_000
 """Pause before a stalled bucket is tried once more, when the first, shorter pauses are over."""
 LATE_MS = 3_000
 """So long other messages wait for a load that is not answered, and so long it has a place among the loads."""
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """A request for a bucket's next segments. again: it was stalled before. late_at: monotonic ms, after which the
+    request has no place any more, and others go on without it.
+    """
+
+    bucket: Bucket
+    again: bool
+    late_at: int
+    late: bool = False
 
 
 class Loader:
@@ -44,9 +60,8 @@ class Loader:
     def __init__(self, bucket_set: BucketSet, finished: Callable[[bool], None]) -> None:
         self._bucket_set = bucket_set
         self._finished = finished
-        self._running: dict[Bucket, int] = {}
-        """The buckets whose loads have a place, with the time from which on each is late, by the monotonic clock."""
-        self._retrying = 0
+        self._running: dict[_Load, None] = {}
+        """The loads that have a place."""
         self._stalled: list[Bucket] = []
 
     def pump(self, now: int) -> None:
@@ -59,7 +74,8 @@ class Loader:
         if self._stalled:
             self._retry(until)
         least = self._bucket_set.horizon()
-        if len(self._running) >= PARALLEL or least[0] > until:
+        places = PARALLEL - self._under_way(again=False)
+        if places <= 0 or least[0] > until:
             return
         cutoff = self._bucket_set.core.cutoff(now)
         room = BUDGET_ENTRIES - self._bucket_set.loaded()
@@ -67,12 +83,11 @@ class Loader:
             return
         wanted = [bucket for bucket in self._bucket_set.buckets if not bucket.stalled and _needs_load(bucket, until)]
         wanted.sort(key=lambda bucket: (bucket.horizon(), bucket.key))
-        for bucket in wanted[: PARALLEL - len(self._running)]:
+        for bucket in wanted[:places]:
             urgent = bucket.horizon() <= min(least, (cutoff, NEVER))
             if room < LOAD_ENTRIES and not urgent:
                 break
             room -= LOAD_ENTRIES
-            self._running[bucket] = self._bucket_set.ports.clock.monotonic() + LATE_MS
             self._start(bucket, until)
 
     def next_time(self) -> int:
@@ -81,42 +96,49 @@ class Loader:
 
     def look_at(self) -> int | None:
         """When a stalled bucket is tried again, or a load is late, by the monotonic clock; None if there is neither."""
-        times = list(self._running.values())
-        if self._retrying < RETRIES:
-            times += [bucket.retry_at for bucket in self._stalled if not bucket.loading]
+        times = [load.late_at for load in self._running]
+        if self._under_way(again=True) < RETRIES:
+            times += [bucket.retry_at for bucket in self._stalled if _may_retry(bucket)]
         return min(times, default=None)
+
+    def _under_way(self, *, again: bool) -> int:
+        return sum(load.again is again for load in self._running)
 
     def _pass_late(self) -> None:
         """Go on without those loads that the store has not answered for too long."""
         over = self._bucket_set.ports.clock.monotonic()
-        for bucket in [bucket for bucket, late_at in self._running.items() if late_at <= over]:
-            del self._running[bucket]
-            name = self._bucket_set.objects.name(bucket.key)
+        for load in [load for load in self._running if load.late_at <= over]:
+            del self._running[load]
+            load.late, load.bucket.loading = True, False
+            load.bucket.hanging += 1
+            name = self._bucket_set.objects.name(load.bucket.key)
             self._bucket_set.refused("load", name, Unavailable(f"the store has not answered for {LATE_MS} ms"))
-            self._pass_by(bucket)
+            self._stall(load.bucket)
             self._bucket_set.changed()
 
     def _retry(self, until: int) -> None:
         """Try those stalled buckets again whose pause is over."""
         self._stalled = [bucket for bucket in self._stalled if bucket.stalled and bucket.state is BucketState.LIVE]
         over = self._bucket_set.ports.clock.monotonic()
-        again = [bucket for bucket in self._stalled if not bucket.loading and bucket.retry_at <= over]
+        again = [bucket for bucket in self._stalled if _may_retry(bucket) and bucket.retry_at <= over]
         again.sort(key=lambda bucket: (bucket.retry_at, bucket.key))
-        for bucket in again[: RETRIES - self._retrying]:
-            self._retrying += 1
+        for bucket in again[: max(RETRIES - self._under_way(again=True), 0)]:
             self._start(bucket, until)
 
     def _start(self, bucket: Bucket, until: int) -> None:
         bucket.loading = True
-        self._bucket_set.ports.spawn(self._load(bucket, until, bucket.stalled), f"delayed load {bucket.key}")
+        load = _Load(bucket, bucket.stalled, self._bucket_set.ports.clock.monotonic() + LATE_MS)
+        self._running[load] = None
+        self._bucket_set.ports.spawn(self._load(load, until), f"delayed load {bucket.key}")
 
-    async def _load(self, bucket: Bucket, until: int, again: bool) -> None:
-        bucket_set, lost = self._bucket_set, False
+    async def _load(self, load: _Load, until: int) -> None:
+        bucket_set, bucket, lost = self._bucket_set, load.bucket, False
         try:
             await self._fetch(bucket, until)
         except REFUSALS as error:
             bucket_set.refused("load", bucket_set.objects.name(bucket.key), error)
-            self._stall(bucket)
+            if not load.late:  # else it has stalled then, and may have been loaded since
+                self._stall(bucket)
         except SluiceError as error:
             if bucket_set.is_final(error):
                 bucket_set.lose(bucket, error)
@@ -124,11 +146,11 @@ class Loader:
             else:
                 bucket_set.fail(error)
         finally:
-            bucket.loading = False
-            if again:
-                self._retrying -= 1
+            if load.late:
+                bucket.hanging -= 1
             else:
-                self._running.pop(bucket, None)
+                bucket.loading = False
+                del self._running[load]
         if not bucket_set.stopped:
             self.pump(bucket_set.ports.clock.now())
             self._finished(lost)
@@ -167,6 +189,10 @@ class Loader:
         bucket_set.touch()
         if len(entries):
             bucket_set.core.reorder((int(entries.deliver_at[0]), int(entries.positions[0])))
+
+
+def _may_retry(bucket: Bucket) -> bool:
+    return not bucket.loading and bucket.hanging < HANGING
 
 
 def _needs_load(bucket: Bucket, until: int) -> bool:

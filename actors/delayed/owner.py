@@ -92,6 +92,11 @@ class IndexOwner:
                 self._tracker = None
             self._deleted = True
 
+    def reopen(self) -> None:
+        """Open another index, because the partition stays although its index was deleted."""
+        self._deleted = self._at_work = False
+        self.begin(self._epoch, self._passed)
+
     def stats(self) -> dict[str, Any] | None:
         """The metrics of PIP-195 of the whole index; None while nobody uses it."""
         return self._index.tracker.stats() if self._index.wanted else None

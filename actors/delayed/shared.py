@@ -38,6 +38,7 @@ from actors.delayed.buckets import BucketTracker
 from actors.delayed.memory import InMemoryTracker
 from actors.delayed.tracking import WAITING_MOST
 from actors.messages import SubscriptionSettings
+from actors.ports import Address
 from actors.shared_future import SharedFuture
 from storage.delayed.browse import Slot
 from storage.delayed.core import which_wait
@@ -67,7 +68,8 @@ class SharedIndex:
     __slots__ = ("_adopted", "_epoch", "_failed_at", "_opening", "_owner", "_tracker", "settings", "views", "wanted")
 
     def __init__(self) -> None:
-        self.views: dict[str, SharedView] = {}
+        self.views: dict[Address, SharedView] = {}
+        """By dispatcher: one that was overtaken, and has not ended yet, has its own beside the newer one's."""
         self.wanted = False
         self.settings = _DEFAULTS
         self._tracker: Tracker | None = None
@@ -118,36 +120,24 @@ class SharedIndex:
             view.changed()
 
     def view(
-        self,
-        subscription: str,
-        changed: Callable[[], None],
-        settings: SubscriptionSettings | None = None,
-        *,
-        epoch: int = 0,
+        self, owner: Address, changed: Callable[[], None], settings: SubscriptionSettings | None = None
     ) -> SharedView:
-        """The view of a subscription; a new one if it comes back, for its dispatcher is a new one too.
-
-        epoch: that of the dispatcher. One that took the subscription over and was overtaken before it got here finds
-        the view of the newer one, and leaves it in place: its own is given nothing.
+        """The view of a dispatcher, until it leaves. No epoch is compared: a subscription that is made again begins
+        with a low one, and a dispatcher that never took its record has none.
         """
         self.want(settings)
         tick = 0 if settings is None else settings.delayed_delivery_tick_time_millis
-        view = SharedView(self, subscription, changed, tick, epoch)
-        before = self.views.get(subscription)
-        if before is None or before.epoch <= epoch:
-            self.views[subscription] = view
+        view = self.views[owner] = SharedView(self, owner, changed, tick)
         return view
 
-    def leave(self, subscription: str, epoch: int) -> None:
-        """The dispatcher of this epoch is gone; what falls due meanwhile, the next one finds in the log."""
-        view = self.views.get(subscription)
-        if view is not None and view.epoch == epoch:
-            del self.views[subscription]
+    def leave(self, owner: Address) -> None:
+        """This dispatcher is gone; what falls due meanwhile, the next one finds in the log. Fine if it has no view."""
+        if self.views.pop(owner, None) is not None:
             self._forget_unused()
 
     def adopt(self, tracker: Tracker, epoch: int, now: int) -> bool:
         """Go on with the tracker that the partition's owner of this epoch opened. False: a newer one is here."""
-        if epoch <= self._epoch:
+        if epoch < self._epoch:  # an owner whose index was deleted opens another one
             return False
         self._epoch, self._adopted = epoch, True
         self._switch(tracker, now, reread=tracker.rebuilt)
@@ -236,13 +226,10 @@ class SharedIndexes:
 class SharedView:
     """A subscription's side of a shared index; a DelayedTracker. tick_ms: how much too early a message may come."""
 
-    def __init__(
-        self, index: SharedIndex, subscription: str, changed: Callable[[], None], tick_ms: int, epoch: int
-    ) -> None:
+    def __init__(self, index: SharedIndex, owner: Address, changed: Callable[[], None], tick_ms: int) -> None:
         self._index = index
-        self.epoch = epoch
+        self._owner = owner
         self._tick_ms = tick_ms
-        self._subscription = subscription
         self.changed = changed
         self._done = PositionIndex()
         self._inbox: deque[tuple[Positions, Hashes]] = deque()
@@ -360,7 +347,7 @@ class SharedView:
 
     async def delete(self) -> None:
         """The subscription is gone; the index stays for the others. Raises Unavailable."""
-        self._index.leave(self._subscription, self.epoch)
+        self._index.leave(self._owner)
         if self.delete_other_index is not None:
             await self.delete_other_index()
 
@@ -425,7 +412,7 @@ class SharedView:
 
     async def close(self) -> None:
         """The dispatcher is gone; what falls due meanwhile it will find in the log."""
-        self._index.leave(self._subscription, self.epoch)
+        self._index.leave(self._owner)
 
     def _overflow(self, positions: Positions) -> None:
         """Leave due messages to the log."""

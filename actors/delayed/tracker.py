@@ -23,7 +23,7 @@ from actors.delayed.on_demand import IndexOnDemand, OwnIndex
 from actors.delayed.shared import SharedIndex, SharedView
 from actors.messages import SubscriptionSettings
 from actors.messages.settings import CHOICES
-from actors.ports import Ports
+from actors.ports import Address, Ports
 from actors.store_attempts import REFUSALS, attempt
 from storage.delayed.browse import Slot
 from storage.delayed.entries import Mask, Times
@@ -156,7 +156,7 @@ async def make_tracker(
         epoch=owner_epoch,
         look_ahead_ms=look_ahead_ms,
     )
-    other = _other(settings, shared, subscription, changed, owner_epoch)
+    other = _other(settings, shared, ports.me, changed)
     if other is not None:
         removal = IndexRemoval(ports, own.key, own.make)
         other.delete_other_index = removal.delete
@@ -184,9 +184,8 @@ def delays(settings: SubscriptionSettings) -> bool:
 def _other(
     settings: SubscriptionSettings,
     shared: SharedIndex | None,
-    subscription: str,
+    owner: Address,
     changed: Callable[[], None],
-    epoch: int,
 ) -> InMemoryTracker | SharedView | None:
     """The tracker if the settings want another one than buckets of the subscription's own."""
     if not delays(settings):
@@ -194,5 +193,5 @@ def _other(
     if settings.delayed_tracker == "memory":
         return InMemoryTracker(tick_ms=settings.delayed_delivery_tick_time_millis)
     if settings.delayed_delivery_shared_index_enabled and shared is not None:
-        return shared.view(subscription, changed, settings, epoch=epoch)
+        return shared.view(owner, changed, settings)
     return None

@@ -154,7 +154,7 @@ class Dispatcher(Actor):
         """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
         if self._shared is not None:
-            self._shared.leave(self.identity.subscription, self._record.epoch)
+            self._shared.leave(self.ports.me)
 
     def end(self, reason: str) -> None:
         """There is, or will be, another owner: refuse everything, and end all sessions."""

@@ -98,7 +98,7 @@ class Placement:
 
     def served_by(self, process: HostProcess) -> list[str]:
         """The slots that a process serves: those that have fallen back to it, then its own."""
-        served = [slot for slot, known in self.serving.items() if known is process]
+        served = [slot for slot, known in self.serving.items() if known == process]
         return sorted(served, key=lambda slot: slot == process.slot)
 
     # -- where to --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Placement:
         instead: the slot's fallback, from which it moves.
         """
         known = self.serving.get(slot)
-        if known is not None and known is not instead:
+        if known is not None and known != instead:
             return False
         process.slot = slot
         self.serving[slot] = process
@@ -183,15 +183,16 @@ class Placement:
 
     def use_fallback(self, slot: str, process: HostProcess) -> bool:
         """Let a slot that has no process fall back to another one's; False if it has one."""
-        if self.serving.setdefault(slot, process) is not process:
+        if self.serving.setdefault(slot, process) != process:
             return False
         self._co_located[slot, process] = None
         return True
 
     def started(self, slot: str, process: HostProcess) -> None:
         """An actor of this slot was started in this process; the slot may have moved meanwhile."""
-        if self.serving.get(slot) is not process or process.slot != slot:
-            self.falls_back(slot, process)
+        known = self.named(process.name)  # it may have been left and met again, and serves another slot since
+        if known is not None and (self.serving.get(slot) != known or known.slot != slot):
+            self.falls_back(slot, known)
 
     def falls_back(self, slot: str, process: HostProcess) -> None:
         """Something of this slot may run in another slot's process, if that still lives."""
@@ -255,7 +256,7 @@ class Placement:
             del self.serving[slot]
         if slots:
             self._lost_at = now
-        self._co_located = {co_located: None for co_located in self._co_located if co_located[1] is not process}
+        self._co_located = {co_located: None for co_located in self._co_located if co_located[1] != process}
         self._found = [placed for placed in self._found if not placed[1].startswith(f"{process.name}/")]
         return slots
 

@@ -166,7 +166,7 @@ class Placer:
         for process in leaving:
             for slot in self._placement.served_by(process):
                 async with self._making.setdefault(slot, asyncio.Lock()):
-                    if self._placement.serving.get(slot) is process:
+                    if self._placement.serving.get(slot) == process:
                         await self._get_process(slot, None, moves=process)
                 self._placement.moved_out(slot, process)
             if not self._placement.served_by(process) and process.name not in self._vacated:
@@ -379,7 +379,7 @@ class Placer:
                         return
                     process = await self._soonest(slot, node, nodes)
                 if process is None:
-                    if placement.serving.get(slot) is not moves:
+                    if placement.serving.get(slot) != moves:
                         return  # one was found meanwhile
                     process = await self._make(slot, node.id if len(every) > 1 else None)
                 if not placement.serve(slot, process, instead=moves):
@@ -532,7 +532,7 @@ class Placer:
         Raises Unavailable.
         """
         async with self._making.setdefault(slot, asyncio.Lock()):
-            if self._placement.serving.get(slot, host) is host:
+            if self._placement.serving.get(slot, host) == host:
                 await self._get_process(slot, None, moves=host)
         self._placement.moved_out(slot, host)  # what is started there from now on counts anew
         try:

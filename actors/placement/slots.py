@@ -8,7 +8,7 @@ named after the slot that it was made for; one that waits is named after STANDBY
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.ports import Node
@@ -49,16 +49,17 @@ class Times:
     candidates: int = 5_000
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class HostProcess:
     """A process that the controller knows. node: its id. slot: the slot that it was made for, or STANDBY.
 
-    It may serve other slots as well for a while, those whose fallback it is.
+    The name alone says which process it is: one that was left, and is met again, is the same. It may serve other slots
+    as well for a while, those whose fallback it is.
     """
 
     name: str
-    node: str
-    slot: str
+    node: str = field(compare=False)
+    slot: str = field(compare=False)
 
 
 def is_gateway(slot: str) -> bool:

@@ -532,7 +532,11 @@ class Topic(Actor):
             await self._ready()
             self._upkeep.check_unused(request.force)
             await self._delayed.delete(self._log.epoch)
-            await self._upkeep.delete(request.force)
+            try:
+                await self._upkeep.delete(request.force)
+            except Conflict:  # a subscription has come meanwhile
+                self._delayed.reopen()
+                raise
             self._deleted = True
             self._halt("the topic was deleted")
         return Done()

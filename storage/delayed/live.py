@@ -35,7 +35,8 @@ class Bucket:
 
     key: (epoch, number) of its object. start, end: lowest and highest position. run: sorted entries in memory.
     stalled: loading fails or takes long, so its horizon is ignored and what is in memory goes on; refusals: how often
-    it failed in a row; retry_at: when it is tried again, by the monotonic clock.
+    it failed in a row; retry_at: when it is tried again, by the monotonic clock. loading: a request for it is under
+    way; hanging: how many more have not been answered for long.
     """
 
     def __init__(self, key: tuple[int, int], start: int, end: int, run: SortedRun) -> None:
@@ -49,6 +50,7 @@ class Bucket:
         self._horizon = END
         self._next_segment = 0
         self.loading = False
+        self.hanging = 0
         self.stalled = False
         self.refusals = 0
         self.retry_at = 0

@@ -15,6 +15,7 @@ from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
 from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
 from actors.policies.retention import Lifetimes, Retention
 from actors.record_scan import TOGETHER
+from storage.errors import Unavailable
 from tests.actors.test_idle_owners import closed, running
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
@@ -211,6 +212,30 @@ def test_an_unreadable_record_keeps_none_from_the_others() -> None:
         await seen_by_all(broker, "a")
         await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(1, 0))
         await gone(broker)
+
+    closing(scenario)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["partition/a0/0", LIFETIMES + of_topic("a1"), PartitionSubscription(TOPIC, 0, "a").key],
+    ids=["partition", "policy", "subscription"],
+)
+def test_a_record_the_store_refuses_keeps_none_from_others(key: str) -> None:
+    """One of an earlier group, one of a topic's policies, and one of the same partition."""
+
+    async def scenario(broker: Broker) -> None:
+        await waited_for_by_nobody(broker)
+        newest = await broker.ports.meta.read(record_key(TOPIC, 0))
+        assert newest is not None
+        for number in range(TOGETHER):
+            value = msgpack.packb({**msgpack.unpackb(newest.value), "topic": f"a{number}"})
+            await broker.ports.meta.create(f"partition/a{number}/0", 1, value)
+        await broker.ports.meta.create(LIFETIMES + of_topic("a1"), 1, b"{}")
+        await broker.ports.meta.create(PartitionSubscription(TOPIC, 0, "a").key, 1, b"?")
+        broker.world.meta.trouble.refused[f"read {key}"] = Unavailable
+        await Lifetimes(broker.ports.meta).change(SPACE, ttl_ms=60_000)
+        await broker.until(lambda: "dispatcher" in running(broker), 2 * WITHIN_MS)
 
     closing(scenario)
 

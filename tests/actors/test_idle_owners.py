@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors.controller import Controller
 from actors.dispatcher.reader import READ_WAIT_HERE
 from actors.idle_owners import AT_ONCE, LOOK_MS
 from actors.ledger.record import record_key, unpack_record
@@ -109,6 +110,31 @@ def test_a_due_message_wakes_its_subscription() -> None:
         assert running(broker) == [], "what is due and has no consumer wakes nobody again"
         later = await broker.join("later")
         await broker.until(lambda: later.came() == ["a"])
+
+    closing(scenario)
+
+
+@pytest.mark.parametrize("what", ["growing", "unsubscribing"])
+def test_a_wake_waits_until_its_topic_has_changed(what: str) -> None:
+    """The topic gets more partitions, or another subscription of it is deleted."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a", delay=100_000)
+        await broker.quiet(1_000)
+        await client.close()
+        await closed(broker)
+        controller = broker.world.process("controller").actor
+        assert isinstance(controller, Controller)
+        if what == "growing":
+            controller._growing[TOPIC] = ONE_BOOKIE
+        else:
+            controller._unsubscribing[TOPIC, "another"] = None
+        await broker.quiet(110_000)
+        assert running(broker) == []
+        controller._growing.clear()
+        controller._unsubscribing.clear()
+        await broker.until(lambda: "dispatcher" in running(broker), 10_000)
 
     closing(scenario)
 

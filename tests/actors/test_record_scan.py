@@ -8,10 +8,11 @@ import pytest
 
 from actors.ports import Version
 from actors.record_scan import TOGETHER, MetaOfOneLook, scan, value_in
-from storage.errors import Corrupt
+from storage.errors import AccessDenied, Corrupt, Unavailable
 from tests.kit.meta import MemoryMeta
 
 DAMAGED = "partition/damaged/0"
+REFUSED = "partition/refused"
 
 
 class _Asked(MemoryMeta):
@@ -30,6 +31,8 @@ class _Asked(MemoryMeta):
         self.under_way -= 1
         if key == DAMAGED:
             raise Corrupt("it is damaged")
+        if key.startswith(REFUSED):
+            raise AccessDenied("it is refused")
         return await super().read(key)
 
 
@@ -50,6 +53,21 @@ async def test_a_damaged_record_hides_no_others() -> None:
     with pytest.raises(Corrupt):
         value_in(found[DAMAGED])
     assert value_in(found["partition/b/0"]) is None
+
+
+async def test_a_refused_record_hides_no_others() -> None:
+    keys = [f"{REFUSED}/0", "partition/b/0"]
+    found = dict([pair async for group in scan(_Asked(), keys) for pair in group])
+    with pytest.raises(AccessDenied):
+        value_in(found[keys[0]])
+    assert value_in(found["partition/b/0"]) is None
+
+
+async def test_a_store_that_answers_nothing_ends_the_scan() -> None:
+    meta, keys = _Asked(), [f"{REFUSED}{number}/0" for number in range(3 * TOGETHER)]
+    with pytest.raises(Unavailable):
+        [group async for group in scan(meta, keys)]
+    assert len(meta.asked) == TOGETHER
 
 
 async def test_what_was_listed_is_read_once_and_the_rest_never() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from actors.consumer.lease import Lease
+from actors.ports import Ports
 from cluster.loop import LoopThread
 from cluster.real import RealClock, Tasks
 
@@ -62,3 +67,20 @@ async def test_what_an_ended_actor_spawns_does_not_begin() -> None:
     with pytest.raises(asyncio.CancelledError):
         await tasks(work("after"), "work")
     assert begun == ["before"]
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has a clock of its own for that")
+def test_a_machine_that_was_suspended_has_leases_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consumers held messages for less than their lease by a clock that stood still, and others have got them."""
+    suspended = 0
+
+    def read(clock: int) -> int:
+        return (60_000 + (suspended if clock == time.CLOCK_BOOTTIME else 0)) * 1_000_000
+
+    monkeypatch.setattr("cluster.real.time.clock_gettime_ns", read)
+    monkeypatch.setattr("cluster.real.time.monotonic_ns", lambda: read(time.CLOCK_MONOTONIC))
+    lease = Lease(cast(Ports, SimpleNamespace(clock=RealClock())))
+    lease.begin(RealClock().monotonic(), 30_000)
+    assert not lease.over()
+    suspended = 3_600_000
+    assert lease.over()

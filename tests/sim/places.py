@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.actor import Actor
+from actors.placement.slots import Times
 from actors.ports import Address, Node, Ports
 from storage.errors import Invalid, Unavailable
 from tests.sim.loop import SimLoop
 
+START_MS = Times().start
+"""So long a start may take, as in real places; then its process is ended."""
 Kind = tuple[
     Callable[[Ports, dict[str, Any]], Actor], Callable[[dict[str, Any]], str], Callable[[dict[str, Any]], str | None]
 ]
@@ -50,8 +53,11 @@ class Machines(Protocol):
     ) -> Address:
         """Start a process."""
 
-    def stop(self, address: Address) -> None:
-        """End a process."""
+    def give_up(self, name: str) -> None:
+        """End a process that has not started."""
+
+    def stop(self, address: Address, *, frozen: bool = False) -> None:
+        """End a process; one that is frozen whole."""
 
     def placed(self) -> list[tuple[str, Address, dict[str, Any]]]:
         """Everything that lives and was started through places."""
@@ -81,6 +87,7 @@ class SimPlaces:
         if world.rng.random() < world.place_failures:
             world.count("no place")
             raise Unavailable("no place can be had now")
+        world.loop.after(START_MS, world.give_up, name)
         return await world.start(
             name,
             lambda ports: make(ports, settings),
@@ -97,7 +104,7 @@ class SimPlaces:
         if process is not None and process.disk_name is None and world.rng.random() < world.zombies:
             world.count("zombie")
             return
-        world.stop(address)
+        world.stop(address, frozen=frozen)
 
     async def acts(self) -> bool:
         """See actors.ports.Places."""

@@ -112,6 +112,9 @@ ONCE_FAILED = [
     ("machines", 132),  # the same
     ("relay", 99407186),  # to the judge too late: an answer that was lost, of what its consumer had got once before
     ("restless", 99420030),  # many asked for settings at once, and all were noted to have got theirs; one had
+    ("cancels", 310000133),  # who lost the race for a record left the shared delayed index under the winner's epoch
+    ("machines", 310000120),  # a process that was left, and met again, was taken for another one: no slot left it
+    ("idle", 207252047),  # to the world a start on a frozen machine never ended, and a frozen process ended in parts
     ("gateway", 99415083),  # to the judge a message was still held that its first consumer had finished for all
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

@@ -374,11 +374,18 @@ class World:
                 self.record(process.name, "resumed", address=process.address)
                 self.loop.thaw(process)
 
-    def stop(self, address: Address) -> None:
-        """End the process at an address."""
+    def stop(self, address: Address, *, frozen: bool = False) -> None:
+        """End the process at an address. frozen: somebody took it for frozen; what is so ends whole."""
         process = self._addresses.get(address)
         if process is not None and process.alive:
-            self.ended(process, "stopped from outside")
+            for each in self._together(process) if frozen and process.paused else [process]:
+                self.ended(each, "stopped from outside")
+
+    def give_up(self, name: str) -> None:
+        """End a process whose actor has not started; a frozen one whole. Fine if it is down, or has started."""
+        process = self._processes.get(name)
+        if process is not None and process.hosted is not None and not process.hosted.born.done():
+            self.stop(process.address, frozen=True)
 
     def ended(self, process: Process, reason: str) -> None:
         """A process ends: nothing of it runs any more."""
@@ -395,7 +402,7 @@ class World:
         if self._addresses.get(process.address) is process:
             del self._addresses[process.address]
         self._graveyard.append(process)
-        if process.actor is not None and process.machine in self.hosts:
+        if process.actor is not None:
             process.actor.release()
         if process.disk_name:
             self._in_use.pop(process.disk_name, None)

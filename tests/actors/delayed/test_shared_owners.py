@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from actors.delayed.buckets import BucketTracker
 from actors.delayed.manifest import manifest_key
 from actors.delayed.owner import UNWANTED_MS, IndexOwner
 from actors.delayed.shared import NAME, SharedIndex, SharedView
 from actors.dispatcher import Dispatcher
+from actors.messages import DeleteTopic
+from actors.topic.topic import Topic
 from storage.delayed.manifest import Manifest, encode_manifest
+from storage.errors import Conflict
 from storage.position import position
 from tests.actors.delayed.world import Life, World
-from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC, Broker, play
+from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 from tests.sim.loop import simulated
 
 KEY = manifest_key("orders", 0, NAME)
@@ -23,26 +27,36 @@ def due_at(index: SharedIndex, view: SharedView, entry: int) -> None:
     assert view.add(place, place.astype(np.uint32), np.array([100]), 0).all()
 
 
-def test_an_owner_that_was_overtaken_takes_no_view_away() -> None:
+def test_an_overtaken_dispatcher_takes_nothing_from_a_newer_one() -> None:
     index = SharedIndex()
-    now = index.view("one", lambda: None, epoch=3)
+    now = index.view("newer", lambda: None)
     due_at(index, now, 1)
-    late = index.view("one", lambda: None, epoch=2)
-    assert late.take(10, 100)[0].size == 0
+    late = index.view("overtaken", lambda: None)
+    late.take(10, 100)
     assert now.take(10, 100)[0].tolist() == [position(1, 1)]
-    index.leave("one", 2)
+    index.leave("overtaken")
     due_at(index, now, 2)
     assert now.take(10, 100)[0].tolist() == [position(1, 2)]
 
 
-def test_an_owner_that_is_gone_holds_no_view() -> None:
+def test_a_dispatcher_without_a_view_leaves_that_of_another() -> None:
+    """One that lost the race for the record of its subscription ends under the epoch that the other one has."""
     index = SharedIndex()
-    gone = index.view("one", lambda: None, epoch=3)
-    index.leave("one", gone.epoch)
-    assert not index.views
-    again = index.view("one", lambda: None, epoch=1)
+    there = index.view("winner", lambda: None)
+    index.leave("loser")
+    due_at(index, there, 1)
+    assert there.take(10, 100)[0].tolist() == [position(1, 1)]
+
+
+def test_a_remade_subscription_has_a_view_beside_the_old_one() -> None:
+    index = SharedIndex()
+    index.view("of the deleted one", lambda: None)
+    again = index.view("of the one made again", lambda: None)
     due_at(index, again, 1)
+    index.leave("of the deleted one")
     assert again.take(10, 100)[0].tolist() == [position(1, 1)]
+    index.leave("of the one made again")
+    assert not index.views
 
 
 def begun(life: Life, index: SharedIndex, epoch: int) -> IndexOwner:
@@ -174,10 +188,35 @@ def test_a_dispatcher_that_failed_holds_no_view() -> None:
     async def scenario(broker: Broker) -> None:
         index = broker.shared.of(TOPIC, 0)
         await broker.join("c")
-        assert list(index.views) == [SUBSCRIPTION]
         failed = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
         assert isinstance(failed, Dispatcher)
+        assert list(index.views) == [failed.ports.me]
         failed.release()
         assert not index.views
+
+    play(scenario, delayed_delivery_shared_index_enabled=True)
+
+
+def test_an_index_is_opened_again_where_its_topic_stays() -> None:
+    """A subscription has come while the index was being deleted: the topic is not."""
+
+    async def scenario(broker: Broker) -> None:
+        index = broker.shared.of(TOPIC, 0)
+        topic = broker.world.process(broker.world.alive("topic-")[0]).actor
+        assert isinstance(topic, Topic)
+        index.view("reader", lambda: None)
+        await index.opened()
+        deleted, delete = index.tracker, topic._delayed.delete
+        topic._upkeep.marks.clear()
+
+        async def deletes(epoch: int) -> None:
+            await delete(epoch)
+            topic._upkeep.marks["late"] = -1
+
+        topic._delayed.delete = deletes  # type: ignore[method-assign]
+        with pytest.raises(Conflict):
+            await broker.ports.net.call(topic.ports.me, DeleteTopic(), 10_000)
+        await broker.until(lambda: index.tracker is not deleted)
+        assert isinstance(index.tracker, BucketTracker)
 
     play(scenario, delayed_delivery_shared_index_enabled=True)

@@ -122,6 +122,37 @@ async def test_a_store_that_says_nothing_holds_up_nothing_else(monkeypatch: pyte
     await scenario.finish(broker)
 
 
+@pytest.mark.parametrize(("refusals", "silent"), [(1, 4), (0, 1)])
+@simulated
+async def test_requests_that_hang_hold_up_no_retry(monkeypatch: pytest.MonkeyPatch, refusals: int, silent: int) -> None:
+    """Not that of another bucket, which the store refused as well, and not the next one of the same bucket."""
+    scenario = Scenario(min_count=2, max_buckets=-1, scale=1000)
+    broker = await scenario.begin()
+    await scenario.publish(broker, 1, 14)
+    objects = broker.tracker._objects
+    names, segments, never = sorted(scenario.world.objects), objects.segments_once, asyncio.Event()
+    asked: dict[str, int] = {}
+
+    async def silently(key: Key, *rest: Any) -> Entries:
+        name = objects.name(key)
+        asked[name] = asked.get(name, 0) + 1
+        if asked[name] <= refusals:
+            raise Unavailable("it is refused")
+        if name in names[:silent] and asked[name] == refusals + 1:
+            await never.wait()
+        return await segments(key, *rest)
+
+    monkeypatch.setattr(objects, "segments_once", silently)
+    scenario.world.now = 13_000
+    await broker.run_until(scenario.world.now + LONG)
+    assert sorted(numbers(broker.delivered)) == list(range(1, 15))
+    assert broker.tracker.stats()["stalled"] == 0
+    never.set()
+    await broker.run_until(scenario.world.now + LONG)
+    assert sorted(numbers(broker.delivered)) == list(range(1, 15))
+    await scenario.finish(broker)
+
+
 @pytest.mark.parametrize("what", ["read", "create"])
 @simulated
 async def test_bd_33_a_fall_back_to_memory_returns_to_buckets(what: str) -> None:

@@ -107,3 +107,15 @@ def test_the_fallback_is_where_the_fewest_slots_are_served() -> None:
     ]
     assert placement.fallback([C]) is None
     assert placement.wanted() == 2
+
+
+def test_a_process_met_again_keeps_what_was_started_in_it() -> None:
+    placement = Placement(2, 0)
+    placement.introduced("broker-0-x", Introduction("", "a", []))
+    asked = placement.serving["broker-0"]
+    placement.use_fallback("broker-1", asked)
+    placement.forget(asked, 0)
+    placement.introduced("broker-0-x", Introduction("", "a", []))
+    placement.introduced("broker-1-y", Introduction("", "b", []))
+    placement.started("broker-1", asked)
+    assert placement.co_located() == ("broker-1", placement.serving["broker-0"])

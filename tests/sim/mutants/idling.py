@@ -159,10 +159,18 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a record that cannot be read ends the look at closed owners",
         module="actors.closed_owners",
-        old="        with contextlib.suppress(NotFound, Corrupt):  # it goes",
-        new="        with contextlib.suppress(NotFound):  # it goes",
+        old="        except (NotFound, Corrupt):\n",
+        new="        except NotFound:\n",
         world=BROKER,
         test=f"{RECORDS}::test_an_unreadable_record_keeps_none_from_the_others",
+    ),
+    Mutant(
+        name="a record that the store refuses ends the look at closed owners",
+        module="actors.record_scan",
+        old="        except (Corrupt, Unavailable) as error:\n",
+        new="        except Corrupt as error:\n",
+        world=BROKER,
+        test="tests/actors/test_record_scan.py::test_a_refused_record_hides_no_others",
     ),
     Mutant(
         name="a closed topic's open ledger counts as one that somebody waits for",

@@ -44,8 +44,8 @@ LEAVING_BEHIND: list[Mutant] = [
     Mutant(
         name="a partition is woken that its topic does not have any more",
         module="actors.idle_owners",
-        old="        if partition < made.partitions and not self._changes(topic):\n",
-        new="        if not self._changes(topic):\n",
+        old="        elif partition < made.partitions:\n",
+        new="        else:\n",
         world=BROKER,
         test=f"{IDLE}::test_a_topic_that_is_made_again_is_woken_as_it_is_now",
     ),

@@ -98,8 +98,8 @@ MEETING_DAMAGE: list[Mutant] = [
     Mutant(
         name="a damaged subscription hides those behind it",
         module="actors.closed_owners",
-        old="        with contextlib.suppress(NotFound, Corrupt):  # as above",
-        new="        with contextlib.suppress(NotFound):  # as above",
+        old="                with self._passing_over():\n                    await self._look_at_subscription",
+        new="                if True:\n                    await self._look_at_subscription",
         world=BROKER,
         test=CLOSED,
     ),

@@ -34,10 +34,18 @@ PLACING: list[Mutant] = [
     Mutant(
         name="a process that was found is given its slot's second one",
         module="actors.placement.placer",
-        old="                    if placement.serving.get(slot) is not moves:\n",
+        old="                    if placement.serving.get(slot) != moves:\n",
         new="                    if False:\n",
         world=PLACEMENT,
         seed=149,
+    ),
+    Mutant(
+        name="a process that was left and met again is another one",
+        module="actors.placement.placement",
+        old="        known = self.named(process.name)  #",
+        new="        known = next((each for each in self.serving.values() if each is process), None)  #",
+        world="machines",
+        seed=310000120,
     ),
     Mutant(
         name="nobody looks for what another controller made",
