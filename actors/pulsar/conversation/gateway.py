@@ -18,6 +18,7 @@ from actors.actor import Actor
 from actors.consumer.payload import DecodedRuns
 from actors.directory import Directory
 from actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, RatesHere, SendAway, Text
+from actors.messages.limits import KEPT_MS
 from actors.policies.audited import Audit, nowhere
 from actors.policies.backlog_quotas import Quotas
 from actors.policies.limits import LimitRecords
@@ -167,7 +168,7 @@ class Gateway:
         self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)
         self.pieces = AckedBatchSizes()
-        self.recent = FrameCache(ports.clock.monotonic)
+        self.recent = FrameCache(ports.clock.monotonic, KEPT_MS)
         self.decoded = DecodedRuns(ports.clock.monotonic, DECODED_BYTES, forgets=True)
         """What consumers have read of the log: those of one partition mostly want the same runs."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
