@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import Assignment, Dispatch
-from actors.key_shared.tables import HashTables
-from actors.messages import SubscriptionSettings
-from cluster.arguments import ArgumentParser, count
-from storage.position import Positions, run_positions
+from sluice.actors.key_shared import Assignment, Dispatch
+from sluice.actors.key_shared.state.tables import HashTables
+from sluice.actors.messages import SubscriptionSettings
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.storage.format.position import Positions, run_positions
 
 BATCH = 10_000
 QUEUE = 1_000

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.dispatcher.open_runs import OpenRuns
-from actors.messages import RunIndex
-from actors.wire import Blob
-from cluster.arguments import ArgumentParser, count
-from storage.cursor import Cursor
-from storage.position import Positions, position
+from sluice.actors.dispatcher.delivery.open_runs import OpenRuns
+from sluice.actors.messages import RunIndex
+from sluice.actors.ports.wire import Blob
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.position import Positions, position
 
 NO_COUNTS = np.empty(0, np.uint8)
 PASSES = 200

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import cluster
-from cluster.bootstrap.environment import short_folder
-from cluster.bootstrap.launch import leave_nothing
+import sluice
+from sluice.cluster.launch.launch import leave_nothing
+from sluice.cluster.node.environment import short_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 Example = tuple[str, int]
 """A page, and which of its programs."""
-SLUICE = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
+SLUICE = f"{shlex.quote(sys.executable)} -c 'from sluice.cli import main; main()'"
 
 
 def examples(page: str) -> list[str]:
@@ -142,7 +142,7 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
     _, _, section = (ROOT / "docs/running-a-cluster.md").read_text(encoding="utf-8").partition("## Backups")
     (command,) = [line.strip() for line in section.splitlines() if line.startswith("    ")]
     data = tmp_path / "sluice-data"
-    with cluster.connect(embedded=True, data_dir=data) as client:
+    with sluice.connect(embedded=True, data_dir=data) as client:
         client.create_topic("orders", 1)
         consumer = client.subscribe("orders", "billing", initial_position="earliest")
         producer = client.create_producer("orders")
@@ -155,10 +155,10 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
     for beside in ("wal", "shm"):
         (data / f"metadata.db-{beside}").unlink(missing_ok=True)
     (tmp_path / "metadata-copy.db").replace(data / "metadata.db")
-    with pytest.raises(cluster.Invalid, match="gone back in time"):
-        cluster.connect(embedded=True, data_dir=data)
+    with pytest.raises(sluice.Invalid, match="gone back in time"):
+        sluice.connect(embedded=True, data_dir=data)
     (data / "metadata.db-witness").unlink()
-    with cluster.connect(embedded=True, data_dir=data) as client:
+    with sluice.connect(embedded=True, data_dir=data) as client:
         consumer = client.subscribe("orders", "billing")
         assert consumer.receive(240_000).data() == b"since"
 

@@ -17,11 +17,11 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from actors.bookie.ledgers import BookieLedger, Ledgers
-from actors.bookie.segments import Segments
-from actors.ports import Disk
-from storage.errors import Corrupt, NotFound
-from storage.position import MAX_LEDGER
+from sluice.actors.bookie.ledgers import BookieLedger, Ledgers
+from sluice.actors.bookie.segments import Segments
+from sluice.actors.ports import Disk
+from sluice.storage.errors import Corrupt, NotFound
+from sluice.storage.format.position import MAX_LEDGER
 
 FILES = ("checkpoint-0", "checkpoint-1")
 WATERMARK = "watermark"

@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.bookie.settings import BookieSettings
-from actors.ports import Disk, DiskFailed, DiskFull
-from actors.shared_future import SharedFuture
-from storage.errors import InvariantViolation, Overloaded, Unavailable
-from storage.frame import Buffer
-from storage.journal import OVERHEAD, Envelope, Kind, encode_envelope, encode_mark
+from sluice.actors.bookie.settings import BookieSettings
+from sluice.actors.ports import Disk, DiskFailed, DiskFull
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.storage.errors import InvariantViolation, Overloaded, Unavailable
+from sluice.storage.format.frame import Buffer
+from sluice.storage.format.journal import OVERHEAD, Envelope, Kind, encode_envelope, encode_mark
 
 RESERVE = "reserve"
 
@@ -35,7 +35,7 @@ def segment_name(segment: int) -> str:
 
 
 def marks_name(segment: int) -> str:
-    """The file of its marks (see storage.journal)."""
+    """The file of its marks (see storage.format.journal)."""
     return f"marks-{segment:08x}"
 
 

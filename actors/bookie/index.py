@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from actors.bookie.index_table import ROW, Rows, Table, TableWriter, key_of, keys_of, merge, newest
-from actors.ports import Disk
-from storage.errors import Corrupt, NotFound, Unavailable
-from storage.position import MAX_ENTRY
+from sluice.actors.bookie.index_table import ROW, Rows, Table, TableWriter, key_of, keys_of, merge, newest
+from sluice.actors.ports import Disk
+from sluice.storage.errors import Corrupt, NotFound, Unavailable
+from sluice.storage.format.position import MAX_ENTRY
 
 FAN = 8
 _CACHED_BLOCKS = 16

@@ -19,8 +19,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from actors.ports import Disk
-from storage.errors import Corrupt
+from sluice.actors.ports import Disk
+from sluice.storage.errors import Corrupt
 
 ROW = np.dtype([(name, "<u4") for name in ("ledger", "run", "first_entry", "entries", "segment", "offset", "size")])
 """One run; see `Row`."""

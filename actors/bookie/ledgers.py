@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
-from storage.errors import Fenced, NotFound, Unavailable
-from storage.journal import Envelope, Kind
+from sluice.storage.errors import Fenced, NotFound, Unavailable
+from sluice.storage.format.journal import Envelope, Kind
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.messages import NO_POSITIONS
-from storage.errors import Fenced
-from storage.position import Positions
+from sluice.actors.messages import NO_POSITIONS
+from sluice.storage.errors import Fenced
+from sluice.storage.format.position import Positions
 
 
 class Acknowledgements:

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from actors.backoff import Backoff
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
-from actors.consumer.held import Holding, Received
-from actors.messages import NO_POSITIONS, FindOpen, SentApart
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Reply, Request
-from storage.errors import SluiceError
-from storage.position import Positions
+from sluice.actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from sluice.actors.consumer.held import Holding, Received
+from sluice.actors.messages import NO_POSITIONS, FindOpen, SentApart
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Reply, Request
+from sluice.actors.runtime.backoff import Backoff
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.position import Positions
 
 R = TypeVar("R", bound=Reply)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.consumer.held import Received
-from actors.consumer.revocations import TakingBack
-from actors.messages import Event, SubscriptionSettings
+from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.revocations import TakingBack
+from sluice.actors.messages import Event, SubscriptionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

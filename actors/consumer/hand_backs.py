@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.backoff import Backoff
-from actors.consumer.held import Received
-from actors.messages import NO_POSITIONS, GivenBack, NegativeAcknowledge
-from actors.ports import Address, Ports, Unknown
-from actors.signal import Signal
-from actors.wire import Request
-from storage.errors import Fenced, SluiceError, Unavailable
-from storage.position import Positions
+from sluice.actors.consumer.held import Received
+from sluice.actors.messages import NO_POSITIONS, GivenBack, NegativeAcknowledge
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Request
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
+from sluice.storage.format.position import Positions
 
 CALL_TIMEOUT = 3_000
 RETRY_FIRST, RETRY_MOST = 5, 500

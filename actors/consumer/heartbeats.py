@@ -20,15 +20,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from actors.consumer.lease import Lease
-from actors.consumer.long_poll import LongPoll
-from actors.consumer.roster import Roster
-from actors.messages import Heartbeat, HeartbeatAnswer
-from actors.messages.limits import MOST_BEATS
-from actors.ownership_proof import process_of
-from actors.ports import Address, Ports, Unknown
-from actors.signal import Signal
-from storage.errors import SluiceError
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.roster import Roster
+from sluice.actors.messages import Heartbeat, HeartbeatAnswer
+from sluice.actors.messages.limits import MOST_BEATS
+from sluice.actors.ownership.ownership_proof import process_of
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import SluiceError
 
 FRACTION = 4
 """So often in the time of a lease a heartbeat is sent."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.messages import NO_POSITIONS
-from storage.batch import bytes_of, order_keys
-from storage.position import Positions
+from sluice.actors.messages import NO_POSITIONS
+from sluice.storage.format.batch import bytes_of, order_keys
+from sluice.storage.format.position import Positions
 
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
 LAST = np.iinfo(np.int64).max
@@ -31,12 +31,12 @@ Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]
 class Received:
     """Messages of one run, as they came.
 
-    rows: their stored columns (storage.batch), n rows. positions, dispatch: int64 (n,). redeliveries: uint8 (n,).
-    deliver_at: int64 (n,) milliseconds, 0 = at once. epoch, session: of the dispatcher that sent them.
-    open: which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now. shown:
-    so many of the rows, from the first on, the application has seen. overtook: bool (n,), which the application had
-    before an earlier message of their key came again. taken_back: bool (n,), which the dispatcher has asked back.
-    follows: so many messages of the last one's batch, as a client sent it, follow it in the log; UNKNOWN at times.
+    rows: their stored columns (storage.format.batch), n rows. positions, dispatch: int64 (n,). redeliveries: uint8
+    (n,). deliver_at: int64 (n,) milliseconds, 0 = at once. epoch, session: of the dispatcher that sent them. open:
+    which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now. shown: so many
+    of the rows, from the first on, the application has seen. overtook: bool (n,), which the application had before an
+    earlier message of their key came again. taken_back: bool (n,), which the dispatcher has asked back. follows: so
+    many messages of the last one's batch, as a client sent it, follow it in the log; UNKNOWN at times.
     """
 
     rows: pa.RecordBatch

@@ -14,15 +14,15 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from actors.consumer.held import Received, Unread
-from actors.consumer.payload import JOIN_ROWS, Payloads, join
-from actors.interruption import Interruption
-from actors.messages import NO_POSITIONS, Part
-from actors.messages.limits import MAX_ANSWER_BYTES
-from actors.occasional import Occasional
-from actors.ports import Ports
-from actors.signal import Signal
-from storage.position import Positions, positions_of
+from sluice.actors.consumer.held import Received, Unread
+from sluice.actors.consumer.payload import JOIN_ROWS, Payloads, join
+from sluice.actors.messages import NO_POSITIONS, Part
+from sluice.actors.messages.limits import MAX_ANSWER_BYTES
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.interruption import Interruption
+from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.format.position import Positions, positions_of
 
 INBOX_BYTES = MAX_ANSWER_BYTES
 """Payloads that came with parts and wait; one answer has no more."""

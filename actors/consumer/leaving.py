@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.backoff import Backoff
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
-from actors.messages import Detach, Event, HandOver
-from actors.ports import Address, Ports, Unknown
-from storage.errors import Fenced, SluiceError, Unavailable
+from sluice.actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from sluice.actors.messages import Detach, Event, HandOver
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.backoff import Backoff
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 
 class Leaving:

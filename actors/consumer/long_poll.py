@@ -11,10 +11,10 @@ that. An owner of an earlier version does not say so; there a poll waits half a 
 
 from __future__ import annotations
 
-from actors.consumer.hand_backs import CALL_TIMEOUT
-from actors.interruption import Interruption
-from actors.messages import Delivery, Poll
-from actors.ports import Address, Ports, Unknown
+from sluice.actors.consumer.hand_backs import CALL_TIMEOUT
+from sluice.actors.messages import Delivery, Poll
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.interruption import Interruption
 
 SHORT_WAIT = 1_000
 MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 600_000

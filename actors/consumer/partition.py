@@ -16,22 +16,20 @@ from functools import partial
 
 import numpy as np
 
-from actors.backoff import Backoff
-from actors.consumer.acknowledgements import Acknowledgements, Losses, report_losses
-from actors.consumer.client_batches import BatchAcks
-from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
-from actors.consumer.heartbeats import SessionHeartbeat
-from actors.consumer.held import Holding, Received
-from actors.consumer.inbox import Inbox
-from actors.consumer.lease import Lease
-from actors.consumer.leaving import HandingOver, Leaving
-from actors.consumer.long_poll import LongPoll
-from actors.consumer.payload import Payloads
-from actors.consumer.revocations import Revocations
-from actors.directory import Directory
-from actors.let_go import CLIENT, LET_GO
-from actors.messages import (
+from sluice.actors.consumer.acknowledgements import Acknowledgements, Losses, report_losses
+from sluice.actors.consumer.client_batches import BatchAcks
+from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from sluice.actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
+from sluice.actors.consumer.heartbeats import SessionHeartbeat
+from sluice.actors.consumer.held import Holding, Received
+from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.leaving import HandingOver, Leaving
+from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.revocations import Revocations
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     NO_COUNTS,
     Acknowledge,
     Attach,
@@ -42,13 +40,15 @@ from actors.messages import (
     Poll,
     RedeliverUnacknowledged,
 )
-from actors.occasional import Occasional
-from actors.ports import Address, Ports, Unknown
-from actors.shared_future import SharedFuture, carry_through
-from actors.signal import Signal
-from storage.batch import LAST_TIME
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
-from storage.position import Positions
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.let_go import CLIENT, LET_GO
+from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.shared_future import SharedFuture, carry_through
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from sluice.storage.format.batch import LAST_TIME
+from sluice.storage.format.position import Positions
 
 ATTACH_TIMEOUT = 20_000
 PASSING = (Unavailable, Overloaded, Conflict, Corrupt)  # the last: of the records of a dispatcher that will start again

@@ -24,19 +24,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.backoff import Backoff
-from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
-from actors.directory import Directory
-from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
-from actors.messages.limits import KEPT_MS
-from actors.ports import Ports
-from actors.signal import Signal
-from actors.topic_client import TopicClient
-from actors.wire import Blob, owned
-from storage.batch import StoredBatch, decode_body, rows_of_body
-from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
-from storage.frame import Run, index_columns, payload_crc
-from storage.position import MAX_ENTRY, positions_of, run_positions
+from sluice.actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.lookup.topic_client import TopicClient
+from sluice.actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob, owned
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
+from sluice.storage.format.batch import StoredBatch, decode_body, rows_of_body
+from sluice.storage.format.frame import Run, index_columns, payload_crc
+from sluice.storage.format.position import MAX_ENTRY, positions_of, run_positions
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500

@@ -20,14 +20,14 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from actors.consumer.hand_backs import HandBacks, PendingNack
-from actors.consumer.held import FirstOfKeys, Holding
-from actors.consumer.inbox import Inbox
-from actors.messages import NO_COUNTS, Revocation
-from actors.ports import Ports
-from actors.signal import Signal
-from storage.batch import order_keys
-from storage.position import Positions
+from sluice.actors.consumer.hand_backs import HandBacks, PendingNack
+from sluice.actors.consumer.held import FirstOfKeys, Holding
+from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.messages import NO_COUNTS, Revocation
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.format.batch import order_keys
+from sluice.storage.format.position import Positions
 
 
 @dataclass(frozen=True, slots=True)

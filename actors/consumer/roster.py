@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from actors.consumer.lease import NEVER, Lease
-from actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.lease import NEVER, Lease
+from sluice.actors.consumer.long_poll import LongPoll
 
 
 class Enlisted(Protocol):

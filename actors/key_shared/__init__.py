@@ -8,14 +8,14 @@ alone writes. All else that several operations need is in `Core`, and its transi
 hash, the members and the sentinel in step.
 """
 
-from actors.key_shared.assignments import Assignment, Assignments
-from actors.key_shared.dispatch import Dispatch
-from actors.key_shared.hash_assignments import NEW, JoinAs
-from actors.key_shared.heaviest import Heaviest
-from actors.key_shared.history import KEPT, Change, History
-from actors.key_shared.members import AttachedConsumer
-from actors.key_shared.parked_messages import ParkedKey
-from actors.key_shared.selectors import same_ranges
+from sluice.actors.key_shared.dispatch import Dispatch
+from sluice.actors.key_shared.observe.heaviest import Heaviest
+from sluice.actors.key_shared.state.assignments import Assignment, Assignments
+from sluice.actors.key_shared.state.hash_assignments import NEW, JoinAs
+from sluice.actors.key_shared.state.history import KEPT, Change, History
+from sluice.actors.key_shared.state.members import AttachedConsumer
+from sluice.actors.key_shared.state.parked_messages import ParkedKey
+from sluice.actors.key_shared.state.selectors import same_ranges
 
 __all__ = [
     "KEPT",

@@ -32,23 +32,24 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import arrivals, explain, hash_assignments, heaviest, nacks, parking, revocation, stats, what_if
-from actors.key_shared.acks import acknowledge, acknowledge_all, remove
-from actors.key_shared.assignments import Assignments
-from actors.key_shared.check import check
-from actors.key_shared.core import Core
-from actors.key_shared.dispatch_pass import route, would_send
-from actors.key_shared.hash_assignments import NEW, HashAssignments, JoinAs
-from actors.key_shared.heaviest import Heaviest
-from actors.key_shared.history import History, take_events
-from actors.key_shared.members import AttachedConsumer
-from actors.key_shared.selectors import Range
-from actors.key_shared.tables import HashTables
-from actors.key_shared.window import DEAD, FRESH, NO_SLOT, PENDING, Mask, Reduced
-from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
-from storage.hashing import Hashes
-from storage.position import Positions
-from storage.redeliveries import Redeliveries
+from sluice.actors.key_shared.observe import explain, heaviest, stats, what_if
+from sluice.actors.key_shared.observe.check import check
+from sluice.actors.key_shared.observe.heaviest import Heaviest
+from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
+from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
+from sluice.actors.key_shared.state.assignments import Assignments
+from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_pass import route, would_send
+from sluice.actors.key_shared.state.hash_assignments import NEW, HashAssignments, JoinAs
+from sluice.actors.key_shared.state.history import History, take_events
+from sluice.actors.key_shared.state.members import AttachedConsumer
+from sluice.actors.key_shared.state.selectors import Range
+from sluice.actors.key_shared.state.tables import HashTables
+from sluice.actors.key_shared.state.window import DEAD, FRESH, NO_SLOT, PENDING, Mask, Reduced
+from sluice.actors.messages import NO_POSITIONS, Event, SubscriptionSettings
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
+from sluice.storage.format.redeliveries import Redeliveries
 
 
 class Dispatch:
@@ -306,7 +307,7 @@ class Dispatch:
         return self._state.carried.not_durable
 
     def redeliveries(self) -> bytes:
-        """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`nacks`)."""
+        """Counts and delays for the next owner, as bytes (`storage.format.redeliveries`), within a bound (`nacks`)."""
         return nacks.snapshot(self._core)
 
     def clock_was_set(self, by: int) -> None:

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from actors.messages import BookieList
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Reply, Request
-from storage.errors import Unavailable
+from sluice.actors.messages import BookieList
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Unavailable
 
 R = TypeVar("R", bound=Reply)
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from actors.ledger.history_objects import COMPACTED, FOLDER, compacted_prefix, delete_history, history_prefix
-from actors.ledger.record import unpack_record
-from actors.messages import BookieList, DeleteLedgers, ListLedgers
-from actors.ports import Ports, Unknown
-from actors.record_scan import scan, value_in
-from actors.store_attempts import REFUSALS
-from storage.errors import Corrupt, SluiceError, Unavailable
+from sluice.actors.ledger.history_objects import COMPACTED, FOLDER, compacted_prefix, delete_history, history_prefix
+from sluice.actors.ledger.record import unpack_record
+from sluice.actors.messages import BookieList, DeleteLedgers, ListLedgers
+from sluice.actors.ownership.record_scan import scan, value_in
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
 
 TIMEOUT = 30_000
 RELEASED = "ids/released"

@@ -9,7 +9,7 @@ name has higher ones.
 
 from __future__ import annotations
 
-from actors.ports import Ports
+from sluice.actors.ports import Ports
 
 FOLDER, COMPACTED = "history/", "compacted/"
 _NEVER = 1 << 62

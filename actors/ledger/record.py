@@ -19,10 +19,10 @@ from typing import Any
 import msgpack
 import msgspec
 
-from actors.ledger.quorum import Quorum
-from actors.messages import TopicSettings
-from storage.errors import Corrupt, InvariantViolation
-from storage.position import EARLIEST, position
+from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.messages import TopicSettings
+from sluice.storage.errors import Corrupt, InvariantViolation
+from sluice.storage.format.position import EARLIEST, position
 
 FORMAT = 1
 WITH_HISTORY = 2
@@ -46,7 +46,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HistoryPart(msgspec.Struct, frozen=True, array_like=True):
-    """An object with runs from first_run on, whose first entry is first_entry (storage.history).
+    """An object with runs from first_run on, whose first entry is first_entry (storage.history.part).
 
     footer_crc: CRC32C of the last footer_bytes of its size bytes.
     """
@@ -71,7 +71,7 @@ class Offloaded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CompactedPart(msgspec.Struct, frozen=True, array_like=True):
-    """An object with last messages of keys, which lie at positions first .. last (storage.compacted).
+    """An object with last messages of keys, which lie at positions first .. last (storage.history.compacted).
 
     footer_crc: CRC32C of the last footer_bytes of its size bytes.
     """
@@ -223,7 +223,7 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 class ResultsRecord(msgspec.Struct, frozen=True, array_like=True):
     """Of which messages of a source results are stored: up to `finished` that is not remembered any more, above it the
-    cursor (storage.cursor, encoded) says it. seen: when the source was last heard of (ms).
+    cursor (storage.format.cursor, encoded) says it. seen: when the source was last heard of (ms).
     """
 
     finished: int
@@ -386,7 +386,7 @@ def unpack_record(value: bytes) -> PartitionRecord:
 
 
 def encode_record(record: PartitionRecord) -> dict[str, Any]:
-    """The record as plain maps, lists and numbers, for `actors.fenced_record`."""
+    """The record as plain maps, lists and numbers, for `actors.ownership.fenced_record`."""
     plain: dict[str, Any] = msgspec.to_builtins(record)
     return plain
 

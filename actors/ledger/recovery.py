@@ -29,9 +29,9 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from actors.ledger.quorum import Quorum
-from actors.ledger.record import Fragment, LedgerRecord
-from storage.errors import Corrupt
+from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.ledger.record import Fragment, LedgerRecord
+from sluice.storage.errors import Corrupt
 
 
 class Verdict(Enum):

@@ -23,15 +23,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.ledger.bookies import Bookies
-from actors.ledger.fan_out import together
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.reader import LedgerReader
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
-from actors.messages import AddRun, DescribeLedger
-from actors.ports import Ports
-from actors.wire import Blob
-from storage.errors import Fenced, SluiceError, Unavailable
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.fan_out import together
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.reader import LedgerReader
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.messages import AddRun, DescribeLedger
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 COPIES_AT_ONCE = 4
 ADD_TIMEOUT = 10_000

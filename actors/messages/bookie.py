@@ -7,12 +7,12 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from actors.messages.common import Done, no_rows
-from actors.wire import Blob, Reply, Request
+from sluice.actors.messages.common import Done, no_rows
+from sluice.actors.ports.wire import Blob, Reply, Request
 
 
 class AddRun(Request[Done], kw_only=True):
-    """Store one frame: head (storage.frame.encode_head) and payload. Answered when durable.
+    """Store one frame: head (storage.format.frame.encode_head) and payload. Answered when durable.
 
     Refused with Fenced if `epoch` is below the ledger's; with Overloaded or Unavailable if the bookie is read-only.
     A repetition of a stored run is Done; a different run under the same number is Conflict.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from actors.wire import Reply, Request
+from sluice.actors.ports.wire import Reply, Request
 
 NO_POSITIONS: np.ndarray = np.empty(0, np.int64)
 NO_ROWS: np.ndarray = np.empty(0, np.uint32)

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from actors.messages.common import Done, Text
-from actors.messages.limits import MOST_BOOKIES, Name
-from actors.messages.settings import SubscriptionSettings, TopicSettings
-from actors.wire import Reply, Request
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.messages.limits import MOST_BOOKIES, Name
+from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
+from sluice.actors.ports.wire import Reply, Request
 
 
 class Located(Reply, kw_only=True):
@@ -85,7 +85,7 @@ class LocateSubscription(Locate, kw_only=True):
 
 
 class Leading(Reply, kw_only=True):
-    """What a candidate for the controller knows (actors.candidate).
+    """What a candidate for the controller knows (actors.controller.candidate).
 
     host, epoch: the process of the controller, and since which epoch. leads: it is this candidate; acts: and may start
     and end others on suspicion. silent_ms: how long this one has not heard the controller. candidates: all processes.

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from actors.messages.common import Done, Text, no_counts, no_positions, no_rows
-from actors.messages.limits import MOST_BEATS
-from actors.wire import Blob, Reply, Request
-from storage.batch import LAST_TIME, MAX_KEY_BYTES
+from sluice.actors.messages.common import Done, Text, no_counts, no_positions, no_rows
+from sluice.actors.messages.limits import MOST_BEATS
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES
 
 
 class Attached(Reply, kw_only=True):

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from actors.messages.common import Done, Text
-from actors.wire import Blob, Reply, Request
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.ports.wire import Blob, Reply, Request
 
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
 ProducerNews = Literal["none", "taken", "over"]
@@ -87,7 +87,8 @@ class ClientsHere(Request[Text], kw_only=True):
 
 
 class RatesHere(Request[Text], kw_only=True):
-    """What a gateway lets pass of rates that hold for all of them, as JSON: see actors.pulsar.conversation.rates."""
+    """What a gateway lets pass of rates that hold for all of them, as JSON: see
+    actors.pulsar.conversation.limits.rates."""
 
     reply: ClassVar[type[Reply]] = Text
 
@@ -114,7 +115,7 @@ class Published(Reply, kw_only=True):
 
 
 class Publish(Request[Published], kw_only=True):
-    """Append one run (storage.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
+    """Append one run (storage.format.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
 
     Sequences at or below the producer's last stored one are not stored again. Answered when confirmed. A gap behind
     the last run waits for its predecessor and is Conflict in the end, unless `follows` says that there is none:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from actors.messages.common import no_rows
-from actors.wire import Blob, Reply, Request
+from sluice.actors.messages.common import no_rows
+from sluice.actors.ports.wire import Blob, Reply, Request
 
 
 class RunIndex(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from storage.errors import Invalid
+from sluice.storage.errors import Invalid
 
 
 class TopicSettings(msgspec.Struct, kw_only=True, frozen=True):

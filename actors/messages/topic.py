@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from actors.messages.common import Done, Text
-from actors.wire import Reply, Request
-from storage.position import entry_of, ledger_of
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.format.position import entry_of, ledger_of
 
 
 class Ends(Reply, kw_only=True):

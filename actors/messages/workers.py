@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from actors.messages.common import Done, Text
-from actors.messages.limits import Name
-from actors.wire import Reply, Request
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.messages.limits import Name
+from sluice.actors.ports.wire import Reply, Request
 
 MOST_WORKERS = 1_000
 MOST_POOL_STATUS = 512 * 1024

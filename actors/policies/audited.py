@@ -1,4 +1,4 @@
-"""What is written down of what somebody did, or was refused: see cluster.audit."""
+"""What is written down of what somebody did, or was refused: see cluster.base.audit."""
 
 from __future__ import annotations
 

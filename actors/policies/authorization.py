@@ -1,6 +1,6 @@
 """Who may do what: the decision, from roles, what is wanted, and what the records say.
 
-A client has roles (actors.pulsar.conversation.gateway), and may do what one of them may. In order:
+A client has roles (actors.pulsar.conversation.gateway.gateway), and may do what one of them may. In order:
 
 * A superuser may do everything, and an administrator of a tenant everything with the tenant's topics and namespaces.
 * A viewer may look at everything but the content of messages, and change nothing.
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.names import namespace_of, unquoted
-from actors.policies.namespaces import Tenant
-from actors.policies.permissions import Grants
-from storage.errors import Invalid
+from sluice.actors.ownership.names import namespace_of, unquoted
+from sluice.actors.policies.namespaces import Tenant
+from sluice.actors.policies.permissions import Grants
+from sluice.storage.errors import Invalid
 
 Needed = Literal["superuser", "administrator", "produce", "consume", "either"]
 """either: produce or consume, of a topic; with any subscription."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.policies.policy_records import (
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.policies.policy_records import (
     QUOTAS,
     decoded,
     look_at_all,
@@ -22,8 +22,8 @@ from actors.policies.policy_records import (
     value_of,
     values_of,
 )
-from actors.ports import Meta, Records
-from storage.errors import Corrupt, Invalid
+from sluice.actors.ports import Meta, Records
+from sluice.storage.errors import Corrupt, Invalid
 
 CHECK_MS = 5_000
 """So often quotas that were set elsewhere are seen."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.names import TENANT_NAMESPACE, check_space, namespace_of
-from actors.policies.policy_records import TENANTS, decoded, forget_rights, revise, tell_changed, value_of
-from actors.policies.schema_compatibility import DEFAULT, STRATEGIES
-from actors.ports import Meta
-from storage.errors import Conflict, Invalid, NotFound
+from sluice.actors.ownership.names import TENANT_NAMESPACE, check_space, namespace_of
+from sluice.actors.policies.policy_records import TENANTS, decoded, forget_rights, revise, tell_changed, value_of
+from sluice.actors.policies.schema_compatibility import DEFAULT, STRATEGIES
+from sluice.actors.ports import Meta
+from sluice.storage.errors import Conflict, Invalid, NotFound
 
 _SPACES = "namespace/"
 MOST_ROLES = 1_000

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from actors.policies.authorization import Authorization, KnownRights, Wish, refusal
-from actors.policies.namespaces import tenant_in
-from actors.policies.permissions import grants_in
-from actors.policies.policy_records import (
+from sluice.actors.policies.authorization import Authorization, KnownRights, Wish, refusal
+from sluice.actors.policies.namespaces import tenant_in
+from sluice.actors.policies.permissions import grants_in
+from sluice.actors.policies.policy_records import (
     CHANGES,
     PERMISSIONS,
     TENANTS,
@@ -22,10 +22,10 @@ from actors.policies.policy_records import (
     of_namespace,
     value_of,
 )
-from actors.policies.policy_records import of_topic as record_of_topic
-from actors.ports import Ports
-from actors.signal import Signal
-from storage.errors import SluiceError
+from sluice.actors.policies.policy_records import of_topic as record_of_topic
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import SluiceError
 
 LOOK_MS = 300
 FRESH_MS = 1_000

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.policies.namespaces import MOST_ROLES, check_role
-from actors.policies.policy_records import (
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.policies.namespaces import MOST_ROLES, check_role
+from sluice.actors.policies.policy_records import (
     PERMISSIONS,
     decoded,
     forget_rights,
@@ -24,8 +24,8 @@ from actors.policies.policy_records import (
     tell_changed,
     value_of,
 )
-from actors.ports import Meta
-from storage.errors import Invalid, NotFound
+from sluice.actors.ports import Meta
+from sluice.storage.errors import Invalid, NotFound
 
 ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
 """Actions as Pulsar names them. What the last four permit is not offered here; they are kept and shown."""

@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.ports import Clock, Meta, Records
-from storage.errors import Corrupt, Unavailable
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.ports import Clock, Meta, Records
+from sluice.storage.errors import Corrupt, Unavailable
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from functools import partial
 
 import msgspec
 
-from actors.messages import TopicSettings
-from actors.messages.settings import check_topic
-from actors.policies.policy_records import (
+from sluice.actors.messages import TopicSettings
+from sluice.actors.messages.settings import check_topic
+from sluice.actors.policies.policy_records import (
     LIFETIMES,
     SeldomRead,
     decoded,
@@ -23,7 +23,7 @@ from actors.policies.policy_records import (
     value_of,
     values_of,
 )
-from actors.ports import Meta, Ports, Records
+from sluice.actors.ports import Meta, Ports, Records
 
 
 class Retention(msgspec.Struct, frozen=True):

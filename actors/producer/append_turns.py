@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.ports import Ports, Timer
+from sluice.actors.ports import Ports, Timer
 
 MOST_APPENDS = 100
 PATIENCE_MS = 3_000

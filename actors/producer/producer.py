@@ -19,17 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.backoff import Backoff
-from actors.directory import Directory
-from actors.let_go import CLIENT, LET_GO
-from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
-from actors.occasional import Occasional
-from actors.ports import Address, Ports, Unknown
-from actors.producer.append_turns import AppendTurns
-from actors.signal import Signal
-from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, bytes_of, has_keyed_delay
-from storage.errors import (
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.producer.append_turns import AppendTurns
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.let_go import CLIENT, LET_GO
+from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import (
     Conflict,
     Corrupt,
     Fenced,
@@ -41,9 +40,10 @@ from storage.errors import (
     Terminated,
     Unavailable,
 )
-from storage.frame import Run, make_run, payload_crc, run_of, run_parts
-from storage.hashing import Hashes, java_hash_column
-from storage.position import position
+from sluice.storage.format.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, bytes_of, has_keyed_delay
+from sluice.storage.format.frame import Run, make_run, payload_crc, run_of, run_parts
+from sluice.storage.format.hashing import Hashes, java_hash_column
+from sluice.storage.format.position import position
 
 RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""

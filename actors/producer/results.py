@@ -1,10 +1,10 @@
 """Publishes what workers made of messages: once for each message, whoever else publishes results of the same message.
 
-It is the other half of `actors.topic.results`. Each row goes to the owner of its partition with the position of the
-message that it was made of, and a request is repeated until it is answered. Between a partition of the source and a
-partition of an output one request is in flight, and what comes meanwhile goes with the next one. That is for the size
-of runs alone, since nothing here relies on an order: a key waits until the results of its last message are confirmed.
-How much waits here is bounded by whoever calls, who has it in memory before.
+It is the other half of `actors.topic.partition.results`. Each row goes to the owner of its partition with the position
+of the message that it was made of, and a request is repeated until it is answered. Between a partition of the source
+and a partition of an output one request is in flight, and what comes meanwhile goes with the next one. That is for the
+size of runs alone, since nothing here relies on an order: a key waits until the results of its last message are
+confirmed. How much waits here is bounded by whoever calls, who has it in memory before.
 
 The owner need not remember what the subscription has finished for good. The owner of the source's partition knows that
 of every durable subscription, so it is asked now and then.
@@ -20,11 +20,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from actors.backoff import Backoff
-from actors.directory import Directory
-from actors.messages import PublishResults, Stats, shown
-from actors.ports import Ports, Unknown
-from actors.producer.producer import (
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import PublishResults, Stats, shown
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.producer.producer import (
     BODY_BYTES,
     PUBLISH_TIMEOUT,
     RETRY_FIRST,
@@ -33,11 +33,11 @@ from actors.producer.producer import (
     RUN_MESSAGES,
     joined,
 )
-from actors.wire import Blob
-from storage.batch import StoredBatch, has_keyed_delay
-from storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
-from storage.frame import make_run
-from storage.position import EARLIEST, Positions, parse
+from sluice.actors.runtime.backoff import Backoff
+from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
+from sluice.storage.format.batch import StoredBatch, has_keyed_delay
+from sluice.storage.format.frame import make_run
+from sluice.storage.format.position import EARLIEST, Positions, parse
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from actors.ledger.record import GivenUp, LedgerRecord
-from actors.topic.amounts import backlog_bytes, size_of
-from actors.topic.log import PartitionLog
-from actors.topic.producers import Producers
-from actors.topic.unreadable import Unreadable
-from actors.topic.upkeep import Upkeep
-from storage.position import position, show
+from sluice.actors.ledger.record import GivenUp, LedgerRecord
+from sluice.actors.topic.background.upkeep import Upkeep
+from sluice.actors.topic.partition.amounts import backlog_bytes, size_of
+from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.producers import Producers
+from sluice.actors.topic.partition.unreadable import Unreadable
+from sluice.storage.format.position import position, show
 
 
 def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable: Unreadable) -> dict[str, Any]:

@@ -18,13 +18,12 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 
-from actors.actor import Actor
-from actors.cutting import cut_read
-from actors.delayed.owner import IndexOwner
-from actors.delayed.shared import SharedIndex
-from actors.ledger.bookies import Bookies
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.messages import (
+from sluice.actors.delayed.owner import IndexOwner
+from sluice.actors.delayed.shared import SharedIndex
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.lookup.cutting import cut_read
+from sluice.actors.messages import (
     AcceptLoss,
     BacklogSize,
     BookieList,
@@ -65,27 +64,35 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
-from actors.messages.limits import SEQUENCES
-from actors.ports import Ports
-from actors.shared_future import SharedFuture
-from actors.signal import Signal
-from actors.topic.admission import Admission
-from actors.topic.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
-from actors.topic.compacted_reads import CompactedReads
-from actors.topic.log import PartitionLog
-from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
-from actors.topic.reads import LogReads
-from actors.topic.resources import ProcessResources
-from actors.topic.result_intake import ResultIntake
-from actors.topic.results import check_results
-from actors.topic.stats import describe, describe_loss
-from actors.topic.termination import Termination
-from actors.topic.unreadable import ALARM_MS, GivingUp
-from actors.topic.upkeep import Upkeep
-from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, check_published, decode_body, has_keyed_delay
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, ProducerFenced, SluiceError, Unavailable
-from storage.frame import Run, index_columns, make_run, payload_crc
+from sluice.actors.messages.limits import SEQUENCES
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.topic.background.upkeep import Upkeep
+from sluice.actors.topic.partition.admission import Admission
+from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
+from sluice.actors.topic.partition.compacted_reads import CompactedReads
+from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
+from sluice.actors.topic.partition.reads import LogReads
+from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.partition.result_intake import ResultIntake
+from sluice.actors.topic.partition.results import check_results
+from sluice.actors.topic.partition.termination import Termination
+from sluice.actors.topic.partition.unreadable import ALARM_MS, GivingUp
+from sluice.actors.topic.stats import describe, describe_loss
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, ProducerFenced, SluiceError, Unavailable
+from sluice.storage.format.batch import (
+    MAX_RUN_BYTES,
+    MAX_RUN_MESSAGES,
+    StoredBatch,
+    check_published,
+    decode_body,
+    has_keyed_delay,
+)
+from sluice.storage.format.frame import Run, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from actors.policies.authorization import Forbidden
-from cluster.bootstrap.environment import LOOPBACK
-from cluster.real import logger
-from storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from sluice.actors.policies.authorization import Forbidden
+from sluice.cluster.base.real import logger
+from sluice.cluster.node.environment import LOOPBACK
+from sluice.storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -24,14 +24,14 @@ from urllib.parse import urlencode
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from cluster.bootstrap.environment import LOOPBACK
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
-from cluster.http.guard import guard
-from cluster.http.server import json_in
-from cluster.loop import LoopThread
-from cluster.watch.feed import event
-from cluster.watch.http import PAGE_PATHS, page_routes
-from storage.errors import Invalid, NotFound, Unavailable
+from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
+from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.http.guard import guard
+from sluice.cluster.http.server import json_in
+from sluice.cluster.node.environment import LOOPBACK
+from sluice.cluster.watch.feed import event
+from sluice.cluster.watch.http import PAGE_PATHS, page_routes
+from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 MAX_BODY = 4 * 1024
 EXPLAIN = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/explain"

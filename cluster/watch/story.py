@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from actors.names import namespace_of
+from sluice.actors.ownership.names import namespace_of
 
 Stats = Mapping[str, Any]
 Picture = dict[str, Any]

@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.consumer import Consumer
-from cluster.log_filter import FewOfEachKind
-from cluster.message import Message
-from cluster.workers.ages import Rows, keyless, waiting_ages
-from cluster.workers.options import STOP, WorkersOptions
-from cluster.workers.scaling import WorkerLoad
-from storage.errors import SluiceError
+from sluice.cluster.base.log_filter import FewOfEachKind
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.ages import Rows, keyless, waiting_ages
+from sluice.cluster.workers.options import STOP, WorkersOptions
+from sluice.cluster.workers.scaling import WorkerLoad
+from sluice.storage.errors import SluiceError
 
 logger = logging.getLogger("sluice.workers")
 logger.addFilter(FewOfEachKind())

@@ -16,11 +16,11 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.workers.handler_worker import WorkerReport
-from cluster.workers.options import WorkersOptions
-from cluster.workers.places import PlacedWorker, Superseded, WorkerGone, WorkerPlaces
-from cluster.workers.scaling import Scaling
-from storage.errors import SluiceError
+from sluice.cluster.workers.handler_worker import WorkerReport
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone, WorkerPlaces
+from sluice.cluster.workers.scaling import Scaling
+from sluice.storage.errors import SluiceError
 
 LOOK_S = 0.1
 """Between two looks at the workers; one that ends is seen at once."""

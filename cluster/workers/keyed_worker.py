@@ -12,12 +12,12 @@ import threading
 import time
 import traceback
 
-from cluster.consumer import Consumer
-from cluster.message import Message
-from cluster.workers.handler_worker import Handler, awaited, key_of
-from cluster.workers.options import WorkersOptions
-from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
-from storage.errors import Timeout
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.handler_worker import Handler, awaited, key_of
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
+from sluice.storage.errors import Timeout
 
 
 class KeyedWorker(PlannedWorker):

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from cluster.consumer import Consumer
-from cluster.message import Batch, Message
-from cluster.workers.handler_worker import Handler, awaited, key_of
-from cluster.workers.options import WorkersOptions
-from cluster.workers.outputs import MOST_RESULTS, Result, results_of
-from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
-from cluster.workers.result_loop import Call, NotOurs, ResultLoop
-from cluster.workers.result_sender import ResultSender
-from cluster.workers.schedule import KeySchedule
-from storage.errors import Fenced, Timeout
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Batch, Message
+from sluice.cluster.workers.handler_worker import Handler, awaited, key_of
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.outputs import MOST_RESULTS, Result, results_of
+from sluice.cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
+from sluice.cluster.workers.result_loop import Call, NotOurs, ResultLoop
+from sluice.cluster.workers.result_sender import ResultSender
+from sluice.cluster.workers.schedule import KeySchedule
+from sluice.storage.errors import Fenced, Timeout
 
 AT_ONCE = 256
 """Messages that are received together, and that wait in line to be called beside those that are."""

@@ -9,15 +9,15 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cluster.workers.column_worker import ColumnWorker
-from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
-from cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
-from cluster.workers.options import WorkersOptions
-from cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
-from cluster.workers.serial_worker import SerialWorker
+from sluice.cluster.workers.column_worker import ColumnWorker
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
+from sluice.cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
+from sluice.cluster.workers.serial_worker import SerialWorker
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 
 class WorkerGone(Exception):

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.bootstrap.connecting import connect
-from cluster.bootstrap.environment import POOLS_NAMESPACE
-from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
-from cluster.workers.options import WorkersOptions
-from cluster.workers.places import PlacedWorker, Superseded, WorkerGone, new_worker
-from cluster.workers.scaling import WorkerLoad
-from storage.errors import SluiceError
+from sluice.cluster.launch.connecting import connect
+from sluice.cluster.node.environment import POOLS_NAMESPACE
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone, new_worker
+from sluice.cluster.workers.scaling import WorkerLoad
+from sluice.storage.errors import SluiceError
 
 CALL_S = 10.0
 """How long an actor may take to answer; a thread of its own answers, whatever its handlers do."""

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from cluster.workers.schedule import KeySchedule
+from sluice.cluster.workers.schedule import KeySchedule
 
 MOST_BYTES = 64 * 1024 * 1024
 """Results that may wait for their confirmation at a time. A handler that has more to give keeps its place meanwhile,

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from actors.directory import Directory
-from actors.names import check_name
-from actors.ports import Ports
-from actors.producer.results import Publication, ResultPublisher, ResultRows
-from cluster.loop import LoopThread
-from cluster.message import Message
-from cluster.workers.outputs import rows_of_several
-from cluster.workers.result_loop import Call
-from storage.errors import Fenced, Invalid
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.ownership.names import check_name
+from sluice.actors.ports import Ports
+from sluice.actors.producer.results import Publication, ResultPublisher, ResultRows
+from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.outputs import rows_of_several
+from sluice.cluster.workers.result_loop import Call
+from sluice.storage.errors import Fenced, Invalid
 
 SETTINGS_MS = 30_000
 """How long a controller that is being replaced is waited for."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cluster.message import Message
-from cluster.workers.ages import Rows
-from cluster.workers.handler_worker import Handler, HandlerWorker, key_of
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.ages import Rows
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, key_of
 
 AT_ONCE = 128
 ACKNOWLEDGE_S = 0.01

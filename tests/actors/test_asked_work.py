@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from actors.closed_owners import LOOK_MS, PAUSE_MS
-from actors.ledger.record import Asked, PartitionRecord, record_key, unpack_record
-from actors.messages import Compact, Erase, Offload
-from actors.ports import Unknown
-from actors.topic import erasing
-from actors.wire import Request
+from sluice.actors.controller.closed_owners import LOOK_MS, PAUSE_MS
+from sluice.actors.ledger.record import Asked, PartitionRecord, record_key, unpack_record
+from sluice.actors.messages import Compact, Erase, Offload
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Request
+from sluice.actors.topic.background import erasing
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 WITHIN_MS = LOOK_MS + PAUSE_MS + 20_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import ListTopics, LocateTopic
-from actors.topic_catalog import FRESH_MS
-from storage.errors import Corrupt
-from tests.actors.test_controller import Stage, play
+from sluice.actors.controller.catalog import FRESH_MS
+from sluice.actors.messages import ListTopics, LocateTopic
+from sluice.storage.errors import Corrupt
+from tests.actors.controller.test_controller import Stage, play
 
 
 async def damage(stage: Stage) -> None:

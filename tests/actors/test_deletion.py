@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.directory import Directory
-from actors.messages import (
+from sluice.actors.controller.catalog import TopicCatalog
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     CreateTopic,
     DeleteSubscription,
     LocateSubscription,
@@ -18,11 +19,10 @@ from actors.messages import (
     SubscriptionSettings,
     TopicSettings,
 )
-from actors.ports import Unknown
-from actors.topic_catalog import TopicCatalog
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from sluice.actors.ports import Unknown
+from sluice.storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from tests.actors.controller.test_controller import CONTROLLER, GIVE_UP, Stage, play
 from tests.actors.dispatcher.late_topic import delay_ends
-from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 from tests.scenarios.key_shared.broker import TOPIC, Broker
 from tests.scenarios.key_shared.broker import play as play_broker
 from tests.sim.places import SimPlaces

@@ -10,9 +10,8 @@ import msgpack
 import msgspec
 import pytest
 
-from actors.actor import Actor
-from actors.ledger.record import record_key, unpack_record
-from actors.messages import (
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.actors.messages import (
     AddPartitions,
     CreateTopic,
     Done,
@@ -27,10 +26,11 @@ from actors.messages import (
     SubscriptionSettings,
     TopicSettings,
 )
-from actors.ports import Ports
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from tests.actors.controller.test_controller import Stage, play
 from tests.actors.dispatcher.late_topic import delay_ends
-from tests.actors.test_controller import Stage, play
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker
 from tests.sim.world import World
 

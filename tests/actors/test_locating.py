@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.directory import LOCATE_TIMEOUT, Directory
-from actors.messages import AddPartitions, LocateSubscription, LocateTopic, RemoveTopic, SubscriptionSettings
-from storage.errors import Invalid, NotFound, Unavailable
-from tests.actors.test_controller import CONTROLLER, Stage, play
+from sluice.actors.lookup.directory import LOCATE_TIMEOUT, Directory
+from sluice.actors.messages import AddPartitions, LocateSubscription, LocateTopic, RemoveTopic, SubscriptionSettings
+from sluice.storage.errors import Invalid, NotFound, Unavailable
+from tests.actors.controller.test_controller import CONTROLLER, Stage, play
 
 PROMPT_MS = 1_000
 Find = Callable[[Directory, int], Coroutine[Any, Any, str]]

@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-import cluster
-from actors.ports import Ports
-from cluster.bootstrap import launch
-from cluster.bootstrap.discovery import find
-from cluster.bootstrap.folder import STATE_FILE
-from cluster.bootstrap.sessions import processes_of
-from cluster.client import Client
-from cluster.config import load
-from cluster.consumer import Consumer
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
-from storage.errors import SluiceError
+import sluice
+from sluice.actors.ports import Ports
+from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, make_rng
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.launch import launch
+from sluice.cluster.launch.discovery import find
+from sluice.cluster.node.folder import STATE_FILE
+from sluice.cluster.node.sessions import processes_of
+from sluice.cluster.settings.config import load
+from sluice.storage.errors import SluiceError
 from tests.kit.meta import MemoryMeta
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def attached(folder: Path) -> Iterator[Client]:
     address, token_file = find(folder) or ("", None)
     launch.join(address, token_file)
     try:
-        with cluster.connect(data_dir=folder) as client:
+        with sluice.connect(data_dir=folder) as client:
             yield client
     finally:
         ray.shutdown()

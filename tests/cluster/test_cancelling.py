@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cluster import embedded
-from cluster.client import Client
-from cluster.delayed import requests
-from cluster.embedded import EmbeddedCluster
-from cluster.message import MessageId
-from cluster.options import ClusterOptions
-from storage.errors import Invalid, NotFound
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.delayed import requests
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.launch import embedded
+from sluice.cluster.launch.embedded import EmbeddedCluster
+from sluice.cluster.settings.options import ClusterOptions
+from sluice.storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import cluster
-from actors.messages import Attach, Detach, OpenProducer
-from cluster import embedded
-from cluster.client import Client
-from cluster.options import ClusterOptions
-from storage.errors import Conflict, Fenced, Unavailable
+import sluice
+from sluice.actors.messages import Attach, Detach, OpenProducer
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import embedded
+from sluice.cluster.settings.options import ClusterOptions
+from sluice.storage.errors import Conflict, Fenced, Unavailable
 from tests.cluster import helpers
 from tests.cluster.helpers import PATIENCE_S, eventually
 
@@ -96,7 +96,7 @@ def test_a_refused_subscribe_leaves_no_consumer(client: Client, monkeypatch: pyt
 
 def test_a_producer_in_vain_leaves_no_task(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("two", 2)
-    monkeypatch.setattr("cluster.client.OPEN_TIMEOUT", 1_000)
+    monkeypatch.setattr("sluice.cluster.client.client.OPEN_TIMEOUT", 1_000)
     held = Held(client, OpenProducer, monkeypatch)
     with pytest.raises(Unavailable, match="did not succeed within"):
         client.create_producer("two")
@@ -126,7 +126,7 @@ def test_who_interrupts_a_subscribe_leaves_no_consumer(client: Client, monkeypat
 def test_a_close_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("two", 2)
     consumer = client.subscribe("two", "s")
-    monkeypatch.setattr("cluster.consumer.CLOSE_S", 1.0)
+    monkeypatch.setattr("sluice.cluster.client.consumer.CLOSE_S", 1.0)
     held = Held(client, Detach, monkeypatch)
     with pytest.raises(Unavailable, match="no answer within"):
         consumer.close()
@@ -178,7 +178,7 @@ def test_who_interrupts_the_end_of_a_client_ends_it_again(tmp_path: Path, monkey
 
 def test_who_waits_while_the_client_is_closed_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the error of everything that is asked of a closed client."""
-    client = cluster.connect(embedded=True, data_dir=tmp_path / "data")
+    client = sluice.connect(embedded=True, data_dir=tmp_path / "data")
     client.create_topic("two", 2)
     asked = threading.Event()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cluster.client import Client
-from cluster.consumer import Consumer
-from storage.errors import Invalid
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.storage.errors import Invalid
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)

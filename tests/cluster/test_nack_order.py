@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import Message, MessageId
-from cluster.workers.pool import Workers
-from storage.batch import LAST_TIME
-from storage.errors import Conflict, Invalid, Timeout
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message, MessageId
+from sluice.cluster.workers.pool import Workers
+from sluice.storage.errors import Conflict, Invalid, Timeout
+from sluice.storage.format.batch import LAST_TIME
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)

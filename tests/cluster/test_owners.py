@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import cluster
-from cluster.bootstrap import launch
-from cluster.bootstrap.sessions import runs
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import Batch
-from cluster.receipts import Receipt
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Batch
+from sluice.cluster.client.receipts import Receipt
+from sluice.cluster.launch import launch
+from sluice.cluster.node.sessions import runs
 from tests.cluster.helpers import (
     PATIENCE_MS,
     PATIENCE_S,
@@ -42,7 +42,7 @@ KEYS, EACH = 40, 20
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """One cluster for all tests of this module."""
-    with launch.local(tmp_path_factory.mktemp("owners"), brokers=2, **SMALL), cluster.connect() as connected:
+    with launch.local(tmp_path_factory.mktemp("owners"), brokers=2, **SMALL), sluice.connect() as connected:
         yield connected
 
 
@@ -157,8 +157,8 @@ def test_who_comes_while_the_controller_is_away_waits_for_it(client: Client) -> 
 
 CONSUMER = """
 import sys
-import cluster
-with cluster.connect(sys.argv[1]) as client:
+import sluice
+with sluice.connect(sys.argv[1]) as client:
     consumer = client.subscribe("lease", "s", initial_position="earliest", consumer_name="sleeper", lease_ms=3000,
                                 on_ranges=lambda partition, kind, ranges: print(kind, flush=True))
     held = []
@@ -174,7 +174,7 @@ with cluster.connect(sys.argv[1]) as client:
     try:
         consumer.wait_acknowledged()
         print("confirmed", flush=True)
-    except cluster.Fenced:
+    except sluice.Fenced:
         print("Fenced", flush=True)
     print("late", 0 if late is None else len(late), flush=True)
     sys.stdin.readline()

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import ray.cloudpickle
 
-import cluster
-from actors.producer.producer import PartitionProducer
-from cluster.client import Client
-from cluster.message import MessageId
-from cluster.receiver_queue import NothingArrived
-from storage.errors import Invalid, SluiceError, Unavailable
+import sluice
+from sluice.actors.producer.producer import PartitionProducer
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.client.receiver_queue import NothingArrived
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, batch
 
 LATE_S = 20.0
@@ -116,7 +116,7 @@ def test_who_waits_for_a_lost_broker_hears_of_the_close(tmp_path: Path, monkeypa
     def heard(error: SluiceError | None, at: MessageId | None) -> None:
         told.append(error)
 
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         client.create_topic("orders", 1)
         producer = client.create_producer("orders")
         monkeypatch.setattr(PartitionProducer, "_append", append)
@@ -179,7 +179,7 @@ def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callab
         at = producer.send(b"x")
         message = consumer.receive(PATIENCE_MS)
         for one, words in (
-            (client, "a Client stays in the process that it is of; another one calls cluster.connect"),
+            (client, "a Client stays in the process that it is of; another one calls sluice.connect"),
             (producer, "a Producer stays in the process that it is of; another one connects"),
             (consumer, "a Consumer stays in the process that it is of; another one connects"),
             (message, "a Message stays in the process that it is of; send what it carries"),
@@ -192,12 +192,12 @@ def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callab
 
 def test_a_wait_for_nothing_is_a_time_out_of_its_own(client: Client) -> None:
     """A broker that cannot be reached is another matter, and is no time-out."""
-    assert not issubclass(cluster.Timeout, cluster.Unavailable)
+    assert not issubclass(sluice.Timeout, sluice.Unavailable)
     with client.subscribe("orders", "billing") as consumer:
-        for error in (cluster.Timeout, NothingArrived):
+        for error in (sluice.Timeout, NothingArrived):
             with pytest.raises(error, match="no message within 1 ms"):
                 consumer.receive(1)
-        with pytest.raises(cluster.Timeout, match="no message within 1 ms"):
+        with pytest.raises(sluice.Timeout, match="no message within 1 ms"):
             asyncio.run(consumer.receive_async(1))
 
 
@@ -227,5 +227,5 @@ def test_an_argument_of_another_kind_is_refused(client: Client, words: str) -> N
 
 def test_a_topic_with_other_settings_names_them(client: Client) -> None:
     client.create_topic("named", 2)
-    with pytest.raises(cluster.Conflict, match=r"topic named exists with other settings: partitions is 2, not 3$"):
+    with pytest.raises(sluice.Conflict, match=r"topic named exists with other settings: partitions is 2, not 3$"):
         client.create_topic("named", 3)

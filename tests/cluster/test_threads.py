@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import cluster.consumer
-import cluster.receiver_queue
-from actors.consumer.held import Holding, Received
-from cluster.client import Client
-from cluster.consumer import Consumer, ConsumerOptions
-from cluster.message import Message
-from cluster.receiver_queue import ReceiverQueue
-from storage.errors import Fenced, Timeout
+import sluice.cluster.client.consumer
+import sluice.cluster.client.receiver_queue
+from sluice.actors.consumer.held import Holding, Received
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer, ConsumerOptions
+from sluice.cluster.client.message import Message
+from sluice.cluster.client.receiver_queue import ReceiverQueue
+from sluice.storage.errors import Fenced, Timeout
 from tests.cluster.helpers import PATIENCE_S, eventually
 from tests.sim.threads import Threads
 
@@ -54,7 +54,7 @@ class Program:
     """A program of several threads on one consumer: a loop's thread that delivers, and threads that receive."""
 
     def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
-        self.threads = Threads(seed, patch, cluster.consumer, cluster.receiver_queue)
+        self.threads = Threads(seed, patch, sluice.cluster.client.consumer, sluice.cluster.client.receiver_queue)
         self.calls: list[Callable[[], object]] = []
         self.partition = Partition()
         self.consumer = Consumer(
@@ -210,7 +210,7 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
 
 async def test_who_is_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks wait for one message; the first is woken and cancelled before it can look."""
-    monkeypatch.setattr(cluster.receiver_queue, "LOOK_S", PATIENCE_S)
+    monkeypatch.setattr(sluice.cluster.client.receiver_queue, "LOOK_S", PATIENCE_S)
     queue = ReceiverQueue("orders", lambda _: cast(Any, Partition()), lambda *_: None)
     waits = [asyncio.create_task(queue.receive_async(None)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from types import FrameType
 from typing import Any
 
-import cluster
+import sluice
 from tests.hygiene.source import FUNCTIONS, PACKAGES, ROOT, Module, modules
 
 WARM_UP, MESSAGES = 20, 5
@@ -51,7 +51,7 @@ def way() -> Seen:
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        with tempfile.TemporaryDirectory() as folder, cluster.connect(embedded=True, data_dir=folder) as client:
+        with tempfile.TemporaryDirectory() as folder, sluice.connect(embedded=True, data_dir=folder) as client:
             client.create_topic("orders", 1)
             consumer = client.subscribe("orders", "billing", initial_position="earliest")
             producer = client.create_producer("orders")

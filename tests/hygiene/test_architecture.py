@@ -60,7 +60,7 @@ def test_what_is_changed_often_is_in_one_place(what: str, most: int) -> None:
 def test_a_selector_is_named_where_the_map_says() -> None:
     """The words themselves stand in those files; elsewhere only where a selector is told from the others."""
     users = {module.path for module in modules("actors") if "auto_split" in _texts(module.tree)}
-    assert users == {"actors/key_shared/selectors.py", "actors/messages/settings.py"}
+    assert users == {"actors/key_shared/state/selectors.py", "actors/messages/settings.py"}
 
 
 def test_only_the_doors_of_a_process_know_the_carrier() -> None:
@@ -69,20 +69,25 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
         module.path
         for module in modules("actors", "cluster", "loadgen", "cli")
         for name, _ in module.imports()
-        if name.startswith("cluster.wire.") and not module.path.startswith("cluster/wire/")
+        if name.startswith("sluice.cluster.wire.") and not module.path.startswith("cluster/wire/")
     }
     assert users == {
-        "cluster/net.py",
-        "cluster/host.py",
-        "cluster/bootstrap/naming.py",
-        "cluster/bootstrap/standalone.py",
+        "cluster/wire/net.py",
+        "cluster/launch/ray_host.py",
+        "cluster/launch/naming.py",
+        "cluster/launch/standalone.py",
     }
 
 
 def test_the_core_knows_nothing_of_the_gateway() -> None:
     """Pulsar's protocol is an edge: topics, dispatchers, bookies and what operators set are the same without it."""
     core = [module for module in modules("actors", "storage") if not module.path.startswith("actors/pulsar/")]
-    wrong = {(module.path, name) for module in core for name, _ in module.imports() if name.startswith("actors.pulsar")}
+    wrong = {
+        (module.path, name)
+        for module in core
+        for name, _ in module.imports()
+        if name.startswith("sluice.actors.pulsar")
+    }
     assert sorted(wrong) == []
 
 
@@ -93,7 +98,8 @@ def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
         for module in modules("actors")
         if module.path.startswith("actors/pulsar/codec/")
         for name, _ in module.imports()
-        if name.startswith("actors.") and not name.startswith(("actors.pulsar.codec.", "actors.consumer.held."))
+        if name.startswith("actors.")
+        and not name.startswith(("sluice.actors.pulsar.codec.", "sluice.actors.consumer.held."))
     }
     assert sorted(wrong) == []
 

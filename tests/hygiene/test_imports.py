@@ -34,7 +34,7 @@ ALLOWED_LIBRARIES = {
 }  # fmt: skip
 """Third-party packages, by layer. A new one is a decision, so it is written down here."""
 
-S3_FILES = {"storage/s3.py"}
+S3_FILES = {"storage/stores/s3.py"}
 """The only place that talks to S3."""
 
 WORLD = {
@@ -44,16 +44,25 @@ WORLD = {
 """Clocks, chance, processes, threads, the network, files: what no actor may import, and storage only as listed."""
 
 STORES = {
-    "storage/objects.py": {"os", "pathlib", "threading", "time"},
-    "storage/metadata.py": {"os", "threading"},
-    "storage/metadata_objects.py": {"threading"},
-    "storage/metadata_sqlite.py": {"os", "pathlib", "random", "shutil", "sqlite3", "tempfile", "threading", "time"},
-    "storage/sqlite_log.py": {"pathlib"},
-    "storage/sqlite_witness.py": {"os", "pathlib"},
-    "storage/s3.py": {"uuid"},
-    "storage/checked_parquet.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
-    "storage/schema_fields.py": {"io"},  # Avro is read from what only looks like a file
-    "storage/lazy_zeros.py": {"mmap"},  # memory of nobody else, no file
+    "storage/stores/objects.py": {"os", "pathlib", "threading", "time"},
+    "storage/stores/metadata.py": {"os", "threading"},
+    "storage/stores/metadata_objects.py": {"threading"},
+    "storage/stores/metadata_sqlite.py": {
+        "os",
+        "pathlib",
+        "random",
+        "shutil",
+        "sqlite3",
+        "tempfile",
+        "threading",
+        "time",
+    },
+    "storage/stores/sqlite_log.py": {"pathlib"},
+    "storage/stores/sqlite_witness.py": {"os", "pathlib"},
+    "storage/stores/s3.py": {"uuid"},
+    "storage/history/checked_parquet.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
+    "storage/history/schema_fields.py": {"io"},  # Avro is read from what only looks like a file
+    "storage/format/lazy_zeros.py": {"mmap"},  # memory of nobody else, no file
 }
 """The stores for the real world, which the simulator replaces by its own, and the most that each of them imports.
 

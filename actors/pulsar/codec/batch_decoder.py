@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields import Bytes, Slices, read_fields
-from actors.pulsar.codec.properties import KIND, Pairs
-from actors.pulsar.codec.protocol import tags
-from actors.pulsar.codec.varints import Ints
-from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
+from sluice.actors.pulsar.codec.fields import Bytes, Slices, read_fields
+from sluice.actors.pulsar.codec.properties import KIND, Pairs
+from sluice.actors.pulsar.codec.protocol import tags
+from sluice.actors.pulsar.codec.varints import Ints
+from sluice.storage.format.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = tags(
     "Single", "properties", "partition_key", "payload_size", "event_time", "ordering_key", "sequence_id"

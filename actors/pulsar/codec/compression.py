@@ -11,8 +11,8 @@ import zlib
 
 import pyarrow as pa
 
-from actors.pulsar.codec.protocol import MalformedCommand
-from storage.batch import MAX_MESSAGE_BYTES
+from sluice.actors.pulsar.codec.protocol import MalformedCommand
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 NONE, LZ4, ZLIB, ZSTD, SNAPPY = range(5)
 CODECS = (LZ4, ZLIB, ZSTD, SNAPPY)

@@ -24,17 +24,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.consumer.held import Received
-from actors.pulsar.codec.batch_encoder import bodies_of
-from actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
-from actors.pulsar.codec.frame_cache import FrameCache
-from actors.pulsar.codec.frames import U32, encode_message, front
-from actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
-from actors.pulsar.codec.protocol import Metadata, Single, command
-from actors.pulsar.codec.send_decoder import OF_ONE
-from actors.pulsar.codec.unread_batches import unread_messages
-from actors.pulsar.codec.varints import Ints, ranges
-from storage.position import entry_of, ledger_of
+from sluice.actors.consumer.held import Received
+from sluice.actors.pulsar.codec.batch_encoder import bodies_of
+from sluice.actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
+from sluice.actors.pulsar.codec.frame_cache import FrameCache
+from sluice.actors.pulsar.codec.frames import U32, encode_message, front
+from sluice.actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
+from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
+from sluice.actors.pulsar.codec.send_decoder import OF_ONE
+from sluice.actors.pulsar.codec.unread_batches import unread_messages
+from sluice.actors.pulsar.codec.varints import Ints, ranges
+from sluice.storage.format.position import entry_of, ledger_of
 
 VECTORIZED_FROM = 32
 """From so many rows, or pieces, on vectorized encoding is faster than the loop."""

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.pulsar.codec.frames import PAD
-from actors.pulsar.codec.varints import Cells, Flags, Ints, Words, field, side_by_side
+from sluice.actors.pulsar.codec.frames import PAD
+from sluice.actors.pulsar.codec.varints import Cells, Flags, Ints, Words, field, side_by_side
 
 UNSIGNED = (1 << 64) - 1
 """The largest number of 64 bits; as an id, Pulsar's word for none."""

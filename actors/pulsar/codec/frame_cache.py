@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from actors.messages.limits import KEPT_MS
-from actors.pulsar.codec.batch_decoder import of_like_size
-from actors.pulsar.codec.fields import Bytes
-from actors.pulsar.codec.frames import CHECKSUMMED, U32
-from actors.pulsar.codec.varints import Flags, Ints
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.pulsar.codec.batch_decoder import of_like_size
+from sluice.actors.pulsar.codec.fields import Bytes
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32
+from sluice.actors.pulsar.codec.varints import Flags, Ints
 
 MOST_BYTES = 32 * 1024 * 1024
 """So many bytes of frames are kept; the oldest go first."""

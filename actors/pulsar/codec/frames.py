@@ -18,8 +18,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from actors.pulsar.codec.protocol import MalformedCommand
-from storage.batch import MAX_MESSAGE_BYTES
+from sluice.actors.pulsar.codec.protocol import MalformedCommand
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 U32 = struct.Struct(">I")
 _TWO = struct.Struct(">II")

@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.consumer.held import Received
-from actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_of, is_text
-from actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
-from actors.pulsar.codec.frames import CHECKSUMMED, checksums
-from actors.pulsar.codec.properties import encode_pairs, plain
-from actors.pulsar.codec.protocol import Metadata, tags
-from actors.pulsar.codec.send_decoder import OF_ONE
-from actors.pulsar.codec.varints import Cells, Ints, of_u32, side_by_side
-from storage.position import ENTRY_BITS, MAX_ENTRY
+from sluice.actors.consumer.held import Received
+from sluice.actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_of, is_text
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, checksums
+from sluice.actors.pulsar.codec.properties import encode_pairs, plain
+from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.send_decoder import OF_ONE
+from sluice.actors.pulsar.codec.varints import Cells, Ints, of_u32, side_by_side
+from sluice.storage.format.position import ENTRY_BITS, MAX_ENTRY
 
 NATIVE = b"sluice"
 """The producer's name that clients see of messages that came through no gateway: the protocol wants one."""

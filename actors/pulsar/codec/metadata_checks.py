@@ -13,9 +13,9 @@ from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from actors.pulsar.codec.compression import CODECS, MOST_FOLD, NONE
-from actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand, parse
-from storage.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
+from sluice.actors.pulsar.codec.compression import CODECS, MOST_FOLD, NONE
+from sluice.actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand, parse
+from sluice.storage.format.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
 
 MOST_CHUNKS = 1 << 16
 """Of one message."""

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields import Bytes, Slices, encode_fields, join, lengths_of, read_fields
-from actors.pulsar.codec.protocol import tags
-from actors.pulsar.codec.varints import Ints, field, side_by_side
+from sluice.actors.pulsar.codec.fields import Bytes, Slices, encode_fields, join, lengths_of, read_fields
+from sluice.actors.pulsar.codec.protocol import tags
+from sluice.actors.pulsar.codec.varints import Ints, field, side_by_side
 
 KIND = pa.map_(pa.string(), pa.string())
 _NAME, _VALUE = tags("KeyValue", "key", "value")

@@ -26,15 +26,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
-from actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, MOST_TRIED, NONE, check_lz4, inflate
-from actors.pulsar.codec.fields import UNSIGNED, Bytes
-from actors.pulsar.codec.frames import HEADROOM, U32, Body
-from actors.pulsar.codec.metadata_checks import check_metadata
-from actors.pulsar.codec.properties import read_pairs
-from actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
-from actors.pulsar.codec.varints import Ints
-from storage.batch import (
+from sluice.actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
+from sluice.actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, MOST_TRIED, NONE, check_lz4, inflate
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Bytes
+from sluice.actors.pulsar.codec.frames import HEADROOM, U32, Body
+from sluice.actors.pulsar.codec.metadata_checks import check_metadata
+from sluice.actors.pulsar.codec.properties import read_pairs
+from sluice.actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
+from sluice.actors.pulsar.codec.varints import Ints
+from sluice.storage.format.batch import (
     GIVEN_BY_CLIENTS,
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
@@ -44,7 +44,7 @@ from storage.batch import (
     make_batch,
     stored_schema,
 )
-from storage.hashing import masked_hash
+from sluice.storage.format.hashing import masked_hash
 
 IN_COLUMNS = (
     "sequence_id",
@@ -76,7 +76,7 @@ class Send:
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
     metadata: what was read of it already. messages: how many are in it, also where they stay one row. span: (first,
     last) of the sequences that it covers at a topic with deduplication; see
-    actors.pulsar.conversation.sequence_spans.
+    actors.pulsar.conversation.producing.sequence_spans.
     """
 
     command: Any

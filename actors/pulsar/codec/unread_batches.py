@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.codec.fields import joined
-from actors.pulsar.codec.protocol import Metadata, tags
-from actors.pulsar.codec.varints import Ints
+from sluice.actors.pulsar.codec.fields import joined
+from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.varints import Ints
 
 _TAG = bytes(tags("Metadata", "num_messages"))
 """The byte before the number of messages. Others may be it as well, but where it is not there is no such number."""

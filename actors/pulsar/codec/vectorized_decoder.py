@@ -13,17 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, of_like_size, starts_of, table_of
-from actors.pulsar.codec.batch_encoder import is_text
-from actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
-from actors.pulsar.codec.frame_cache import CachedBodies
-from actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
-from actors.pulsar.codec.properties import read_pairs
-from actors.pulsar.codec.protocol import Metadata, tags
-from actors.pulsar.codec.send_decoder import run_of
-from actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
-from storage.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
-from storage.position import entry_of, ledger_of
+from sluice.actors.pulsar.codec.batch_decoder import (
+    Heads,
+    MessageSlices,
+    find_messages,
+    of_like_size,
+    starts_of,
+    table_of,
+)
+from sluice.actors.pulsar.codec.batch_encoder import is_text
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
+from sluice.actors.pulsar.codec.frame_cache import CachedBodies
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
+from sluice.actors.pulsar.codec.properties import read_pairs
+from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.send_decoder import run_of
+from sluice.actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
+from sluice.storage.format.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
+from sluice.storage.format.position import entry_of, ledger_of
 
 SEND_COMMAND = b"\x08\x06"
 """How the command of a SEND begins, whoever writes it: its type."""

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from actors.ports import Task
-from actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
-from actors.pulsar.codec.protocol import (
+from sluice.actors.ports import Task
+from sluice.actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
+from sluice.actors.pulsar.codec.protocol import (
     FIELD_OF,
     NOT_OFFERED,
     AckCommand,
@@ -27,13 +27,16 @@ from actors.pulsar.codec.protocol import (
     command,
     parse,
 )
-from actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
-from actors.pulsar.codec.vectorized_decoder import read_sends
-from actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
-from actors.pulsar.conversation.clients import check_introduction
-from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
-from actors.pulsar.conversation.intake import (
+from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
+from sluice.actors.pulsar.codec.vectorized_decoder import read_sends
+from sluice.actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
+from sluice.actors.pulsar.conversation.commands import CommandHandlers
+from sluice.actors.pulsar.conversation.consuming.reading_ahead import Reading
+from sluice.actors.pulsar.conversation.consuming.wanted_consumer import ONE_HAS_ALL
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.gateway.clients import check_introduction
+from sluice.actors.pulsar.conversation.gateway.gateway import ClientIdentity, Gateway, Link
+from sluice.actors.pulsar.conversation.limits.intake import (
     GREETING_BYTES,
     MANY_PRODUCERS,
     MOST_REST_MS,
@@ -43,14 +46,11 @@ from actors.pulsar.conversation.intake import (
     VECTORIZED_TURN,
     rest,
 )
-from actors.pulsar.conversation.rates import Passed, held_back
-from actors.pulsar.conversation.reading_ahead import Reading
-from actors.pulsar.conversation.refusals import CommandRefused, code_of
-from actors.pulsar.conversation.topic_names import said_name
-from actors.pulsar.conversation.wanted_consumer import ONE_HAS_ALL
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
-from storage.errors import SluiceError
+from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from sluice.actors.pulsar.refusals import CommandRefused, code_of
+from sluice.actors.pulsar.topic_names import said_name
+from sluice.storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
 FRAME_MS = 60_000

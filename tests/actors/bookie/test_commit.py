@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors import messages
-from actors.bookie import BookieSettings
-from actors.wire import Blob
-from storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
-from storage.frame import Buffer
+from sluice.actors import messages
+from sluice.actors.bookie import BookieSettings
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import SMALL, World, add, payload_of, read, settle
 from tests.sim.loop import simulated
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings
-from actors.ports import DiskFailed
-from storage.errors import Corrupt, Fenced, NotFound, Unavailable
-from storage.frame import Buffer
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.ports import DiskFailed
+from sluice.storage.errors import Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import HARSH, World, add, payload_of, read, settle
 from tests.sim.disk import SimDisk
 from tests.sim.loop import simulated

@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from actors import messages
-from actors.bookie import Bookie
-from actors.bookie.commit import segment_name
-from actors.bookie.index import FAN
-from actors.ports import DiskFull
-from storage.errors import Unavailable
-from storage.frame import Buffer
-from storage.journal import ENVELOPE_BYTES, OVERHEAD
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie
+from sluice.actors.bookie.commit import segment_name
+from sluice.actors.bookie.index import FAN
+from sluice.actors.ports import DiskFull
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.frame import Buffer
+from sluice.storage.format.journal import ENVELOPE_BYTES, OVERHEAD
 from tests.actors.bookie.test_store import SETTINGS, check, fill
 from tests.actors.bookie.world import World, add, read
 from tests.sim.disk import SimDisk

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings, inspect_journal
-from actors.bookie.index import FAN, Index, Row
-from actors.bookie.index_table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
-from storage.errors import Corrupt, Fenced, NotFound, Unavailable
-from storage.frame import Buffer
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings, inspect_journal
+from sluice.actors.bookie.index import FAN, Index, Row
+from sluice.actors.bookie.index_table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
+from sluice.storage.errors import Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import HARSH, SMALL, World, add, payload_of, read, settle
 from tests.sim.disk import SimDisk
 from tests.sim.loop import current_loop, simulated

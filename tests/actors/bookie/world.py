@@ -12,12 +12,12 @@ from typing import Any, cast
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings
-from actors.ports import Net, Ports
-from actors.wire import Blob
-from storage.batch import make_batch
-from storage.frame import Frame, Header, Run, decode_frame, encode_head, make_run
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.ports import Net, Ports
+from sluice.actors.ports.wire import Blob
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import Frame, Header, Run, decode_frame, encode_head, make_run
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
 from tests.sim.loop import current_loop

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.consumer.partition import ACK_LINGER
-from actors.dispatcher.store import GROUP_MS
-from storage.errors import Fenced
+from sluice.actors.consumer.partition import ACK_LINGER
+from sluice.actors.dispatcher.delivery.store import GROUP_MS
+from sluice.storage.errors import Fenced
 from tests.scenarios.key_shared.broker import Broker, play
 
 LEASE_MS = 3_000

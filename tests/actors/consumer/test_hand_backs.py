@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.consumer.hand_backs import HandBacks
+from sluice.actors.consumer.hand_backs import HandBacks
 from tests.sim.world import World
 
 

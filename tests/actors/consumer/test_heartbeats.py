@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
-from actors.consumer.lease import Lease
-from actors.consumer.long_poll import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, LongPoll
-from actors.dispatcher import Dispatcher
-from actors.dispatcher.process_sessions import Beat
-from actors.factories import make_dispatcher
-from actors.messages import HeartbeatAnswer
-from actors.ports import InCommon, Ports, Unknown
+from sluice.actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.long_poll import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, LongPoll
+from sluice.actors.controller.factories import make_dispatcher
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher.delivery.process_sessions import Beat
+from sluice.actors.messages import HeartbeatAnswer
+from sluice.actors.ports import InCommon, Ports, Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, Broker, Client, play
 from tests.sim.net import LinkFaults
 from tests.sim.world import World

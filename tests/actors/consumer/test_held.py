@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from actors.consumer.held import Holding, Received, Unread
+from sluice.actors.consumer.held import Holding, Received, Unread
 
 
 def part(first: int, count: int) -> Received:

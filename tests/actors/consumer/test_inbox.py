@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.consumer import inbox as module
-from actors.consumer.held import Received, Unread
-from actors.consumer.inbox import Inbox
-from actors.consumer.payload import Payloads
-from actors.messages import Part
-from actors.wire import Blob
-from storage.position import Positions
+from sluice.actors.consumer import inbox as module
+from sluice.actors.consumer.held import Received, Unread
+from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.messages import Part
+from sluice.actors.ports.wire import Blob
+from sluice.storage.format.position import Positions
 from tests.actors.consumer.test_payload import part_of
 from tests.sim.world import World
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from actors.messages import CreateTopic, RemoveSubscription, RemoveTopic
-from actors.ports import Unknown
+from sluice.actors.messages import CreateTopic, RemoveSubscription, RemoveTopic
+from sluice.actors.ports import Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.messages import NO_POSITIONS, Attach, Attached, Delivery, Detach
-from actors.ports import Address
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
+from sluice.actors.messages import NO_POSITIONS, Attach, Attached, Delivery, Detach
+from sluice.actors.ports import Address
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from tests.actors.delayed.desk import Desk, serve
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 

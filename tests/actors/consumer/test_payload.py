@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
-from actors.cutting import cut_read
-from actors.messages import Part, PayloadRead, ReadPayload
-from actors.messages.limits import KEPT_MS
-from actors.wire import Blob
-from storage.batch import make_batch
-from storage.errors import NotFound, Unavailable
-from storage.frame import make_run
+from sluice.actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
+from sluice.actors.lookup.cutting import cut_read
+from sluice.actors.messages import Part, PayloadRead, ReadPayload
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import NotFound, Unavailable
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import make_run
 
 RUN = make_run(
     make_batch(pa.record_batch({"key": ["a", "b", "c"], "payload": ["1", "22", "333"]}), now=9, producer="p")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.consumer.hand_backs import HandBacks
-from actors.consumer.held import Holding
-from actors.consumer.inbox import Inbox
-from actors.consumer.payload import Payloads
-from actors.consumer.revocations import Revocations, TakingBack
-from actors.directory import Directory
-from actors.messages import NO_COUNTS, Revocation
+from sluice.actors.consumer.hand_backs import HandBacks
+from sluice.actors.consumer.held import Holding
+from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.revocations import Revocations, TakingBack
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import NO_COUNTS, Revocation
 from tests.actors.consumer.test_held import part
 from tests.sim.world import World
 

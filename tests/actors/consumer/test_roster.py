@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from actors.consumer.heartbeats import ROSTERS, Heartbeats, SessionHeartbeat
-from actors.consumer.lease import Lease
-from actors.consumer.long_poll import LongPoll
-from actors.consumer.roster import Roster
-from actors.dispatcher import process_sessions
-from actors.dispatcher.process_sessions import FORGET_MS, Beat, ProcessSessions
-from actors.messages import Heartbeat, HeartbeatAnswer, Poll
-from actors.ports import InCommon, Ports, Unknown
+from sluice.actors.consumer.heartbeats import ROSTERS, Heartbeats, SessionHeartbeat
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.roster import Roster
+from sluice.actors.dispatcher.delivery import process_sessions
+from sluice.actors.dispatcher.delivery.process_sessions import FORGET_MS, Beat, ProcessSessions
+from sluice.actors.messages import Heartbeat, HeartbeatAnswer, Poll
+from sluice.actors.ports import InCommon, Ports, Unknown
 from tests.sim.world import World
 
 LEASE_MS = 6_000

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.key_shared import Dispatch
-from actors.messages import NO_POSITIONS, SubscriptionSettings
-from storage.hashing import masked_hash
-from storage.position import position, run_positions, show
+from sluice.actors.key_shared import Dispatch
+from sluice.actors.messages import NO_POSITIONS, SubscriptionSettings
+from sluice.storage.format.hashing import masked_hash
+from sluice.storage.format.position import position, run_positions, show
 
 
 def ints(values: list[int]) -> np.ndarray:

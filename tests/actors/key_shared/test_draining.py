@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.key_shared import Dispatch
-from actors.messages import SubscriptionSettings
-from storage.errors import Conflict, Invalid, InvariantViolation
-from storage.hashing import masked_hash
+from sluice.actors.key_shared import Dispatch
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.errors import Conflict, Invalid, InvariantViolation
+from sluice.storage.format.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver, at, ints, keys_by_owners
 
 MOVED = keys_by_owners(("c1",), ("c2",))["c1", "c2"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
-from actors.key_shared import Dispatch
-from actors.messages import SubscriptionSettings
+from sluice.actors.key_shared import Dispatch
+from sluice.actors.messages import SubscriptionSettings
 
 
 def test_an_idle_subscription_takes_half_a_megabyte() -> None:

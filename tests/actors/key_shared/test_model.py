@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.key_shared import Dispatch
-from actors.messages import NO_POSITIONS, SubscriptionSettings
-from storage.hashing import masked_hash
-from storage.position import position
+from sluice.actors.key_shared import Dispatch
+from sluice.actors.messages import NO_POSITIONS, SubscriptionSettings
+from sluice.storage.format.hashing import masked_hash
+from sluice.storage.format.position import position
 from tests.actors.key_shared.model import Model
 
 KEYS = [masked_hash(f"key-{number}".encode()) for number in range(9)]

@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from actors.ledger.bookies import Bookies
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState
-from actors.messages import (
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState
+from sluice.actors.messages import (
     AddRun,
     BookieList,
     DeleteLedgers,
@@ -31,10 +31,10 @@ from actors.messages import (
     ReadRun,
     RunRead,
 )
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Blob, Reply, Request
-from storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
-from storage.frame import Buffer, Header, Run, decode_head, encode_head
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.format.frame import Buffer, Header, Run, decode_head, encode_head
 from tests.actors.topic.cluster import make_test_run
 from tests.kit.meta import MemoryMeta
 from tests.sim.clock import EPOCH_MS, SimClock, SimRng

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.ledger.garbage_collection import collect_garbage, noted_released
-from actors.messages import ListLedgers
-from actors.wire import Request
-from storage.errors import Corrupt, Unavailable
+from sluice.actors.ledger.garbage_collection import collect_garbage, noted_released
+from sluice.actors.messages import ListLedgers
+from sluice.actors.ports.wire import Request
+from sluice.storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab
 from tests.actors.ledger.test_replication import stocked
 from tests.sim.loop import simulated

@@ -7,9 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from actors.ids import BLOCK, LEDGER_IDS, LedgerIds, stay_above
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.record import (
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.record import (
     LedgerState,
     PartitionRecord,
     decode_record,
@@ -17,8 +16,9 @@ from actors.ledger.record import (
     record_key,
     unpack_record,
 )
-from actors.messages import TopicSettings
-from storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
+from sluice.actors.messages import TopicSettings
+from sluice.actors.ownership.ids import BLOCK, LEDGER_IDS, LedgerIds, stay_above
+from sluice.storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.sim.loop import simulated
 

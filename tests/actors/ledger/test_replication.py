@@ -5,19 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.reader import LedgerReader
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
-from actors.ledger.replication import (
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.reader import LedgerReader
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.ledger.replication import (
     Replicator,
     expected_runs,
     plan_repairs,
     under_replicated,
     with_repair,
 )
-from actors.messages import AddRun, TopicSettings
-from storage.errors import SluiceError, Unavailable
-from storage.frame import decode_head
+from sluice.actors.messages import AddRun, TopicSettings
+from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.frame import decode_head
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.sim.loop import simulated
 

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.ledger.record import LedgerRecord, LedgerState
-from actors.ledger.run_offsets import RunOffsets, TableBuilder, merge_index
-from actors.messages import LedgerIndex
-from storage.errors import Corrupt
+from sluice.actors.ledger.record import LedgerRecord, LedgerState
+from sluice.actors.ledger.run_offsets import RunOffsets, TableBuilder, merge_index
+from sluice.actors.messages import LedgerIndex
+from sluice.storage.errors import Corrupt
 from tests.actors.ledger.fakes import make_ledger
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages import SubscriptionSettings, TopicSettings
-from actors.messages.settings import CHOICES, LIMITS, check_subscription, check_topic, repaired, stored_settings
-from storage.errors import Invalid
+from sluice.actors.messages import SubscriptionSettings, TopicSettings
+from sluice.actors.messages.settings import CHOICES, LIMITS, check_subscription, check_topic, repaired, stored_settings
+from sluice.storage.errors import Invalid
 
 KINDS = (TopicSettings, SubscriptionSettings)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.authorization import EVERY, Authorization, KnownRights, Wish, of_space, of_topic, refusal
-from actors.policies.namespaces import Tenant
-from actors.policies.permissions import Grants
+from sluice.actors.policies.authorization import EVERY, Authorization, KnownRights, Wish, of_space, of_topic, refusal
+from sluice.actors.policies.namespaces import Tenant
+from sluice.actors.policies.permissions import Grants
 
 SETTINGS = Authorization(("root",), ("watcher",))
 RIGHTS = KnownRights(

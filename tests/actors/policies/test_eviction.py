@@ -4,12 +4,12 @@ out, and no gateway runs.
 
 from __future__ import annotations
 
-from actors.messages import FindExcess, MeasureBacklog, ReadEnds
-from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.expiry import LEFT
-from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
-from actors.pulsar.conversation.backlogs import Backlogs
-from actors.topic_client import TopicClient
+from sluice.actors.lookup.topic_client import TopicClient
+from sluice.actors.messages import FindExcess, MeasureBacklog, ReadEnds
+from sluice.actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from sluice.actors.policies.expiry import LEFT
+from sluice.actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.pulsar.conversation.gateway.backlogs import Backlogs
 from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC, Broker, play
 
 MANY = 40

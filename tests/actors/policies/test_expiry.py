@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from actors import closed_owners
-from actors.controller import Controller
-from actors.messages import TopicSettings
-from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.expiry import ExpiryLimits, TopicExpiry
-from actors.policies.policy_records import AGES, LIFETIMES, LOOK_MS, of_namespace, of_topic
-from actors.policies.retention import Lifetimes
-from actors.ports import Version
+from sluice.actors.controller import closed_owners
+from sluice.actors.controller.controller import Controller
+from sluice.actors.messages import TopicSettings
+from sluice.actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from sluice.actors.policies.expiry import ExpiryLimits, TopicExpiry
+from sluice.actors.policies.policy_records import AGES, LIFETIMES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.policies.retention import Lifetimes
+from sluice.actors.ports import Version
 from tests.kit.meta import MemoryMeta
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 from tests.sim.world import World

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.limits import NONE, LimitRecords, Limits, Rate
-from actors.policies.policy_records import LIMITS, of_namespace, of_topic
-from storage.errors import Invalid
+from sluice.actors.policies.limits import NONE, LimitRecords, Limits, Rate
+from sluice.actors.policies.policy_records import LIMITS, of_namespace, of_topic
+from sluice.storage.errors import Invalid
 from tests.kit.meta import MemoryMeta
 
 SPACE, TOPIC = of_namespace("public/default"), of_topic("orders")

@@ -7,12 +7,12 @@ from collections.abc import Collection
 import msgspec
 import pytest
 
-from actors.policies import permission_cache
-from actors.policies.authorization import Authorization, Forbidden, of_topic
-from actors.policies.namespaces import Namespaces, check_roles
-from actors.policies.permission_cache import FRESH_MS, LOOK_MS, OLD_MS, PermissionCache
-from actors.policies.permissions import Grants, Permissions
-from actors.policies.policy_records import (
+from sluice.actors.policies import permission_cache
+from sluice.actors.policies.authorization import Authorization, Forbidden, of_topic
+from sluice.actors.policies.namespaces import Namespaces, check_roles
+from sluice.actors.policies.permission_cache import FRESH_MS, LOOK_MS, OLD_MS, PermissionCache
+from sluice.actors.policies.permissions import Grants, Permissions
+from sluice.actors.policies.policy_records import (
     CHANGES,
     MOST_CHANGES,
     PERMISSIONS,
@@ -22,8 +22,8 @@ from actors.policies.policy_records import (
     revise,
     tell_changed,
 )
-from actors.policies.policy_records import of_topic as record_of_topic
-from storage.errors import Invalid, NotFound, Unavailable
+from sluice.actors.policies.policy_records import of_topic as record_of_topic
+from sluice.storage.errors import Invalid, NotFound, Unavailable
 from tests.sim.world import World
 
 SPACE = of_namespace("public/default")

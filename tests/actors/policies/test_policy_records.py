@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.policies.backlog_quotas import Quota, Quotas
-from actors.policies.policy_records import (
+from sluice.actors.policies.backlog_quotas import Quota, Quotas
+from sluice.actors.policies.policy_records import (
     DAMAGED_MS,
     QUOTAS,
     SeldomRead,
@@ -19,8 +19,8 @@ from actors.policies.policy_records import (
     schema_key,
     value_of,
 )
-from actors.ports import Version
-from storage.errors import Corrupt, NotFound, Unavailable
+from sluice.actors.ports import Version
+from sluice.storage.errors import Corrupt, NotFound, Unavailable
 from tests.kit.clocks import HandMovedClock
 from tests.kit.meta import MemoryMeta
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Progress, ReadEnds, TopicSettings
-from actors.ownership_proof import OwnershipProof
-from actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
-from actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
-from actors.ports import Ports, Unknown
-from actors.resting_owners import RestingOwners
-from storage.errors import Corrupt, Invalid
-from storage.position import ledger_of, position
+from sluice.actors.messages import Progress, ReadEnds, TopicSettings
+from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.ownership.resting_owners import RestingOwners
+from sluice.actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.position import ledger_of, position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
 from tests.sim.world import World
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF_NATIVE, compatible
+from sluice.actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF_NATIVE, compatible
 
 STRING = 1
 

@@ -6,11 +6,11 @@ import asyncio
 
 import numpy as np
 
-from actors.directory import Directory
-from actors.messages import Publish, Published
-from actors.ports import Ports
-from actors.producer.append_turns import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Publish, Published
+from sluice.actors.ports import Ports
+from sluice.actors.producer.append_turns import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
 from tests.actors.producer.test_gathering import Owner
 from tests.actors.producer.test_split import made
 from tests.sim.world import World

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
-from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
-from actors.signal import Signal
-from storage.position import position
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
+from sluice.actors.ports import Ports
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.format.position import position
 from tests.actors.producer.test_split import made
 from tests.sim.world import World
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import CreateTopic, RemoveTopic
-from actors.ports import Unknown
-from actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
-from storage.errors import ProducerFenced, SluiceError
+from sluice.actors.messages import CreateTopic, RemoveTopic
+from sluice.actors.ports import Unknown
+from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
+from sluice.storage.errors import ProducerFenced, SluiceError
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
 
 

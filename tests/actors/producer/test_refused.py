@@ -6,15 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
-from actors.ports import Ports
-from actors.producer import producer as producer_module
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, cut
-from storage.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
-from storage.errors import Invalid, SluiceError, Terminated
-from storage.frame import make_run
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
+from sluice.actors.ports import Ports
+from sluice.actors.producer import producer as producer_module
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, cut
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Invalid, SluiceError, Terminated
+from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
+from sluice.storage.format.frame import make_run
 from tests.sim.world import World
 
 REFUSED = b"refused"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
-from actors.pulsar.conversation.backlogs import Backlogs
-from actors.pulsar.conversation.refusals import CommandRefused
+from sluice.actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from sluice.actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.pulsar.conversation.gateway.backlogs import Backlogs
+from sluice.actors.pulsar.refusals import CommandRefused
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 SPACE, HOLD = of_namespace("public/default"), "producer_request_hold"

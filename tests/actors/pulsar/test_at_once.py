@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Seek
-from actors.pulsar.codec.protocol import Schema, ServerError
-from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.topic_names import find_partition
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
+from sluice.actors.messages import Seek
+from sluice.actors.pulsar.codec.protocol import Schema, ServerError
+from sluice.actors.pulsar.conversation.commands import CommandHandlers
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from sluice.actors.pulsar.topic_names import find_partition
 from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 
@@ -101,7 +101,7 @@ def test_a_producer_that_opens_keeps_its_id(mode: int, monkeypatch: pytest.Monke
             await clients.broker.quiet(100)
             return await find_partition(*args, **more)
 
-        monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)
+        monkeypatch.setattr("sluice.actors.pulsar.conversation.commands.find_partition", slow)
         wire = await clients.join("c0", GATEWAYS[0])
         asked = clients.producer(wire, "a", SHARED), clients.producer(wire, "b", mode)
         _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))
@@ -210,7 +210,7 @@ def _slow_places(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
         await clients.broker.quiet(50)
         return await find_partition(*args, **more)
 
-    monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)
+    monkeypatch.setattr("sluice.actors.pulsar.conversation.commands.find_partition", slow)
 
 
 @pytest.mark.parametrize(("name", "brings", "most"), [("producer", True, 1), ("producer", False, 20)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Ends, Terminate
-from actors.ports import Unknown
+from sluice.actors.messages import Ends, Terminate
+from sluice.actors.ports import Unknown
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from actors.policies import schema_compatibility
-from actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF
-from actors.ports import Ports, at_once
-from actors.pulsar.codec.protocol import Schema, ServerError
-from actors.pulsar.conversation import schemas
-from actors.pulsar.conversation.refusals import CommandRefused
-from actors.pulsar.conversation.schemas import MAX_SCHEMA_BYTES, Schemas
-from storage.errors import Invalid
+from sluice.actors.policies import schema_compatibility
+from sluice.actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF
+from sluice.actors.ports import Ports, at_once
+from sluice.actors.pulsar.codec.protocol import Schema, ServerError
+from sluice.actors.pulsar.conversation.gateway import schemas
+from sluice.actors.pulsar.conversation.gateway.schemas import MAX_SCHEMA_BYTES, Schemas
+from sluice.actors.pulsar.refusals import CommandRefused
+from sluice.storage.errors import Invalid
 from tests.kit.meta import MemoryMeta
 
 FIELD = {"name": "next", "type": ["null", "Node"]}

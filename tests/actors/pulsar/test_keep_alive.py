@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from actors.pulsar.codec.frames import Cutter, encode
-from actors.pulsar.codec.protocol import Command, command, parse
-from actors.pulsar.conversation.client_connection import KEEP_ALIVE_MS, ClientConnection
-from actors.pulsar.conversation.gateway import Certified, Gateway
+from sluice.actors.pulsar.codec.frames import Cutter, encode
+from sluice.actors.pulsar.codec.protocol import Command, command, parse
+from sluice.actors.pulsar.conversation.client_connection import KEEP_ALIVE_MS, ClientConnection
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified, Gateway
 from tests.sim.world import World
 
 HELLO = encode(command("connect", client_version="raw", protocol_version=20))
 
 
 class Wire:
-    """What was said, and whether the connection is over. Implements actors.pulsar.conversation.gateway.Link."""
+    """What was said, and whether the connection is over. Implements actors.pulsar.conversation.gateway.gateway.Link."""
 
     peer = "text"
 

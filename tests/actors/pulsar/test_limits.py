@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.limits import LimitRecords, Rate
-from actors.policies.policy_records import of_topic
-from actors.pulsar.codec.frames import Cutter, body_of, encode_message
-from actors.pulsar.codec.protocol import Command, ServerError, parse
-from actors.pulsar.conversation.gateway import Gateway
-from actors.pulsar.conversation.rates import Passed
-from cluster.pulsar.admin.broker import Broker, Named
+from sluice.actors.policies.limits import LimitRecords, Rate
+from sluice.actors.policies.policy_records import of_topic
+from sluice.actors.pulsar.codec.frames import Cutter, body_of, encode_message
+from sluice.actors.pulsar.codec.protocol import Command, ServerError, parse
+from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
+from sluice.actors.pulsar.conversation.limits.rates import Passed
+from sluice.cluster.admin.broker import Broker, Named
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER
 from tests.sim.worlds.gateway import SimGateway

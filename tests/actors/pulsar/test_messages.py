@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec import delivery_encoder, send_decoder
-from actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, ZSTD
-from actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
-from actors.pulsar.codec.frames import Cutter, body_of
-from actors.pulsar.codec.message_encoder import Addressee
-from actors.pulsar.codec.metadata_checks import MOST_CHUNKS
-from actors.pulsar.codec.protocol import Command, Metadata, ServerError, Single, parse
-from actors.pulsar.codec.send_decoder import Group, Send, decode_sends
-from storage.batch import StoredBatch, make_batch
-from storage.hashing import masked_hash
+from sluice.actors.pulsar.codec import delivery_encoder, send_decoder
+from sluice.actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, ZSTD
+from sluice.actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
+from sluice.actors.pulsar.codec.frames import Cutter, body_of
+from sluice.actors.pulsar.codec.message_encoder import Addressee
+from sluice.actors.pulsar.codec.metadata_checks import MOST_CHUNKS
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, ServerError, Single, parse
+from sluice.actors.pulsar.codec.send_decoder import Group, Send, decode_sends
+from sluice.storage.format.batch import StoredBatch, make_batch
+from sluice.storage.format.hashing import masked_hash
 from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.codec.frames import encode_message
-from actors.pulsar.codec.protocol import Metadata, ServerError, Single, command
-from actors.pulsar.conversation.clients import MOST_SAID
-from storage.position import entry_of, ledger_of
+from sluice.actors.pulsar.codec.frames import encode_message
+from sluice.actors.pulsar.codec.protocol import Metadata, ServerError, Single, command
+from sluice.actors.pulsar.conversation.gateway.clients import MOST_SAID
+from sluice.storage.format.position import entry_of, ledger_of
 from tests.actors.pulsar.made import U32
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway

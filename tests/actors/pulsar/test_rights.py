@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from actors.policies import permission_cache
-from actors.policies.authorization import of_topic as of_a_topic
-from actors.policies.namespaces import Namespaces
-from actors.policies.permission_cache import FRESH_MS
-from actors.policies.permissions import Permissions
-from actors.policies.policy_records import MOST_CHANGES, of_namespace, of_topic
-from actors.pulsar.codec.protocol import NOT_OFFERED, ServerError
-from actors.pulsar.conversation import access_control
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.gateway import Gateway
-from storage.errors import Unavailable
+from sluice.actors.policies import permission_cache
+from sluice.actors.policies.authorization import of_topic as of_a_topic
+from sluice.actors.policies.namespaces import Namespaces
+from sluice.actors.policies.permission_cache import FRESH_MS
+from sluice.actors.policies.permissions import Permissions
+from sluice.actors.policies.policy_records import MOST_CHANGES, of_namespace, of_topic
+from sluice.actors.pulsar.codec.protocol import NOT_OFFERED, ServerError
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.commands import CommandHandlers
+from sluice.actors.pulsar.conversation.gateway import access_control
+from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
+from sluice.storage.errors import Unavailable
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal, Wire

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.codec.protocol import ServerError
-from actors.pulsar.conversation.client_session import ClientSession
-from actors.pulsar.conversation.clients import send_away
-from storage.errors import Corrupt, Invalid, SluiceError
+from sluice.actors.pulsar.codec.protocol import ServerError
+from sluice.actors.pulsar.conversation.client_session import ClientSession
+from sluice.actors.pulsar.conversation.gateway.clients import send_away
+from sluice.storage.errors import Corrupt, Invalid, SluiceError
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.pulsar.conversation.gateway import FORGET_MS
-from storage.position import entry_of, ledger_of
+from sluice.actors.pulsar.conversation.gateway.gateway import FORGET_MS
+from sluice.storage.format.position import entry_of, ledger_of
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, new_topic_owner, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal, message_id

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.messages import FindExcess, MeasureBacklog, Progress, TopicSettings
-from actors.ports import Ports, Unknown
-from storage.position import position
+from sluice.actors.messages import FindExcess, MeasureBacklog, Progress, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.format.position import position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
 from tests.sim.world import World
 

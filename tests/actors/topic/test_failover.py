@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.ledger.record import LedgerState, PartitionRecord, record_key, unpack_record
-from actors.messages import TopicSettings
-from actors.ports import Ports, Unknown
-from storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
+from sluice.actors.ledger.record import LedgerState, PartitionRecord, record_key, unpack_record
+from sluice.actors.messages import TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
 from tests.actors.topic.cluster import Cluster, TestProducer, insist_once, make_test_run, read_all, values_of
 from tests.sim.world import World
 

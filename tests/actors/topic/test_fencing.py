@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ledger.record import record_key, unpack_record
-from actors.messages import Progress, Published, ReadEnds, TopicSettings
-from actors.ports import Ports, Unknown
-from actors.topic import log
-from storage.errors import Fenced, SluiceError
-from storage.position import position
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.actors.messages import Progress, Published, ReadEnds, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.topic.partition import log
+from sluice.storage.errors import Fenced, SluiceError
+from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, make_test_run, read_all
 from tests.sim.world import World
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.messages import Publish, Published, TopicSettings
-from actors.messages.limits import SEQUENCES
-from actors.ports import Ports, Unknown
-from actors.topic import log
-from actors.wire import Blob
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
-from storage.frame import Run, payload_crc
-from storage.position import position
+from sluice.actors.messages import Publish, Published, TopicSettings
+from sluice.actors.messages.limits import SEQUENCES
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.topic.partition import log
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
+from sluice.storage.format.frame import Run, payload_crc
+from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
 from tests.sim.world import World
 

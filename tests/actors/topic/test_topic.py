@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ledger.record import LedgerState, record_key, unpack_record
-from actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
-from actors.ports import Address, Ports, Unknown
-from actors.topic.tail import RUN_BYTES
-from actors.topic.upkeep import MOST_REST_MS, UNUSED_MS
-from storage.errors import Fenced
+from sluice.actors.ledger.record import LedgerState, record_key, unpack_record
+from sluice.actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.topic.background.upkeep import MOST_REST_MS, UNUSED_MS
+from sluice.actors.topic.partition.tail import RUN_BYTES
+from sluice.storage.errors import Fenced
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
 from tests.sim.world import World
 

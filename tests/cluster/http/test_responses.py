@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cluster.http import responses
-from cluster.http.guard import ASKER, answered
-from cluster.http.responses import MADE_OF_ONE, STREAMS_OF_ONE, UNREAD_OF_ONE, Pieces, large, responses_here
-from cluster.http.server import HttpServer
+from sluice.cluster.http import responses
+from sluice.cluster.http.guard import ASKER, answered
+from sluice.cluster.http.responses import MADE_OF_ONE, STREAMS_OF_ONE, UNREAD_OF_ONE, Pieces, large, responses_here
+from sluice.cluster.http.server import HttpServer
 from tests.cluster.helpers import admin_ports
 from tests.cluster.http.test_connections import Nobody
 

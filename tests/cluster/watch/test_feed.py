@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from actors.ports import Ports
-from cluster.watch.feed import SLOW, Feed
-from storage.errors import NotFound
+from sluice.actors.ports import Ports
+from sluice.cluster.watch.feed import SLOW, Feed
+from sluice.storage.errors import NotFound
 from tests.cluster.watch.test_story import consumer, dispatcher, status, topic
 
 

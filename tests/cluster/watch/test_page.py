@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from actors.ports import Ports
-from cluster.watch.http import PAGE_PATHS, WatchHttp
-from cluster.watch.panel import EXPLAIN
+from sluice.actors.ports import Ports
+from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
+from sluice.cluster.watch.panel import EXPLAIN
 from tests.cluster.watch.browser import CHROMIUM, browser
 from tests.cluster.watch.test_feed import Owners
 from tests.cluster.watch.test_story import consumer, dispatcher

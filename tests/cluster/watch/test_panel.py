@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from actors.ports import Ports
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
-from cluster.http.guard import guard
-from cluster.watch.http import PAGE_PATHS, WatchHttp
-from cluster.watch.panel import EXPLAIN, Admin, Panel
-from storage.errors import Conflict, NotFound
+from sluice.actors.ports import Ports
+from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
+from sluice.cluster.http.guard import guard
+from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
+from sluice.cluster.watch.panel import EXPLAIN, Admin, Panel
+from sluice.storage.errors import Conflict, NotFound
 from tests.cluster.watch.browser import browser
 from tests.cluster.watch.test_page import SHOTS, Cluster, explain, needs_browser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.watch.rates import OwnerRates
+from sluice.cluster.watch.rates import OwnerRates
 
 
 def stats(count: int, epoch: int = 1) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.watch.story import Picture, events, picture
+from sluice.cluster.watch.story import Picture, events, picture
 
 
 def dispatcher(partition: int = 0, **changed: Any) -> dict[str, Any]:

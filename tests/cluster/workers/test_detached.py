@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-import cluster
-from cluster.bootstrap import launch
-from cluster.client import Client
-from cluster.workers import registry
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
+from sluice.cluster.workers import registry
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, eventually, values
 
 PROGRAM = """
 import sys
-import cluster
+import sluice
 
 folder, version = sys.argv[2], sys.argv[3]
 
@@ -30,7 +30,7 @@ def handle(message):
     with open(f"{folder}/{message.key().decode()}", "a") as calls:
         print(int(message.data()), os.getpid(), version, file=calls)
 
-cluster.Workers(
+sluice.Workers(
     "orders", "billing", handle, detached=True, version=version, min_workers=3, max_workers=3,
     ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
 ).start()
@@ -58,7 +58,7 @@ def start(folder: Path, calls: Path, version: str, program: str = PROGRAM) -> No
 
 def sluice(folder: Path, *words: str) -> str:
     """What a command prints."""
-    command = [PYTHON, "-c", "import sys; from cli import main; sys.argv[0] = 'sluice'; main()", *words]
+    command = [PYTHON, "-c", "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()", *words]
     ran = subprocess.run(
         [*command, "--data-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -91,7 +91,7 @@ def drained(client: Client) -> bool:
 def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     calls.mkdir()
-    with cluster.connect(data_dir=folder) as client:
+    with sluice.connect(data_dir=folder) as client:
         client.create_topic("orders", 2)
         start(folder, calls, "one")
         eventually(lambda: runs(client, "one", 3), lambda: str(row(client)))
@@ -132,12 +132,12 @@ def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) ->
 
 STOPS = """
 import sys
-import cluster
+import sluice
 
 def handle(message):
     raise ValueError("never")
 
-cluster.Workers(
+sluice.Workers(
     "orders", "billing", handle, detached=True, dead_letter_policy="stop", max_redeliver_count=1, retry_delay_ms=1,
     ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
 ).start()
@@ -146,7 +146,7 @@ cluster.Workers(
 
 @pytest.mark.ray
 def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: Path) -> None:
-    with cluster.connect(data_dir=folder) as client:
+    with sluice.connect(data_dir=folder) as client:
         client.create_topic("orders", 1)
         with client.create_producer("orders") as producer:
             producer.send(b"one", partition_key="key")
@@ -154,7 +154,7 @@ def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: P
         eventually(lambda: "ValueError: never" in row(client)["stopped"], lambda: str(row(client)))
         assert "stopped" in sluice(folder, "workers", "list")
         options: dict[str, Any] = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
-        assert "ValueError: never" in cluster.Workers("orders", "billing", **options).status().reason
+        assert "ValueError: never" in sluice.Workers("orders", "billing", **options).status().reason
         sluice(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
 
@@ -162,8 +162,8 @@ def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: P
 def keeper_pid(folder: Path) -> int:
     """The process of the pool's keeper."""
     script = (
-        "import sys, ray, cluster; from pathlib import Path; from cluster.bootstrap.discovery import find;"
-        "from cluster.bootstrap.attach import join; from cluster.bootstrap.environment import POOLS_NAMESPACE;"
+        "import sys, ray, cluster; from pathlib import Path; from sluice.cluster.launch.discovery import find;"
+        "from sluice.cluster.launch.attach import join; from sluice.cluster.node.environment import POOLS_NAMESPACE;"
         "found = find(Path(sys.argv[1])); join(*found);"
         f"print(ray.get(ray.get_actor('keeper/{POOL}', POOLS_NAMESPACE).pid.remote()))"
     )

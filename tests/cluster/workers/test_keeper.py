@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cluster.workers.handler_worker import WorkerReport
-from cluster.workers.keeper import PoolKeeper, PoolStatus
-from cluster.workers.options import wanted_options
-from cluster.workers.places import PlacedWorker, Superseded, WorkerGone
-from cluster.workers.scaling import WorkerLoad
+from sluice.cluster.workers.handler_worker import WorkerReport
+from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus
+from sluice.cluster.workers.options import wanted_options
+from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone
+from sluice.cluster.workers.scaling import WorkerLoad
 from tests.cluster.helpers import eventually
 
 RUNNING: dict[str, Any] = {
@@ -275,7 +275,7 @@ def test_a_successor_that_gives_up_stops_the_pool(kept: Start, places: FakePlace
 def test_successors_that_end_at_once_come_later_each_time(places: FakePlaces, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     seen: list[float] = []
-    monkeypatch.setattr("cluster.workers.keeper.time.monotonic", lambda: now)
+    monkeypatch.setattr("sluice.cluster.workers.keeper.time.monotonic", lambda: now)
     old = FakeWorker("pool-0", "zero")
     places.left = {"pool-0": old}
     keeper = PoolKeeper(wanted_options({"name": "pool"}, "s"), places.version, places)

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.consumer.held import Received
-from cluster.message import Batch, Message
-from cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_several
-from storage.batch import StoredBatch, make_batch
-from storage.errors import Invalid
-from storage.position import position
+from sluice.actors.consumer.held import Received
+from sluice.cluster.client.message import Batch, Message
+from sluice.cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_several
+from sluice.storage.errors import Invalid
+from sluice.storage.format.batch import StoredBatch, make_batch
+from sluice.storage.format.position import position
 
 
 def message(key: bytes | None = b"k", ordering_key: bytes | None = None) -> Message:

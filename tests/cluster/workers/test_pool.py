@@ -12,14 +12,14 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.message import Message
-from cluster.workers import pool, registry
-from cluster.workers.keeper import PoolKeeper
-from cluster.workers.pool import Workers
-from cluster.workers.ray_places import lacking
-from storage.errors import Invalid, Unavailable
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers import pool, registry
+from sluice.cluster.workers.keeper import PoolKeeper
+from sluice.cluster.workers.pool import Workers
+from sluice.cluster.workers.ray_places import lacking
+from sluice.storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as one:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as one:
         one.create_topic("orders", 2)
         yield one
 
@@ -332,7 +332,7 @@ def test_a_worker_that_cannot_be_made_is_told(client: Client, monkeypatch: pytes
     send(client, 2, 10)
     workers = Workers("orders", "billing", lambda _: None, client=client)
     with monkeypatch.context() as patched:
-        patched.setattr("cluster.workers.places.new_worker", refused)
+        patched.setattr("sluice.cluster.workers.places.new_worker", refused)
         workers.start()
         eventually(lambda: "cannot pickle" in workers.status().reason, lambda: str(workers.status()))
     eventually(lambda: workers.status().handled == 10, lambda: str(workers.status()))
@@ -375,7 +375,7 @@ def test_rows_that_are_named_come_again_and_others_do_not(client: Client) -> Non
             zip(rows.column("payload").to_pylist(), rows.column("redelivery_count").to_pylist(), strict=True)
         ):
             if payload == b"31" and not count:
-                raise cluster.FailedRows([row], "not this one")
+                raise sluice.FailedRows([row], "not this one")
 
     options: dict[str, Any] = {"batch_size": 100, "batch_wait_ms": 200, "retry_delay_ms": 10}
     with Workers("orders", "billing", handle, client=client, **options) as workers:
@@ -402,7 +402,7 @@ def test_failed_rows_without_a_key_strand_no_others(client: Client) -> None:
     def handle(rows: pa.RecordBatch) -> None:
         first = [not count for count in rows.column("redelivery_count").to_pylist()]
         if failed := [row for row in range(len(rows)) if first[row] and row % 5 == 0]:
-            raise cluster.FailedRows(failed)
+            raise sluice.FailedRows(failed)
 
     options: dict[str, Any] = {"batch_size": 100, "batch_wait_ms": 200, "retry_delay_ms": 10}
     with Workers("orders", "billing", handle, client=client, **options) as workers:

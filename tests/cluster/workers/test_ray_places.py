@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.workers import ray_places
-from cluster.workers.options import wanted_options
-from cluster.workers.places import new_worker
-from cluster.workers.ray_places import StaleKeeper, WorkerActor
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.workers import ray_places
+from sluice.cluster.workers.options import wanted_options
+from sluice.cluster.workers.places import new_worker
+from sluice.cluster.workers.ray_places import StaleKeeper, WorkerActor
 from tests.cluster.workers.test_pool import send
 
 PLACE = ("orders", "billing", "billing-workers-0")
@@ -23,7 +23,7 @@ END_S = 20
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=tmp_path) as one:
+    with sluice.connect(embedded=True, data_dir=tmp_path) as one:
         one.create_topic("orders", 1)
         yield one
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.workers.result_loop import MOST_BYTES, Call, NotOurs, ResultLoop
-from cluster.workers.schedule import KeySchedule
+from sluice.cluster.workers.result_loop import MOST_BYTES, Call, NotOurs, ResultLoop
+from sluice.cluster.workers.schedule import KeySchedule
 
 Item = tuple[bytes, int]
 
@@ -146,7 +146,7 @@ def test_what_ends_a_thread_ends_the_worker() -> None:
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_keys_that_wait_for_their_results_are_bounded(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr("cluster.workers.schedule.MOST_RETURNED", most)
+    monkeypatch.setattr("sluice.cluster.workers.schedule.MOST_RETURNED", most)
     player = Player()
     player.take(*[(b"%d" % key, 0) for key in range(9)])
     for key in range(most):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.workers.schedule import KeySchedule
+from sluice.cluster.workers.schedule import KeySchedule
 
 Item = tuple[bytes, int]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher import Dispatcher
 from tests.sim.world import World
 
 EVERY_MS = 100

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec.fields import Bytes, Fields, read_fields
-from actors.pulsar.codec.protocol import Single
+from sluice.actors.pulsar.codec.fields import Bytes, Fields, read_fields
+from sluice.actors.pulsar.codec.protocol import Single
 
 NUMBER, NAME, WIDE, PAIR = 0x08, 0x12, 0x0198, 0x1A
 KNOWN = (NUMBER, NAME, WIDE)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from actors.consumer.held import Received, Unread
-from actors.messages.limits import KEPT_MS
-from actors.pulsar.codec.delivery_encoder import encode_part
-from actors.pulsar.codec.frame_cache import CachedBodies, FrameCache
-from actors.pulsar.codec.message_encoder import Addressee
-from actors.pulsar.codec.protocol import Single, command
-from actors.pulsar.codec.send_decoder import run_of
-from actors.pulsar.codec.vectorized_decoder import Sends, read_sends
+from sluice.actors.consumer.held import Received, Unread
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.pulsar.codec.delivery_encoder import encode_part
+from sluice.actors.pulsar.codec.frame_cache import CachedBodies, FrameCache
+from sluice.actors.pulsar.codec.message_encoder import Addressee
+from sluice.actors.pulsar.codec.protocol import Single, command
+from sluice.actors.pulsar.codec.send_decoder import run_of
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends, read_sends
 from tests.actors.pulsar.codec.test_message_encoder import told
 from tests.actors.pulsar.codec.test_vectorized_decoder import cut_of, plain, sent_frames, text
 from tests.actors.pulsar.made import NOW, U32, batch, frame, part, taken

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.consumer.held import Received
-from actors.pulsar.codec import delivery_encoder
-from actors.pulsar.codec.delivery_encoder import encode_part, first_rows
-from actors.pulsar.codec.frames import Cutter, body_of
-from actors.pulsar.codec.message_encoder import Addressee, encode_pieces
-from actors.pulsar.codec.protocol import Command, Metadata, parse
-from actors.pulsar.codec.send_decoder import decode_sends
-from storage.batch import LAST_TIME, make_batch
+from sluice.actors.consumer.held import Received
+from sluice.actors.pulsar.codec import delivery_encoder
+from sluice.actors.pulsar.codec.delivery_encoder import encode_part, first_rows
+from sluice.actors.pulsar.codec.frames import Cutter, body_of
+from sluice.actors.pulsar.codec.message_encoder import Addressee, encode_pieces
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, parse
+from sluice.actors.pulsar.codec.send_decoder import decode_sends
+from sluice.storage.format.batch import LAST_TIME, make_batch
 from tests.actors.pulsar.made import NOW, batch, part, single, taken
 
 text = st.sampled_from([b"", b"k", "ä".encode(), b"key-" * 40])

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec import send_decoder
-from actors.pulsar.codec.batch_decoder import of_like_size, starts_of
-from actors.pulsar.codec.fields import Bytes
-from actors.pulsar.codec.frames import Cut, Cutter, body_of
-from actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
-from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
-from actors.pulsar.codec.vectorized_decoder import Sends, read_sends, receipts, sends_in
-from storage.batch import LAST_TIME
+from sluice.actors.pulsar.codec import send_decoder
+from sluice.actors.pulsar.codec.batch_decoder import of_like_size, starts_of
+from sluice.actors.pulsar.codec.fields import Bytes
+from sluice.actors.pulsar.codec.frames import Cut, Cutter, body_of
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
+from sluice.actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends, read_sends, receipts, sends_in
+from sluice.storage.format.batch import LAST_TIME
 from tests.actors.pulsar.made import NOW, U32, batch, frame, single
 
 UNSIGNED = (1 << 64) - 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from actors.policies.authorization import Authorization
-from actors.pulsar.codec.frames import U32, encode
-from actors.pulsar.codec.protocol import command
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.gateway import Certified, ClientIdentity
-from actors.pulsar.conversation.intake import GREETING_BYTES
-from storage.errors import Invalid
-from tests.actors.pulsar.conversation.test_intake import PING, Slow, Stub, passes, played
+from sluice.actors.policies.authorization import Authorization
+from sluice.actors.pulsar.codec.frames import U32, encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified, ClientIdentity
+from sluice.actors.pulsar.conversation.limits.intake import GREETING_BYTES
+from sluice.storage.errors import Invalid
+from tests.actors.pulsar.conversation.limits.test_intake import PING, Slow, Stub, passes, played
 from tests.actors.pulsar.test_keep_alive import HELLO
 from tests.sim.world import World
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from actors.messages import SubscriptionSettings
-from actors.pulsar.codec.compression import MAX_INFLATED, ZSTD
-from actors.pulsar.codec.frames import encode, encode_message
-from actors.pulsar.codec.protocol import Metadata, command
-from actors.pulsar.codec.send_decoder import GROUP_BYTES
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.intake import PENDING_BYTES
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
-from tests.actors.pulsar.conversation.test_intake import Slow, Topic, passes, played
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.pulsar.codec.compression import MAX_INFLATED, ZSTD
+from sluice.actors.pulsar.codec.frames import encode, encode_message
+from sluice.actors.pulsar.codec.protocol import Metadata, command
+from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.limits.intake import PENDING_BYTES
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from tests.actors.pulsar.conversation.limits.test_intake import Slow, Topic, passes, played
 from tests.sim.world import World
 
 

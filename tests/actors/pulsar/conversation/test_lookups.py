@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from actors.messages import BookieList, TopicSettings
-from actors.policies.audited import Audited
-from actors.pulsar.codec.frames import encode
-from actors.pulsar.codec.protocol import command
-from actors.pulsar.conversation.client_connection import ClientConnection
-from storage.errors import NotFound
-from tests.actors.pulsar.conversation.test_intake import Slow, Stub, passes, played
+from sluice.actors.messages import BookieList, TopicSettings
+from sluice.actors.policies.audited import Audited
+from sluice.actors.pulsar.codec.frames import encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.storage.errors import NotFound
+from tests.actors.pulsar.conversation.limits.test_intake import Slow, Stub, passes, played
 from tests.sim.world import World
 
 
