@@ -53,7 +53,7 @@ class Server:
     """The admin HTTP server of the cluster on a data folder. Raises NotFound if there is none."""
 
     def __init__(self, data_dir: Path) -> None:
-        from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
+        from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 
         try:
             self.port = int((data_dir / PORT_FILE).read_text())

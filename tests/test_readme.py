@@ -61,7 +61,7 @@ def environment(folder: Path, session: str = "") -> dict[str, str]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
     (folder / "home").mkdir(exist_ok=True)
     short = {"RAY_TMPDIR": session} if session else {}
-    return plain | {"PYTHONPATH": str(ROOT), "HOME": str(folder / "home")} | short
+    return plain | {"PYTHONPATH": str(ROOT / "src"), "HOME": str(folder / "home")} | short
 
 
 def run(example: Example, folder: Path, session: str = "") -> str:
@@ -165,7 +165,7 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
 
 def typed(commands: str, folder: Path) -> str:
     """What these lines print if each of them ends well. A cluster that they left running is ended."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = ["sh", "-e", "-c", commands]
     try:
         done = subprocess.run(

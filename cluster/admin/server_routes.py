@@ -50,15 +50,13 @@ from sluice.cluster.gateway.addresses import Addresses
 from sluice.cluster.gateway.authentication import authorization_of, in_header
 from sluice.cluster.gateway.renewal import RenewedAuthentication
 from sluice.cluster.host.metrics_text import text_of
-from sluice.cluster.http.guard import RoleGuard, guard
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, RoleGuard, guard
 from sluice.cluster.http.responses import large
 from sluice.cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
 from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
 from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.hashing import key_bytes, masked_hash
 
-TOKEN_FILE = "admin-token"
-PORT_FILE = "admin-port"
 OPEN_PATHS = ("/healthz", *PAGE_PATHS)
 METRICS_MS, MOST_ASKED = 5_000, 1_000
 """Milliseconds after which owners that do not answer are left out of the metrics: Prometheus waits for ten seconds. So

@@ -9,8 +9,7 @@ from typing import Any
 
 from sluice.actors.messages import DescribeCluster, Ping
 from sluice.actors.ports import Unknown
-from sluice.cluster.launch.build import CONTROLLER
-from sluice.cluster.wire.net import DirectNet
+from sluice.cluster.wire.net import CONTROLLER, DirectNet
 from sluice.storage.errors import Unavailable
 
 CALL_TIMEOUT = 15_000

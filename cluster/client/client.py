@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -61,16 +61,12 @@ from sluice.cluster.client.settings_input import (
     wanted_subscription,
 )
 from sluice.cluster.client.stored_messages import StoredMessages
-from sluice.cluster.launch.build import CONTROLLER
 from sluice.cluster.node.process_watch import this_process
-from sluice.cluster.wire.net import DirectNet
+from sluice.cluster.wire.net import CONTROLLER, DirectNet
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 from sluice.storage.format.batch import LAST_TIME, check_compression
 from sluice.storage.format.hashing import key_bytes, masked_hash
 from sluice.storage.format.position import MAX_ENTRY, MAX_LEDGER, position, show
-
-if TYPE_CHECKING:
-    from sluice.cluster.workers.result_sender import ResultSender
 
 T = TypeVar("T")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
@@ -392,14 +388,9 @@ class Client(OfThisProcess, StoredMessages):
             await asyncio.gather(*(part.close() for part in consumer.parts if part.session))
             raise failed
 
-    def open_results(self, topic: str, subscription: str, outputs: Sequence[str]) -> ResultSender:
-        """Publishes what a worker makes of messages of a subscription, once for each message.
-
-        Raises Invalid if an output does not deduplicate, NotFound if there is none of that name.
-        """
-        from sluice.cluster.workers.result_sender import ResultSender
-
-        return ResultSender(self._loop, self._ports, self._directory, (topic, subscription), outputs)
+    def owners(self) -> tuple[LoopThread, Ports, Directory]:
+        """Return what asks the owners of partitions: the loop's thread, its ports, the directory of addresses."""
+        return self._loop, self._ports, self._directory
 
     # -- the log itself: see StoredMessages -------------------------------------------------------------------------
 

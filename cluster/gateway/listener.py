@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from sluice.actors.policies.limits import Rate
 from sluice.actors.ports import Address, Ports
@@ -33,9 +33,6 @@ from sluice.cluster.node.process_watch import this_process
 from sluice.cluster.settings.connection_limits import MOST_HTTP_CONNECTIONS, OpenConnections, limits_of
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
-if TYPE_CHECKING:
-    from sluice.cluster.admin.gateway_http import GatewayHttp
-
 HTTP = (b"GET ", b"HEAD", b"PUT ", b"POST", b"DELE")
 """What a request of HTTP begins with, and no frame: it would be longer than any may be."""
 READ_BYTES = 1024 * 1024
@@ -48,13 +45,27 @@ LEAST_WRITE_BYTES = 64 * 1024
 """and at least this."""
 
 
+class HttpServerOfGateway(Protocol):
+    """The server that answers HTTP at a gateway's ports."""
+
+    async def take(self, transport: asyncio.Transport, begun: bytes) -> None:
+        """Answer requests on a connection that is paused. begun: the bytes that came already."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+MakeHttpServer = Callable[[Gateway, Addresses, str, int], HttpServerOfGateway]
+"""Makes the HTTP server on the first request: (gateway, its addresses, host name, most connections)."""
+
+
 class PulsarGateway(GatewayActor):
     """Listens for Pulsar's clients at the ports that settings name (cluster.gateway.ports).
 
     Raises Invalid if a file that they name cannot be used.
     """
 
-    def __init__(self, ports: Ports, *, controller: Address, settings: Mapping[str, Any]) -> None:
+    def __init__(self, ports: Ports, *, controller: Address, settings: Mapping[str, Any], http: MakeHttpServer) -> None:
         super().__init__(ports)
         self._clients, self._tls = RenewedAuthentication(settings), RenewedTls(settings)
         known = self._clients.authenticate
@@ -81,7 +92,8 @@ class PulsarGateway(GatewayActor):
         self._port_holder = PortHolder(ports, machine_ports, wanted_ports(settings), self._opened)
         self._most_http = int(settings.get("pulsar_web_max_connections", MOST_HTTP_CONNECTIONS))
         self._at = Addresses()
-        self._http: GatewayHttp | None = None
+        self._http_server = http
+        self._http: HttpServerOfGateway | None = None
         self._buffer = memoryview(bytearray(READ_BYTES))  # asyncio's TLS reads into slices of it
         """Where all connections read to, in turn: what was read is taken out before anybody reads again."""
 
@@ -137,9 +149,7 @@ class PulsarGateway(GatewayActor):
     def _serve_http(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
         """This client asks by HTTP. begun: what it has said."""
         if self._http is None:
-            from sluice.cluster.admin.gateway_http import GatewayHttp  # only who asks by HTTP pays for a web server
-
-            self._http = GatewayHttp(self.gateway, self._at, self._host, self._most_http)
+            self._http = self._http_server(self.gateway, self._at, self._host, self._most_http)
         transport.pause_reading()
         self.ports.spawn(self._http.take(transport, begun), "http")
 

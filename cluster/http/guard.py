@@ -49,6 +49,10 @@ BY_TOKEN = "the token of this interface"
 HERE = (LOOPBACK, "localhost", "[::1]")
 """How the loopback is called."""
 
+TOKEN_FILE = "admin-token"
+PORT_FILE = "admin-port"
+"""The files in the data folder that say the token and the port of the admin server."""
+
 
 @dataclass(frozen=True)
 class RoleGuard:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +31,11 @@ from sluice.cluster.host.stores import open_metadata, open_objects
 from sluice.cluster.node.environment import is_controller_host
 from sluice.cluster.wire.net import CONTROLLER as CONTROLLER
 from sluice.storage.errors import Invalid
+
+if TYPE_CHECKING:
+    from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
+    from sluice.cluster.admin.gateway_http import GatewayHttp
+    from sluice.cluster.gateway.addresses import Addresses
 
 CANDIDATES = 3
 """On so many machines there is a process that can be the controller."""
@@ -110,7 +115,7 @@ class SluiceParts:
                 PulsarGateway,  # only who serves Pulsar's clients pays for protobuf
             )
 
-            return PulsarGateway(ports, controller=CONTROLLER, settings=settings)
+            return PulsarGateway(ports, controller=CONTROLLER, settings=settings, http=_gateway_http)
         if kind == "topic":
             if self._tables is None:
                 self._tables = CatalogTables.of(settings)
@@ -119,6 +124,12 @@ class SluiceParts:
         if kind == "dispatcher":
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")
+
+
+def _gateway_http(gateway: Gateway, addresses: Addresses, host: str, most: int) -> GatewayHttp:
+    from sluice.cluster.admin.gateway_http import GatewayHttp  # most gateways are never asked by HTTP
+
+    return GatewayHttp(gateway, addresses, host, most)
 
 
 def _ray_node() -> str:

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import sluice
 from sluice.cluster.client.alarms import alarms_of
+from sluice.cluster.launch.connecting import connect
 from sluice.cluster.launch.discovery import find
 from sluice.cluster.node.nodes import known_nodes
 from sluice.storage.errors import Unavailable
@@ -25,7 +25,7 @@ def describe(values: Configuration) -> dict[str, Any]:
     found = (values.address, None) if values.address else find(values.data_dir)
     if found is None:
         raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
-    with sluice.connect(found[0], data_dir=values.data_dir) as client:
+    with connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()
     nodes = known_nodes()

@@ -24,9 +24,8 @@ from urllib.parse import urlencode
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
 from sluice.cluster.base.loop import LoopThread
-from sluice.cluster.http.guard import guard
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, guard
 from sluice.cluster.http.server import json_in
 from sluice.cluster.node.environment import LOOPBACK
 from sluice.cluster.watch.feed import event

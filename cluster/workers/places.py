@@ -14,6 +14,7 @@ from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, Worker
 from sluice.cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
 from sluice.cluster.workers.options import WorkersOptions
 from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
+from sluice.cluster.workers.result_sender import open_results
 from sluice.cluster.workers.serial_worker import SerialWorker
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class WorkerPlaces(Protocol):
 def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> HandlerWorker:
     """A worker with its consumer, which has attached. place: topic, subscription, and name of the worker."""
     topic, subscription, name = place
-    sender = client.open_results(topic, subscription, options.outputs) if options.outputs else None
+    sender = open_results(client, topic, subscription, options.outputs) if options.outputs else None
     consumer = client.subscribe(
         topic,
         subscription,

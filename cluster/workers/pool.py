@@ -19,6 +19,7 @@ from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus, plain
 from sluice.cluster.workers.options import WorkersOptions, wanted_options
 from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
 from sluice.cluster.workers.reporting import reporter
+from sluice.cluster.workers.result_sender import open_results
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Workers:
             _attach(self.options.connect)
         client = self._connected()
         if self.options.outputs:  # what is wrong with these does not mend when a worker tries again
-            client.open_results(*self._place, self.options.outputs).close()
+            open_results(client, *self._place, self.options.outputs).close()
         version = version_of(handler, self.options)
         if self.options.detached:
             from sluice.cluster.workers.detached import start_keeper

@@ -17,6 +17,7 @@ from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
 from sluice.actors.producer.results import Publication, ResultPublisher, ResultRows
 from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.client.client import Client
 from sluice.cluster.client.message import Message
 from sluice.cluster.workers.outputs import rows_of_several
 from sluice.cluster.workers.result_loop import Call
@@ -146,3 +147,11 @@ def _gathered(calls: Sequence[Call[Message]]) -> list[list[Call[Message]]]:
         groups[-1].append(call)
         room -= call.size
     return groups
+
+
+def open_results(client: Client, topic: str, subscription: str, outputs: Sequence[str]) -> ResultSender:
+    """Return a sender of the results of a worker, which publishes once for each message of a subscription.
+
+    Raises Invalid if an output does not deduplicate, NotFound if there is none of that name.
+    """
+    return ResultSender(*client.owners(), (topic, subscription), outputs)

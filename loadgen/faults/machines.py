@@ -229,7 +229,6 @@ class Network:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    cwd=Path(__file__).parent.parent,
                 )
             )
             self._await_relay()

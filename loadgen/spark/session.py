@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+import sluice
+
 BATCH_ROWS = 10_000
 """Rows of an Arrow batch between Spark and Python; larger ones were measured to be slower."""
 
@@ -30,7 +32,8 @@ _PYTHON_ERROR = re.compile(
     r"[A-Za-z_][\w.]*(Error|Exception|Unavailable|Overloaded|Fenced|Conflict|Invalid|NotFound|Corrupt): "
 )
 
-_PROJECT = Path(__file__).resolve().parent.parent
+_PROJECT = Path(sluice.__file__).resolve().parents[1]
+"""The folder that has the package, for workers of Spark that are not started from it."""
 
 
 class SparkStart:

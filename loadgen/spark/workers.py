@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyspark.worker  # noqa: F401 - what Spark's own worker imports
 from pyspark.daemon import manager
 
-import sluice.loadgen.judge.verdict  # noqa: F401 - what a judging task needs
-import sluice.loadgen.load.publish
+import sluice.loadgen.judge.verdict
+import sluice.loadgen.load.publish  # noqa: F401 - what a publishing task needs
 from sluice.cluster.base.arrow import without_pandas
 
 if __name__ == "__main__":

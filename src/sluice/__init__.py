@@ -20,6 +20,7 @@ from sluice.storage.errors import (
     Overloaded,
     ProducerFenced,
     SluiceError,
+    Timeout,
     Unavailable,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "Result",
     "SluiceError",
     "SluiceSink",
+    "Timeout",
     "Unavailable",
     "Workers",
     "connect",

@@ -17,7 +17,7 @@ import pytest
 import sluice.cluster.settings.config  # noqa: F401 (it needs the real launcher when it is imported first)
 from sluice.cli.exit_codes import run
 from sluice.cli.watching import Server
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 from sluice.storage.errors import NotFound
 from tests.cli.conftest import Cli
 

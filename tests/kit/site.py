@@ -159,7 +159,7 @@ def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any
     """Begin a steady load on a machine (tests.kit.steady_load); what ends it, and returns what it says."""
     load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(where.home / "stop")]
     where.variables.update(site.stores)
-    running = where.begin(["env", f"PYTHONPATH={ROOT}", *load])
+    running = where.begin(["env", f"PYTHONPATH={ROOT}/src:{ROOT}", *load])
 
     def end() -> dict[str, Any]:
         (where.folder / "stop").touch()

@@ -13,11 +13,12 @@ import pytest
 from sluice.actors.policies.audited import Audited
 from sluice.actors.policies.permissions import Permissions
 from sluice.actors.policies.policy_records import of_topic
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE, AdminHttp
+from sluice.cluster.admin.server_routes import AdminHttp
 from sluice.cluster.base.audit import AuditLog, audited_lines
 from sluice.cluster.gateway.tokens import make_key, make_token
 from sluice.cluster.http import guard
 from sluice.cluster.http.connections import HeadAlone
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 from tests.cluster.admin.test_server_routes import Actors
 from tests.cluster.helpers import admin_ports
 

@@ -49,7 +49,8 @@ from sluice.actors.messages.administration import VERBS
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Request
 from sluice.cluster.admin.broker import Broker
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE, AdminHttp
+from sluice.cluster.admin.server_routes import AdminHttp
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 from sluice.storage.errors import Conflict, NotFound, Unavailable
 from sluice.storage.format.hashing import masked_hash
 from tests.cluster.helpers import admin_ports

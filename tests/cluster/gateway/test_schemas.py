@@ -12,8 +12,8 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, BytesSchema, Integer, JsonSchema, Record, String
 
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
 from sluice.cluster.gateway.ports import service_url
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 from sluice.cluster.launch.embedded import running
 from sluice.cluster.launch.standalone import BOOT
 from sluice.cluster.settings.options import ClusterOptions

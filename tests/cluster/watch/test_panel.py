@@ -14,8 +14,7 @@ import pytest
 from aiohttp import web
 
 from sluice.actors.ports import Ports
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
-from sluice.cluster.http.guard import guard
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, guard
 from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
 from sluice.cluster.watch.panel import EXPLAIN, Admin, Panel
 from sluice.storage.errors import Conflict, NotFound

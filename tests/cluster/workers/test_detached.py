@@ -56,7 +56,7 @@ def start(folder: Path, calls: Path, version: str, program: str = PROGRAM) -> No
     assert ran.returncode == 0, ran.stderr
 
 
-def sluice(folder: Path, *words: str) -> str:
+def typed(folder: Path, *words: str) -> str:
     """What a command prints."""
     command = [PYTHON, "-c", "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()", *words]
     ran = subprocess.run(
@@ -112,16 +112,16 @@ def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) ->
         eventually(lambda: row(client)["epoch"] > epoch and runs(client, "two", 3), lambda: str(row(client)))
         assert row(client)["status"]["where"] == workers
 
-        sluice(folder, "workers", "scale", POOL, "2")
+        typed(folder, "workers", "scale", POOL, "2")
         eventually(lambda: runs(client, "two", 2), lambda: str(row(client)))
         epoch = row(client)["epoch"]
         os.kill(keeper_pid(folder), signal.SIGKILL)
         eventually(lambda: row(client)["epoch"] > epoch, lambda: str(row(client)))
-        [listed] = json.loads(sluice(folder, "workers", "list", "--json"))
+        [listed] = json.loads(typed(folder, "workers", "list", "--json"))
         assert (listed["name"], listed["min_workers"], listed["kind"]) == (POOL, 2, "detached")
-        eventually(lambda: f"{POOL}-0 goes on" in sluice(folder, "workers", "logs", POOL), lambda: str(row(client)))
-        assert "running" in sluice(folder, "workers", "status", POOL)
-        sluice(folder, "workers", "drain", POOL)
+        eventually(lambda: f"{POOL}-0 goes on" in typed(folder, "workers", "logs", POOL), lambda: str(row(client)))
+        assert "running" in typed(folder, "workers", "status", POOL)
+        typed(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
     for key in range(KEYS):
         handled = [line.split() for line in (calls / f"key-{key}").read_text().splitlines()]
@@ -152,10 +152,10 @@ def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: P
             producer.send(b"one", partition_key="key")
         start(folder, tmp_path, "one", STOPS)
         eventually(lambda: "ValueError: never" in row(client)["stopped"], lambda: str(row(client)))
-        assert "stopped" in sluice(folder, "workers", "list")
+        assert "stopped" in typed(folder, "workers", "list")
         options: dict[str, Any] = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
         assert "ValueError: never" in sluice.Workers("orders", "billing", **options).status().reason
-        sluice(folder, "workers", "drain", POOL)
+        typed(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
 
 

@@ -515,7 +515,7 @@ def test_a_keeper_that_fails_says_so_and_ends_its_workers(client: Client, monkey
 
 
 def test_a_pool_that_does_not_start_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = Mock(open_results=Mock(side_effect=Invalid("no such topic")))
+    refusing = Mock(owners=Mock(side_effect=Invalid("no such topic")))
     monkeypatch.setattr(pool, "connect", lambda: refusing)
     workers = Workers("orders", "billing", lambda message: None, output="not-there")
     with pytest.raises(Invalid, match="no such topic"):

@@ -126,7 +126,7 @@ def test_spark_runs_on_the_packaged_java(tmp_path: Path) -> None:
         "PATH": str(tools),
         "HOME": str(tmp_path),
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONPATH": str(Path(__file__).parents[3] / "src"),
         "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
