@@ -69,7 +69,7 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
         module.path
         for module in modules("actors", "cluster", "loadgen", "cli")
         for name, _ in module.imports()
-        if name.startswith("sluice.cluster.wire.") and not module.path.startswith("cluster/wire/")
+        if name.startswith("cluster.wire.") and not module.path.startswith("cluster/wire/")
     }
     assert users == {
         "cluster/wire/net.py",
@@ -86,7 +86,7 @@ def test_the_core_knows_nothing_of_the_gateway() -> None:
         (module.path, name)
         for module in core
         for name, _ in module.imports()
-        if name.startswith("sluice.actors.pulsar")
+        if name.startswith("actors.pulsar")
     }
     assert sorted(wrong) == []
 
@@ -99,7 +99,7 @@ def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
         if module.path.startswith("actors/pulsar/codec/")
         for name, _ in module.imports()
         if name.startswith("actors.")
-        and not name.startswith(("sluice.actors.pulsar.codec.", "sluice.actors.consumer.held."))
+        and not name.startswith(("actors.pulsar.codec.", "actors.consumer.held."))
     }
     assert sorted(wrong) == []
 

@@ -6,7 +6,7 @@ import ast
 
 from tests.hygiene.source import Module, foreign_writes, modules
 
-ACTOR = "sluice.actors.dispatcher.dispatcher"
+ACTOR = "actors.dispatcher.dispatcher"
 ENTRY = "actors/dispatcher/__init__.py"
 """The only file that names the actor's module: by it others come to the actor."""
 
@@ -18,7 +18,7 @@ PARTS = [file for file in modules("actors") if file.path.startswith("actors/disp
 
 def knows_the_actor(file: Module) -> list[int]:
     """Lines that import the actor's module or its package's entry, also for type checking only."""
-    entry = ("sluice.actors.dispatcher.Dispatcher", "sluice.actors.dispatcher")
+    entry = ("actors.dispatcher.Dispatcher", "actors.dispatcher")
     return [line for name, line in file.imports() if name in entry or f"{name}.".startswith(f"{ACTOR}.")]
 
 

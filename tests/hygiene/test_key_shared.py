@@ -7,9 +7,9 @@ import ast
 import sluice.actors.key_shared
 from tests.hygiene.source import PACKAGES, Module, foreign_writes, modules
 
-PACKAGE = "sluice.actors.key_shared"
+PACKAGE = "actors.key_shared"
 FOLDER = "actors/key_shared/"
-OWNS_OTHERS = {f"{FOLDER}members.py"}
+OWNS_OTHERS = {f"{FOLDER}state/members.py"}
 """The table of consumers is also the only one that makes and ends what it has of each."""
 OFFERED = {f"{PACKAGE}.{name}" for name in sluice.actors.key_shared.__all__}
 
