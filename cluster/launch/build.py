@@ -99,9 +99,7 @@ class SluiceParts:
                 cluster=settings.get("cluster", ""),
             )
         if kind == "admin":
-            from sluice.cluster.admin.server_routes import (
-                AdminHttp,  # only the controller's process pays for a web server
-            )
+            from sluice.cluster.admin.server_routes import AdminHttp  # a web server, for the controller alone
 
             return AdminHttp(
                 ports,
@@ -111,9 +109,7 @@ class SluiceParts:
                 settings=settings,
             )
         if kind in ("gateway", "pulsar"):  # started by the controller, or with a cluster in one process
-            from sluice.cluster.gateway.listener import (
-                PulsarGateway,  # only who serves Pulsar's clients pays for protobuf
-            )
+            from sluice.cluster.gateway.listener import PulsarGateway  # protobuf, for gateways alone
 
             return PulsarGateway(ports, controller=CONTROLLER, settings=settings, http=_gateway_http)
         if kind == "topic":

@@ -47,7 +47,7 @@ def test_test_runs_everything_and_fails_if_anything_fails(
     styles, (mypy, suite) = runs["commands"][:2], sorted(runs["commands"][2:])
     assert [command[1] for command in (*styles, mypy, suite)] == ["ruff", "ruff", "mypy", "pytest"]
     assert suite[-3:] == ["-k", "x", "--help"]
-    assert {"actors", "cluster", "storage", "tests"} <= set(mypy)
+    assert {"src/sluice", "tests"} <= set(mypy)
 
 
 def test_the_whole_suite_runs_in_lanes_that_share_no_file(cli: Cli, runs: dict[str, Any]) -> None:

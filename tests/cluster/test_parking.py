@@ -12,7 +12,7 @@ import pytest
 import sluice
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.consumer import Consumer
-from sluice.cluster.client.message import Message
+from sluice.cluster.client.message import Message, MessageId
 from sluice.storage.errors import Invalid, Timeout
 from tests.cluster.helpers import eventually
 
@@ -171,7 +171,7 @@ def test_explain_says_since_when_it_is_parked(client: Client) -> None:
         assert told["verdict"] == "parked"
         assert told["reasons"][0]["text"].startswith("parked since 20")
         stored = next(iter(client.read("orders", client.stored("orders")[0])))
-        second = sluice.message.MessageId(0, int(stored.positions[2]))
+        second = MessageId(0, int(stored.positions[2]))
         assert client.explain("orders", "billing", message_id=second)["verdict"] == "parked"
 
 

@@ -23,7 +23,7 @@ from sluice.storage.stores.objects import LocalObjects, MemoryObjects
 from tests.conformance.metadata import Maker, MetadataKit, MetadataRaces
 from tests.conformance.writer import KEY, open_store, value_of
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
+_ROOT = Path(__file__).resolve().parents[3]
 LEFT_AT_MOST = KEEP + TRIM_EVERY
 
 
