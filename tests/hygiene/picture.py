@@ -1,4 +1,4 @@
-"""The picture of the rooms in ARCHITECTURE.md and their table: `python -m tests.hygiene.picture` draws both from the code.
+"""The picture of the rooms and their table, drawn from the code: `python -m tests.hygiene.picture` renews both.
 
 A room is a package, an arrow is an import. Two kinds of arrows are left out, because with them nobody could read the
 rest: those into a room that most rooms of its floor use (`GROUND`), and those that follow from
