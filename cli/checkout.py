@@ -14,7 +14,7 @@ import typer
 from sluice.cli.output import say
 from sluice.storage.errors import Invalid, NotFound
 
-FOLDERS = ("src/sluice", "tests", "benchmarks")
+FOLDERS = ("src/sluice", "tests", "benchmarks", "tools")
 """What is checked for types."""
 
 LANES = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "short", "--durations", "10")

@@ -23,7 +23,7 @@ ONE_SUBJECT: dict[str, str] = {
 """Longer files, and functions as `file.py:name`, each with the reason why it has one subject and is not cut."""
 MOST_LETTERS = 60
 """Of the name of a test."""
-TEST_ONLY_FOLDERS = {"hygiene", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs", "kit"}
+TEST_ONLY_FOLDERS = {"hygiene", "tools", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs", "kit"}
 """Folders of tests/ that stand for no single package."""
 
 
