@@ -4,8 +4,7 @@ The rules are those of Jepsen's queue and Kafka checkers, cut to what Sluice pro
 a send with status `info` may appear once, late or never; an acknowledgement that was invoked and not confirmed may
 have happened or not. Nothing is called broken that could be explained by an outcome that nobody was told.
 
-    lost                   a confirmed send that no consumer finished: nobody received it, or nobody who received it
-                           ever let it go by acknowledging
+    lost                   a confirmed send that no consumer received and acknowledged
     stored_twice           one message at two places (S4)
     unexpected             a delivery of what nobody sent, or of a send that was refused (S2), or one place that
                            holds two messages (S3)
