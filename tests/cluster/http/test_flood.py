@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import sluice
-from sluice.cluster.admin.server_routes import PORT_FILE, TOKEN_FILE
 from sluice.cluster.client.client import Client
 from sluice.cluster.gateway.ports import WEB, port_of
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 from sluice.cluster.launch import launch, standalone
 from sluice.cluster.launch.discovery import process_of
 from sluice.cluster.node.folder import read_state
