@@ -110,7 +110,7 @@ class ErasingCourse(HistoryCourse):
             self.over = True
             await self.world.within(HEALED_MS, self._all_erased(), "E2: a key is not erased")
             await self._check_erased()
-            await self.world.within(HEALED_MS, self._all_come(), "L2: not all messages come again")
+            await self.world.within(HEALED_MS, self._all_come(), "E3: not all messages come again")
 
     async def _hold(self, ports: Ports, rng: random.Random) -> None:
         """Hold all messages, and give them back again and again."""
