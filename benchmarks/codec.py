@@ -129,7 +129,7 @@ def encoding(reads: list[list[bytes]]) -> dict[str, Callable[[], list[Any]]]:
         (sends,) = (read_sends(Cutter().feed(b"".join(frames)), 0, len(frames)) or {}).values()
         assert sends is not None
         assert sends.bodies is not None
-        recent = FrameCache(lambda: 0)
+        recent = FrameCache(lambda: 0, 1)
         recent.keep(FIRST, sends.rows, sends.bodies)
         parts.append((_part(run_of(sends.table, now=NOW, producer="till").rows), recent))
 

@@ -400,7 +400,7 @@ class PartitionConsumer:
         self._callbacks.on_event(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        """Poll for ever. An error that attaching anew cannot mend ends it and is reported. A topic that was deleted is
+        """Poll for ever. An error that another attach cannot mend ends it and is reported. A topic that was deleted is
         reported as well, and looked for again: producers go on as soon as it is made again, and so does a consumer.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)

@@ -292,12 +292,7 @@ class PoolKeeper:
         """Let one worker of another version pass on its name, if none does so already."""
         if any(member.successor is not None or member.leaving for member in self._members.values()):
             return
-        old = [
-            (number, member)
-            for number, member in sorted(self._members.items())
-            if member.placed is not None and member.report is not None and member.placed.version != self._version
-        ]
-        old = [(number, member) for number, member in old if not member.stopping]
+        old = self._of_another_version()
         if not old:
             self._roll_since = None
             return
@@ -339,6 +334,16 @@ class PoolKeeper:
             self._note(f"{self._name(number)} ends, for there is no room for one of version {self._version} beside it")
             member.leaving = True
             member.placed.stop()
+
+    def _of_another_version(self) -> list[tuple[int, _Member]]:
+        return [
+            (number, member)
+            for number, member in sorted(self._members.items())
+            if member.placed is not None
+            and member.report is not None
+            and member.placed.version != self._version
+            and not member.stopping
+        ]
 
     def _look_at_successor(self, number: int, member: _Member) -> None:
         assert member.successor is not None

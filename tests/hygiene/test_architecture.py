@@ -113,7 +113,8 @@ def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
         for module in modules("actors")
         if module.path.startswith("actors/pulsar/codec/")
         for name, _ in module.imports()
-        if name.startswith("actors.") and not name.startswith(("actors.pulsar.codec.", "actors.consumer.held.", "actors.messages.limits."))
+        if name.startswith("actors.")
+        and not name.startswith(("actors.pulsar.codec.", "actors.consumer.held.", "actors.messages.limits."))
     }
     assert sorted(wrong) == []
 

@@ -172,8 +172,8 @@ LEAVING_BEHIND: list[Mutant] = [
     Mutant(
         name="a version that Ray does not take ends the keeper",
         module="sluice.cluster.workers.keeper",
-        old="        except (WorkerGone, *CANNOT_BEGIN) as error:",
-        new="        except WorkerGone as error:",
+        old="is_ready()\n        except CANNOT_BEGIN as error:",
+        new="is_ready()\n        except WorkerGone as error:",
         world="workers",
         test=f"{KEEPER}::test_a_version_that_cannot_begin_leaves_the_old_one",
     ),

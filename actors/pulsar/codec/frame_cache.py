@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.pulsar.codec.batch_decoder import of_like_size
 from sluice.actors.pulsar.codec.fields import Bytes
 from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32
@@ -93,10 +92,13 @@ _NONE: Ints = np.empty(0, np.int64)
 
 
 class FrameCache:
-    """The frames that came last, of all topics: a position is in one topic alone. monotonic: the time now, in ms."""
+    """The frames that came last, of all topics: a position is in one topic alone.
 
-    def __init__(self, monotonic: Callable[[], int], most: int = MOST_BYTES) -> None:
-        self._monotonic, self._most = monotonic, most
+    monotonic: the time now, in ms. kept_ms: for so long each is kept.
+    """
+
+    def __init__(self, monotonic: Callable[[], int], kept_ms: int, most: int = MOST_BYTES) -> None:
+        self._monotonic, self._kept_ms, self._most = monotonic, kept_ms, most
         self._bytes = 0
         self._held: dict[int, int] = {}
         """How many stretches hold a piece of memory, by its address: what was read at once counts once."""
@@ -121,7 +123,7 @@ class FrameCache:
             self._let_go_oldest()
 
     def _let_go_old(self) -> None:
-        before = self._monotonic() - KEPT_MS
+        before = self._monotonic() - self._kept_ms
         while self._stretches and next(iter(self._stretches.values())).since <= before:
             self._let_go_oldest()
 

@@ -10,7 +10,6 @@ E1   a message is erased only if that was asked for its key
 E2   once all is well, what was asked is done in bounded time
 E3   then no object that the record names, and no bookie, has anything of the key in what was there when it was asked
 E4   then no dispatcher sends anything of it from its memory
-E5   every message that is not erased comes again
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class ErasingCourse(HistoryCourse):
             self.over = True
             await self.world.within(HEALED_MS, self._all_erased(), "E2: a key is not erased")
             await self._check_erased()
-            await self.world.within(HEALED_MS, self._all_come(), "E5: not all messages come again")
+            await self.world.within(HEALED_MS, self._all_come(), "E4: not all messages come again")
 
     async def _hold(self, ports: Ports, rng: random.Random) -> None:
         """Hold all messages, and give them back again and again."""

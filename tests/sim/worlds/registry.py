@@ -66,7 +66,7 @@ class Registry(Actor):
         return Located(addresses=[a for a in known if a], settings=msgspec.json.encode(self.settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
-        """Where the dispatcher is; starts it if it is missing."""
+        """Say where the dispatcher is; start it if it is missing."""
         name = request.subscription
         if name not in self.dispatchers:
             await self._dispatch(name, request.settings)

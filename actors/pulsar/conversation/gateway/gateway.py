@@ -17,6 +17,7 @@ import numpy as np
 from sluice.actors.consumer.payload import DecodedRuns
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import ClientsHere, Done, ProducersHere, ProducersPresent, RatesHere, SendAway, Text
+from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.policies.audited import Audit, nowhere
 from sluice.actors.policies.backlog_quotas import Quotas
 from sluice.actors.policies.limits import LimitRecords
@@ -167,7 +168,7 @@ class Gateway:
         self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)
         self.pieces = AckedBatchSizes()
-        self.recent = FrameCache(ports.clock.monotonic)
+        self.recent = FrameCache(ports.clock.monotonic, KEPT_MS)
         self.decoded = DecodedRuns(ports.clock.monotonic, DECODED_BYTES, forgets=True)
         """What consumers have read of the log: those of one partition mostly want the same runs."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}

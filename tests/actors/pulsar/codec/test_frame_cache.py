@@ -85,7 +85,7 @@ def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]]
     came = sends.bodies
     assume(came is not None)
     assert came is not None
-    recent, half = FrameCache(lambda: 0), data.draw(st.integers(0, len(mine)))
+    recent, half = FrameCache(lambda: 0, 1), data.draw(st.integers(0, len(mine)))
     begins = np.cumsum(sends.rows) - sends.rows
     if half:
         recent.keep(FIRST, sends.rows[:half], came._replace(offsets=came.offsets[:half]))
@@ -104,7 +104,7 @@ def test_bytes_are_those_that_came() -> None:
     asked = command("send", producer_id=1, sequence_id=0)
     body = batch({"payload": b"a"}, {"payload": b"b"}, uncompressed_size=7).body
     mine = [frame(asked, bytes(body.metadata), bytes(body.payload))] * 40
-    sends, recent = stored(mine), FrameCache(lambda: 0)
+    sends, recent = stored(mine), FrameCache(lambda: 0, 1)
     assert sends.bodies is not None
     recent.keep(FIRST, sends.rows, sends.bodies)
     frames = told(encode_part(given_of(sends), TO, recent=recent).data)
@@ -123,7 +123,7 @@ def test_the_cut_parts_of_a_batch_are_those_that_are_made(sizes: list[int], numb
         ]
         body = batch(*messages, partition_key=key, sequence_id=number).body
         frames.append(frame(asked, bytes(body.metadata), bytes(body.payload)))
-    sends, recent = stored(frames), FrameCache(lambda: 0)
+    sends, recent = stored(frames), FrameCache(lambda: 0, 1)
     assert sends.bodies is not None
     recent.keep(FIRST, sends.rows, sends.bodies)
     whole = given_of(sends)
@@ -147,7 +147,7 @@ def test_messages_of_one_size_are_found_inside_a_batch() -> None:
     even = batch(*({"payload": bytes([place] * 3)} for place in range(5))).body
     other = batch(*({"payload": bytes(3 * place)} for place in range(5))).body
     sends = stored([frame(asked, bytes(body.metadata), bytes(body.payload)) for body in (even, other)])
-    recent = FrameCache(lambda: 0)
+    recent = FrameCache(lambda: 0, 1)
     assert sends.bodies is not None
     recent.keep(FIRST, sends.rows, sends.bodies)
     each = len(even.payload) // 5
@@ -169,7 +169,7 @@ def test_what_is_delayed_is_not_remembered() -> None:
 
 
 def test_the_oldest_go_first() -> None:
-    recent = FrameCache(lambda: 0, most=250)
+    recent = FrameCache(lambda: 0, 1, most=250)
     for number in range(3):
         recent.keep(FIRST + 10 * number, np.array([2]), bodies(b"x" * 96))
     found = recent.whole(FIRST + np.array([0, 1, 10, 11, 20, 21]))
@@ -178,7 +178,7 @@ def test_the_oldest_go_first() -> None:
 
 def test_what_was_read_at_once_counts_once() -> None:
     """And as long as some of it is kept."""
-    recent, several = FrameCache(lambda: 0, most=250), bodies(b"x" * 96, b"y" * 96)
+    recent, several = FrameCache(lambda: 0, 1, most=250), bodies(b"x" * 96, b"y" * 96)
     for number in range(2):
         recent.keep(FIRST + 10 * number, np.array([1]), several._replace(offsets=several.offsets[number : number + 1]))
     kept = FIRST + np.array([0, 10, 20])
@@ -188,7 +188,7 @@ def test_what_was_read_at_once_counts_once() -> None:
 
 
 def test_a_part_of_a_frame_is_not_the_frame() -> None:
-    recent = FrameCache(lambda: 0)
+    recent = FrameCache(lambda: 0, 1)
     recent.keep(FIRST, np.array([2, 3]), bodies(b"a", b"b"))
 
     def whole(*rows: int) -> list[tuple[int, bytes]]:
@@ -209,7 +209,7 @@ def test_a_part_of_a_frame_is_not_the_frame() -> None:
 
 def test_frames_are_not_sent_when_messages_may_be_erased() -> None:
     now = 5
-    recent = FrameCache(lambda: now)
+    recent = FrameCache(lambda: now, KEPT_MS)
     recent.keep(FIRST, np.array([2]), bodies(b"x" * 96))
     now += KEPT_MS - 1
     recent.keep(FIRST + 10, np.array([2]), bodies(b"y" * 96))

@@ -29,7 +29,7 @@ STORED = msgspec.structs.replace(SETTINGS, offload_threshold_bytes=0, offload_de
 
 @pytest.fixture(autouse=True)
 def forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads here but the owner, so no other process has to forget."""
+    """The owner alone reads here, so no other process has to forget."""
     monkeypatch.setattr(erasing, "FORGOTTEN_MS", 0)
 
 
