@@ -133,7 +133,8 @@ PERMITTING: list[Mutant] = [
     Mutant(
         name="who only connects keeps every tool out",
         module="sluice.cluster.http.server",
-        old="        for connection in (*idle, *waiting)[:1]:\n            _end(connection)\n        return bool(idle or waiting)",
+        old="        for connection in (*idle, *waiting)[:1]:\n            _end(connection)\n"
+        "        return bool(idle or waiting)",
         new="        return False",
         world=GATEWAY,
         test="tests/cluster/http/test_connections.py::test_who_only_connects_makes_room_for_who_asks",
