@@ -38,6 +38,7 @@ def test(context: typer.Context) -> int:
 
     With `--all` also those that only a release runs: every planted defect at its seed, long series of seeds, and all
     benchmarks, small. Other arguments go to pytest in place of that: `./sluice test tests/storage -k frame`.
+    `./sluice test --python 3.13`, a version or a path, uses another Python, in an environment of its own.
     """
     root = checkout()
     python = sys.executable

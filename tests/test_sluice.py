@@ -40,8 +40,8 @@ pip)
     esac
     if [ -n "${FAIL:-}" ]; then echo "error: ${REASON:-no answer}"; exit 1; fi
     if [ -n "${SLOW:-}" ]; then : >"$SLOW"; while [ ! -e "$SLOW.go" ]; do sleep 0.05; done; fi
-    printf '#!/bin/sh\\nprintf "ran:%%s\\\\n" "$*" "$PWD" "${RAY_ENABLE_UV_RUN_RUNTIME_ENV:-}"\\n' >.venv/bin/sluice
-    chmod +x .venv/bin/sluice
+    printf '#!/bin/sh\\nprintf "ran:%%s\\\\n" "$*" "$PWD" "${RAY_ENABLE_UV_RUN_RUNTIME_ENV:-}"\\n' >"${4%python}sluice"
+    chmod +x "${4%python}sluice"
     ;;
 esac
 """
@@ -91,7 +91,7 @@ def tools(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in (
         "sh", "cat", "cksum", "chmod", "dirname", "find", "grep", "ln", "mkdir", "mv", "readlink", "rm", "rmdir",
-        "sleep", "tail",
+        "sleep", "tail", "tr",
     ):  # fmt: skip
         found = shutil.which(name, path="/usr/bin:/bin")
         assert found, name
@@ -135,6 +135,31 @@ def test_the_tests_bring_their_tools(checkout: Checkout) -> None:
     assert checkout.installs()[1].endswith("-e .[java] --group dev")
     assert checkout.run("test")[0] == checkout.run("flood")[0] == 0
     assert len(checkout.installs()) == 2
+
+
+def test_another_python_has_an_environment_of_its_own(checkout: Checkout) -> None:
+    for _ in range(2):
+        code, out, _ = checkout.run("test", "--python", "/opt/python 3/bin/python", "-k", "a b")
+        assert (code, out.splitlines()[0]) == (0, "ran:test -k a b")
+    (made,) = [line for line in checkout.calls.read_text().splitlines() if line.startswith("venv ")]
+    environment = checkout.folder / ".venv-_opt_python_3_bin_python"
+    assert made == f"venv --allow-existing --python /opt/python 3/bin/python -- {environment}"
+    assert (environment / "bin" / "python").exists()
+    assert not (checkout.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["2.7"], "there is no Python 2.7 that is 3."), ([], "test --python needs a version, such as 3.")],
+    ids=["too old", "no version"],
+)
+def test_another_python_that_cannot_be_had_is_said(
+    checkout: Checkout, tools: Path, arguments: list[str], said: str
+) -> None:
+    (tools / "uv").unlink()
+    code, _, err = checkout.run("test", "--python", *arguments)
+    assert code == 2
+    assert said in err.splitlines()[-1]
 
 
 def test_a_java_is_fetched_only_where_there_is_none(checkout: Checkout, tools: Path) -> None:

@@ -29,16 +29,16 @@ class Authority:
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder, self._name = folder, name
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = _unsigned(name, name, self._key.public_key(), days=1, authority=True).sign(
-            self._key, hashes.SHA256()
-        )
+        self._certificate = _unsigned(
+            name, name, self._key.public_key(), self._key.public_key(), days=1, authority=True
+        ).sign(self._key, hashes.SHA256())
         self.trust = str(folder / f"{name}.pem")
         Path(self.trust).write_bytes(self._certificate.public_bytes(Encoding.PEM))
 
     def issue(self, name: str, *, days: int = 1, address: str = "127.0.0.1") -> Pair:
         """A certificate for the server at an address, or the client of a name. days: negative for one that is over."""
         key = ec.generate_private_key(ec.SECP256R1())
-        made = _unsigned(name, self._name, key.public_key(), days=days, authority=False)
+        made = _unsigned(name, self._name, key.public_key(), self._key.public_key(), days=days, authority=False)
         subjects = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
         signed = made.add_extension(subjects, critical=False).sign(self._key, hashes.SHA256())
         pair = Pair(str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key"))
@@ -49,9 +49,27 @@ class Authority:
 
 
 def _unsigned(
-    name: str, issuer: str, key: ec.EllipticCurvePublicKey, *, days: int, authority: bool
+    name: str,
+    issuer: str,
+    key: ec.EllipticCurvePublicKey,
+    issuer_key: ec.EllipticCurvePublicKey,
+    *,
+    days: int,
+    authority: bool,
 ) -> x509.CertificateBuilder:
+    """With the identifiers of keys that RFC 5280 asks for, without which Python from 3.13 on refuses a certificate."""
     now = datetime.datetime.now(datetime.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(_named(name))
@@ -61,6 +79,9 @@ def _unsigned(
         .not_valid_before(now - 9 * DAY)
         .not_valid_after(now + days * DAY)
         .add_extension(x509.BasicConstraints(authority, None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
     )
 
 

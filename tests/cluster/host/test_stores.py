@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -335,7 +336,7 @@ async def test_records_read_together_have_outcomes_of_their_own(tmp_path: Path) 
     store = _Counting(tmp_path / "meta.db")
     store.first_may_end.set()
     assert store.create_many([("good", 1, b"g"), ("bad", 1, b"b")]) == [True, True]
-    with sqlite3.connect(tmp_path / "meta.db") as other:
+    with contextlib.closing(sqlite3.connect(tmp_path / "meta.db")) as other, other:
         other.execute("UPDATE versions SET crc = crc + 1 WHERE key = 'bad'")
     store.first_may_end.clear()
     store.first_began.clear()

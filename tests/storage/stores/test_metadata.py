@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -47,7 +48,7 @@ class TestSqliteMetadata(MetadataKit, MetadataRaces):
 
     def check_trimmed(self, store: Metadata) -> None:
         assert isinstance(store, SqliteMetadata)
-        with sqlite3.connect(store.path) as connection:
+        with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
             numbers = [row[0] for row in connection.execute("SELECT number FROM versions ORDER BY number")]
         assert numbers == [self.many - 1, self.many]
 
@@ -166,7 +167,7 @@ def test_every_flipped_bit_of_a_version_is_corrupt(tmp_path: Path) -> None:
 def test_a_damaged_value_in_sqlite_is_corrupt(tmp_path: Path) -> None:
     store = SqliteMetadata(tmp_path / "m.db")
     store.create("a", 1, b"one")
-    with sqlite3.connect(store.path) as connection:
+    with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("UPDATE versions SET value = ?", (b"0ne",))
     with pytest.raises(Corrupt, match="version 1 of a"):
         store.read("a")
@@ -181,7 +182,7 @@ def test_a_file_that_is_no_metadata_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "m.db") as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "m.db")) as connection, connection:
         connection.execute("PRAGMA user_version = 7")
     with pytest.raises(Invalid, match="schema 7"):
         SqliteMetadata(tmp_path / "m.db")
@@ -232,7 +233,7 @@ def test_a_group_of_versions_is_as_they_are_one_by_one(tmp_path: Path, seed: int
             newest[key] = number if created else newest.get(key, 0)
     for key, number in newest.items():
         assert grouped.read(key) == model.read(key)
-        with sqlite3.connect(grouped.path) as connection:
+        with contextlib.closing(sqlite3.connect(grouped.path)) as connection, connection:
             kept = connection.execute("SELECT number FROM versions WHERE key = ? ORDER BY number", (key,)).fetchall()
         assert [row[0] for row in kept] == [each for each in (number - 1, number) if each]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -129,7 +130,7 @@ def test_a_log_that_began_anew_is_opened(tmp_path: Path) -> None:
     store = SqliteMetadata(tmp_path / "m.db")
     for number in range(1, RECORDS + 1):
         store.create("record", number, b"%d" % number * 1000)
-    with sqlite3.connect(tmp_path / "m.db") as other:
+    with contextlib.closing(sqlite3.connect(tmp_path / "m.db")) as other, other:
         other.execute("PRAGMA wal_checkpoint(RESTART)")
     other.close()
     store.create("record", RECORDS + 1, b"new")
@@ -214,7 +215,7 @@ def test_a_removal_is_a_change(tmp_path: Path) -> None:
 def test_a_file_of_schema_1_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     SqliteMetadata(tmp_path / "new.db").create("a", 1, b"one")
-    with sqlite3.connect(path) as old:
+    with contextlib.closing(sqlite3.connect(path)) as old, old:
         old.execute(
             "CREATE TABLE versions (key TEXT NOT NULL, number INTEGER NOT NULL, crc INTEGER NOT NULL,"
             " value BLOB NOT NULL, UNIQUE (key, number))"
