@@ -1,4 +1,4 @@
-"""Checkpoints: what a bookie knows at one place of its journal, so that a start need not read earlier records.
+"""Checkpoints: a bookie's state at one place of its journal, so that a start need not read earlier records.
 
 There are two files that take turns. The newer valid one is used; the journal is kept from the place of the older one
 on, and the tables of both, so if the newer one is damaged the older one and a longer replay give the same state. If

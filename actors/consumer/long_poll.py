@@ -1,9 +1,9 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
 While heartbeats renew the lease, which the answer to such a poll comes too late for, a poll waits for messages for ten
-minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. Whoever
-learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition of a turn
-brings the same delivery again.
+minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. A part of the
+consumer that learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition
+of a turn brings the same delivery again.
 
 A heartbeat asks as well whether the poll waits where it was sent to, so a lost answer is not missed for longer than
 that. An owner of an earlier version does not say so; there a poll waits half a minute at most.

@@ -161,7 +161,7 @@ class DecodedRuns:
         return run
 
     def forget_used(self) -> None:
-        """Let go of those that were used before the last call, and not since: who wanted them has them."""
+        """Drop the runs that were used before the last call, and not since: their readers have them."""
         if self._used is None:
             return
         self._let_go_old()
@@ -181,7 +181,7 @@ class DecodedRuns:
         self._firsts.pop(bisect_left(self._firsts, key))
 
     def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of a ledger's entries (ascending) whose run is not here."""
+        """Return the entries of a ledger (ascending) whose run is not here."""
         absent = np.zeros(len(entries), bool)
         at = 0
         while at < len(entries):
@@ -281,7 +281,9 @@ class Payloads:
         return await self._from_topic(ledger, entry, again=False, patience=patience)
 
     async def sent_along(self, index: RunIndex) -> DecodedRun | None:
-        """A run that came with its index columns, for who reads the log itself; None if it has to be asked for anew."""
+        """Return a run that came with its index columns, for a reader of the log itself; None if it must be asked for
+        again.
+        """
         payload = None if index.blob is None else await self._ports.net.fetch(index.blob)
         return None if payload is None else _piece(index.ledger, index, owned(payload))
 

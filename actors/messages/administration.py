@@ -195,7 +195,7 @@ class FindBacklog(Request[BacklogFound]):
 
 
 class FindOwner(Request[Text]):
-    """Who owns the hash of this key, or this hash, now or at a time (ms)."""
+    """A request for the owner of a key's hash, or of a hash, now or at a time (ms)."""
 
     reply: ClassVar[type[Reply]] = Text
     key: Key | None = None

@@ -307,5 +307,5 @@ def plain_settings(settings: TopicSettings | SubscriptionSettings) -> dict[str, 
 
 
 def dead_letter_topic(topic: str, subscription: str, settings: SubscriptionSettings) -> str:
-    """Where messages go that were given back more than max_redeliver_count times; named as in Pulsar."""
+    """Return the topic for messages that were given back more than max_redeliver_count times; named as in Pulsar."""
     return settings.dead_letter_topic or f"{topic}-{subscription}-DLQ"

@@ -21,7 +21,7 @@ SPREAD_MS = 10_000
 
 
 class RestingOwners:
-    """Those of one process; see `Ports.process`."""
+    """The resting owners of one process; see `Ports.process`."""
 
     def __init__(self) -> None:
         self._wakes: dict[int, Callable[[], None]] = {}

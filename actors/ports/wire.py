@@ -1,4 +1,4 @@
-"""What travels between actors: typed requests and replies, msgpack for the small parts, buffers beside it for the big.
+"""The messages between actors: typed requests and replies, msgpack for the small parts, buffers beside it for the big.
 
 `pack` turns a message into one msgpack head plus a list of attachments that are never copied into it; `unpack` gives
 it back, checked field by field while decoding. numpy columns and `Blob`s of more than INLINE bytes become

@@ -236,7 +236,7 @@ class PartitionProducer:
         self._signal.set()
 
     async def flush(self) -> None:
-        """Wait until everything queued so far has its outcome."""
+        """Wait until everything queued so far is confirmed or refused."""
         await self._idle.wait(self._ports)
 
     def close(self, reason: SluiceError | None = None) -> None:
@@ -278,8 +278,8 @@ class PartitionProducer:
                 turn.end()
 
     async def _publish_group(self, gathered: list[Outgoing]) -> None:
-        """Publish it, and tell its outcome. If one of its messages may not be stored the run is refused as a whole, so
-        its halves are published then, one after the other: what can be told apart is refused alone.
+        """Publish messages, and report their outcome. If one of them may not be stored the run is refused as a whole.
+        Then its halves are published in turn, so that in the end that message alone is refused.
         """
         waiting = [gathered]
         while waiting:

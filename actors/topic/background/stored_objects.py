@@ -1,12 +1,12 @@
-"""The objects that a partition's owner writes under one prefix: their names, and the end of those that nobody wants.
+"""The objects that a partition's owner writes under one prefix: their names, and the deletion of unwanted ones.
 
 Names carry the epoch and a number of the owner that wrote them and are never used twice. What the record does not name,
 and was written under this epoch or an earlier one, is deleted: an owner that died, or a store that was late, left it.
 
 Unless the record is older than the object. One that was restored from a backup knows nothing of what left after that,
 and bookies may have forgotten it since. So an object stays while its ledger is neither in the record nor was trimmed,
-or ought to be on bookies and is not found there, or in other objects of which one is gone: they were written anew. What
-was written after the compacted table that the record names stays while anything that it stands for is not found.
+or ought to be on bookies and is not found there, or in other objects if one of them is missing: they were rewritten.
+What was written after the compacted table that the record names stays while anything that it stands for is not found.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class StoredObjects:
         return bool(self._unwanted)
 
     def take_kept(self) -> list[str]:
-        """What the last look has kept because it may be newer than the record; told once."""
+        """Return the objects that the last look kept because they may be newer than the record, and forget them."""
         kept, self._kept = self._kept, []
         return kept
 

@@ -1,14 +1,14 @@
-"""Deduplication of results: what workers make of the messages of a subscription is stored once for each message.
+"""Deduplication of results: the output of workers is stored once for each message of a subscription.
 
 A *source* is a subscription on one partition of its topic. Its messages are handled by many workers at once, and a key
 moves from one to another. So results come out of order, from several writers, and again from others: no sequence rises
 there, and none of the writers may be fenced. What identifies a result is the position of its message. All rows that a
-message has in this partition come in one run. A message whose rows are stored, by whomever, stores none again; one
+message has in this partition come in one run. A message whose rows are stored stores none again; one
 whose rows are under way waits for their outcome.
 
 What is stored is remembered as a subscription remembers what is done, in a cursor: positions above a mark, in bitmaps.
 The mark is what the subscription has durably finished, as the writers tell: none of these messages comes to a worker
-again. If one does, because somebody sought back or the topic was made anew under its name, nobody can say whether its
+again. If one does, after a seek back or after the topic was deleted and made again, it cannot be known whether its
 results are here. That is refused, since storing them could repeat results, and passing over them could lose some.
 
 The positions of a run stand in the header of its frame, so a new owner learns them as it learns producers' sequences,
@@ -139,7 +139,9 @@ class Results:
 
     @staticmethod
     def are_stored(source: ResultSource, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Of which of these messages (ascending) results are stored. Raises Conflict for one that was finished."""
+        """Return a mask of the messages (ascending) whose results are stored. Raises Conflict for one that was
+        finished.
+        """
         if positions[0] <= source.finished:
             raise Conflict(
                 f"message {show(int(positions[0]))} comes again after its subscription had finished everything up to "

@@ -59,7 +59,7 @@ class CacheRoom:
         self._caches.append(cache)
 
     def leave(self, cache: RunCache) -> None:
-        """It holds nothing any more, and never will."""
+        """Remove a cache that holds nothing any more, and never will."""
         self._caches.remove(cache)
 
     def count(self, change: int) -> None:
