@@ -33,7 +33,7 @@ class BatchAcks:
     """apart: of this subscription some batch may have been sent in parts, to whomever."""
 
     def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: Holding) -> None:
-        """where: returns the current owner and session; None once the consumer closes."""
+        """Begin for one partition. where: returns the current owner and session, None once the consumer closes."""
         self._ports, self._where, self._holding = ports, where, holding
         self.apart = False
 

@@ -1,8 +1,8 @@
 """Heartbeats: one request renews the leases of all sessions between this process and another one.
 
-A consumer that is sent something, or says something, renews its lease by that. The others, of which there may be ten
-thousand, are renewed together: one timer, and one request for each process that has dispatchers of theirs. So a poll
-may wait as long as there is nothing.
+A consumer that is sent something, or says something, renews its lease by that. The others, perhaps ten thousand, are
+renewed together: one timer, and one request for each process that has dispatchers of theirs. So a poll may wait as long
+as there is nothing.
 
 What a heartbeat may be believed for is what an answered poll may be. A lease is renewed from the moment at which the
 heartbeat was *sent*: one that a process sent before it was frozen, and whose answer it finds when it goes on, renews

@@ -134,8 +134,8 @@ class NodeDrain(Reply, kw_only=True):
 
 
 class DrainNode(Request[NodeDrain], kw_only=True):
-    """Begin to move everything away from a node, or say how far that is. node: the address of its machine, or its id,
-    of which four characters are enough.
+    """Begin to move everything away from a node, or say how far that is. node: the address of its machine, or at least
+    four characters of its id.
 
     keep_ledgers: what its bookies hold is not copied, because the machine comes back with its disk. withdrawn: use the
     node again; what has moved stays where it is. look: begin nothing, only tell. A caller that polls sets it: else its

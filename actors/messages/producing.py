@@ -63,7 +63,7 @@ class ProducersPresent(Reply, kw_only=True):
 class ProducersHere(Request[ProducersPresent], kw_only=True):
     """A question to a home: which of these producers on a partition does it still serve? news: what they are told by
     it. taken: another producer has the partition to itself now, and they are to give way. over: it takes no more
-    messages; they leave when what they sent has its outcome, and their clients come again and learn it.
+    messages; they leave when everything they sent is confirmed or refused, and their clients come again and learn it.
     """
 
     reply: ClassVar[type[Reply]] = ProducersPresent

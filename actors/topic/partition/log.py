@@ -1,4 +1,4 @@
-"""The log of one partition as its owner keeps it: a chain of ledgers, the last of which may be open.
+"""The log of one partition as its owner keeps it: a chain of ledgers, whose last one may be open.
 
 Taking over: get the record under a new epoch, recover what is open, learn from the frames since the last snapshot
 what each producer has stored, close. Appending: the open ledger's writer, bounded in runs and bytes under way; a new

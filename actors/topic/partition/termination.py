@@ -1,8 +1,8 @@
 """The end of a partition: it keeps its messages and takes no more.
 
 What is on its way to the bookies is waited for, and nothing new is let in meanwhile. So the end that is told is the end
-for good, whoever owns the partition later. Only what is durable is said: a refused producer knows that no owner will
-ever take its message.
+for good, for every later owner of the partition. Only what is durable is said: a refused producer knows that no owner
+will ever take its message.
 """
 
 from __future__ import annotations
