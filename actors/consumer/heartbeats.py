@@ -31,9 +31,9 @@ from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import SluiceError
 
 FRACTION = 4
-"""So often in the time of a lease a heartbeat is sent."""
+"""The number of heartbeats in the time of a lease."""
 TRIES = 3
-"""So many owners in a process are asked, one after the other, if those asked before have ended."""
+"""The number of owners in a process that are asked in turn, if those asked before have ended."""
 IDLE_MS = 2_500
 """Between two looks while nobody has a session."""
 ROSTERS = 50
@@ -185,7 +185,7 @@ class Heartbeats:
     def __init__(self) -> None:
         self._members: dict[int, SessionHeartbeat] = {}
         self._loose: dict[int, SessionHeartbeat] = {}
-        """Those of them that no roster has."""
+        """The members that no roster has."""
         self._rosters: dict[int, Roster[SessionHeartbeat]] = {}
         self._alone: dict[Address, None] = {}
         """Owners that the other dispatchers of their process do not know: they are asked by themselves."""

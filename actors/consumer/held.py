@@ -22,7 +22,7 @@ from sluice.storage.format.position import Positions
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
 LAST = np.iinfo(np.int64).max
 UNKNOWN = -1
-"""Of a part it is not known how much of its last batch follows."""
+"""The part does not know how much of its last batch follows."""
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]
 """Rows of one run, and the numbers of those that are meant; None: all of them."""
 
@@ -64,12 +64,12 @@ class Received:
 
     @property
     def size(self) -> int:
-        """About so many bytes the rows have."""
+        """Return the approximate bytes of the rows."""
         return int(self.rows.nbytes)
 
     @property
     def kept(self) -> int:
-        """About so many bytes of memory are kept for them."""
+        """Return the approximate bytes of memory that are kept for the rows."""
         return self.size
 
     @property

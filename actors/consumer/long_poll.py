@@ -29,7 +29,9 @@ class LongPoll:
         self._interruption = Interruption()
         self._asked = 0
         self.turn = self.current = 0
-        """Those of the poll that is under way, 0 if none is: its turn in the session, and which of all polls it is."""
+        """The numbers of the poll that is under way, 0 if none is: its turn in the session, and its number among all
+        polls.
+        """
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""

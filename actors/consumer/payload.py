@@ -43,9 +43,9 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
 RUN_BYTES = 4_500
-"""What a decoded run takes in memory beside its columns, as measured: Arrow's objects for each of them."""
+"""The memory of a decoded run beside its columns, as measured: Arrow's objects for each of them."""
 AHEAD_ENTRIES = 256
-"""So many messages that are wanted next the topic is told of, at most."""
+"""The most messages wanted next that one request names to the topic."""
 MOST_SPARE = 4
 """A published run is kept as it was made as long as that takes at most so many times its own bytes."""
 JOIN_ROWS = 4_096
@@ -136,7 +136,7 @@ class DecodedRuns:
         self._monotonic, self._limit = monotonic, limit
         self._bytes = 0
         self._used: dict[tuple[int, int], None] | None = {} if forgets else None
-        """Those that were found since the last time that used ones were forgotten."""
+        """The runs that were found since used ones were last forgotten."""
         self._used_before: dict[tuple[int, int], None] = {}
         self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
         self._since: OrderedDict[tuple[int, int], int] = OrderedDict()

@@ -19,7 +19,7 @@ from sluice.storage.errors import Corrupt, NotFound
 from sluice.storage.history.checked_parquet import CheckedFooter
 
 FOOTERS, GROUPS = 16, 2
-"""So many of each stay in the memory of a partition's owner."""
+"""The numbers of footers and row groups that stay in the memory of a partition's owner."""
 
 
 class NamedPart(Protocol):

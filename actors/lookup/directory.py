@@ -60,7 +60,7 @@ class KnownOwners:
         self._whose: dict[Address, tuple[str, str | None, int]] = {}
         self._asked: dict[Address, bytes] = {}
         self._same: dict[bytes, bytes] = {}
-        """What was asked for of all of them, each once: there are few different settings."""
+        """The different settings asked of all dispatchers, each stored once: there are few."""
 
     def __len__(self) -> int:
         return len(self._whose)

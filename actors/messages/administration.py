@@ -235,7 +235,7 @@ VERBS: dict[str, type[Request[Any]]] = {
     "owner": FindOwner,
     "what_if": WhatIf,
 }
-"""What may be asked by name, at the command line, by the Python client and over HTTP."""
+"""The requests that have a name at the command line, in the Python client and over HTTP."""
 
 
 def request_of(verb: str, arguments: Mapping[str, Any]) -> Request[Any]:

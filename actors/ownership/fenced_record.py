@@ -31,7 +31,7 @@ from sluice.storage.errors import Corrupt, Fenced, Unavailable
 
 RETRY_FIRST, RETRY_MOST = 10, 1_000
 LOOK_FIRST_MS = 5_000
-"""Nobody is replaced because of a shorter silence, and an owner that has consumers looks more often."""
+"""No owner is replaced because of a shorter silence, and an owner that has consumers looks more often."""
 
 
 class _Head(msgspec.Struct):

@@ -27,12 +27,12 @@ from sluice.storage.errors import Unavailable
 
 NOTICES = "process/"
 REMEMBERED = 64
-"""So many notices back a process knows until when the owners that looked before them were proved."""
+"""The number of past notices for which a process knows until when owners that looked before them were proved."""
 RETRY_FIRST, RETRY_MOST = 10, 1_000
 SOON_MS = 100
-"""Who is woken to look does so within this, if it is there."""
+"""The time within which a woken owner looks, if it still lives."""
 PATIENCE_MS = 2_000
-"""Whoever waits for another one's look looks by itself after that: the other one may have ended."""
+"""The time after which an owner that waits for another one's look looks by itself: the other one may have ended."""
 
 
 def process_of(address: Address) -> str:

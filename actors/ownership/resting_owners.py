@@ -26,7 +26,7 @@ class RestingOwners:
     def __init__(self) -> None:
         self._wakes: dict[int, Callable[[], None]] = {}
         self._due: dict[int, None] = {}
-        """Those that are to look at their records."""
+        """The owners that are to look at their records."""
         self._numbers = self._notice = 0
         self._runs = False
 

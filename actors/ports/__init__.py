@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
 
 Address = str
-"""Where an actor is: `host/name`. Opaque to actors; a new incarnation has a new address."""
+"""The address of an actor: `host/name`. Opaque to actors; a new incarnation has a new address."""
 SHARED_FROM = 64 * 1024
 """The usual `Ports.shared_from`."""
 

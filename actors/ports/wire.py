@@ -22,7 +22,7 @@ from sluice.storage.format.frame import Buffer
 INLINE = 2048
 """Columns and blobs up to this many bytes travel inside the head."""
 SHOWN = 40
-"""So many characters of a text that cannot travel are shown."""
+"""The number of characters shown of a text that cannot travel."""
 
 _DTYPES = frozenset(("<i8", "<u4", "<i4", "<u2", "|u1", "|b1"))
 

@@ -49,9 +49,9 @@ RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
 RUN_BYTES = 8 * 1024 * 1024
 BODY_BYTES = MAX_RUN_BYTES - 64 * 1024
-"""What the columns of a run may take, so that it keeps to its limit with what Arrow adds to them."""
+"""The most bytes of the columns of a run, so that it keeps its limit with the bytes that Arrow adds."""
 COLUMN_BYTES = 12
-"""Of each message, for its hash and due time."""
+"""Bytes of each message for its hash and due time."""
 MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
 HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""

@@ -29,7 +29,7 @@ Refusal = tuple[str, str]
 """A SluiceError on its way: the name of its class, and what it says."""
 
 Answer = Packed | Refusal | Unknown
-"""What becomes of a request: a packed reply, a refusal, or no answer."""
+"""The outcome of a request: a packed reply, a refusal, or no answer."""
 
 
 class HostedActor:

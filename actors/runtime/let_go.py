@@ -33,4 +33,4 @@ class LetGo:
 
 
 LET_GO = LetGo()
-"""Of this process."""
+"""The count of this process."""

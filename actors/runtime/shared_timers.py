@@ -16,7 +16,7 @@ from sluice.actors.ports import Clock
 
 TICK_MS = 250
 AT_ONCE = 500
-"""So many ring before others have a turn of the event loop."""
+"""The number of timers that ring before other tasks have a turn of the event loop."""
 
 
 class SharedTimers:

@@ -8,9 +8,9 @@ later. A time in a record was written by the clock of its writer.
 from __future__ import annotations
 
 LOOK_MS = 10_000
-"""So much later than it should a wait ends at most, once the clock is right again."""
+"""The most ms by which a wait ends too late, once the clock is right again."""
 RETURN_MS = 10 * 60 * 1000
-"""So long everybody has for coming back to a new owner, however long they were silent by its clock."""
+"""The time for any client to come back to a new owner, however long it was silent by the owner's clock."""
 
 
 def pause_until(at: int, now: int) -> int:

@@ -45,7 +45,7 @@ from sluice.storage.history.compacted import KEYS_BYTES, CompactedWriter, LastOf
 from sluice.storage.history.part import GROUP_BYTES, GROUP_ROWS, PART_BYTES, milliseconds, rows_of_runs
 
 EMPTY_MS = 24 * 3600 * 1000
-"""So long after it was published a message stays that says that its key is gone."""
+"""A message that deletes its key stays for this long after it was published."""
 
 
 @dataclass(slots=True)

@@ -55,12 +55,14 @@ from sluice.storage.history.erasure import holds
 from sluice.storage.history.part import GroupRows, PartFooter, PartWriter, same_rows
 
 MOST_KEYS = 64
-"""So many keys of a partition are being erased at a time."""
+"""The most keys of a partition that are being erased at a time."""
 KEPT = 64
-"""So many erasures that are done stay in the record."""
+"""The number of complete erasures that stay in the record."""
 DELETE_TIMEOUT = 10_000
 FORGOTTEN_MS = 2 * KEPT_MS
-"""So long after it was erased here no process sends a message any more: an answer with it may have been on its way."""
+"""The time after an erasure here until no process sends the message any more: an answer with it may have been under
+way.
+"""
 
 
 class Erasing:

@@ -23,7 +23,7 @@ from sluice.storage.history.part import decode_footer
 async def find_copies(
     ports: Ports, reader: HistoryReader, names: Sequence[str], record: PartitionRecord
 ) -> dict[int, tuple[HistoryPart, ...]]:
-    """Whole copies among objects of these names, by ledger. Raises Unavailable."""
+    """Return the whole copies among objects of these names, by ledger. Raises Unavailable."""
     found: dict[int, tuple[HistoryPart, ...]] = {}
     for ledger in record.ledgers:
         own = [name for name in sorted(names, key=writing_of) if ledger_of_object(name) == ledger.id]

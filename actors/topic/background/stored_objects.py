@@ -27,7 +27,7 @@ READ_AT_ONCE = 8
 RETRY_MS = 30_000
 """After what did not work, so long nothing is tried again."""
 COLLECT_MS = 3_600_000
-"""So often an owner looks for objects that no record names: what an earlier one had under way may land at any time."""
+"""The interval of the search for objects that no record names: a write of an earlier owner may land at any time."""
 
 
 class StoredObjects:
@@ -43,7 +43,7 @@ class StoredObjects:
         self._collect_at = 0
         self._unwanted: list[str] = []
         self._kept: list[str] = []
-        """What the last look found that the record does not name, and that may be newer than the record."""
+        """Objects that the last look found, that the record does not name, and that may be newer than the record."""
         self._not_ours: dict[str, None] = {}
         """Names that were taken: by an owner of whom a restored record knows nothing."""
 

@@ -69,7 +69,7 @@ class Upkeep:
         self._kept = TopicRetention(ports, topic)
         self._thresholds = TopicThresholds(ports, topic)
         self.settings = log.metadata.record.settings
-        """Those that hold now, as far as they are looked up."""
+        """The settings that hold now, as far as they are looked up."""
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}

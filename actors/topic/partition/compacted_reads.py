@@ -22,7 +22,7 @@ from sluice.storage.format.position import ledger_of, position
 from sluice.storage.history.compacted import CompactedPiece
 
 MOST_BYTES = 1024 * 1024
-"""Of one answer, unless a single message is larger."""
+"""The most bytes of one answer, unless a single message is larger."""
 
 
 class CompactedReads:
@@ -31,7 +31,7 @@ class CompactedReads:
     def __init__(self, ports: Ports, log: PartitionLog, reader: CompactedReader) -> None:
         self._ports, self._log, self._reader = ports, log, reader
         self.problem = ""
-        """What of the table cannot be read, and why; empty if all can."""
+        """The part of the table that cannot be read, and why; empty if all can."""
 
     async def index(self, request: ReadIndex) -> IndexRead | None:
         """The answer to a question for the compacted log; None: from there on it is the log. Raises Unavailable."""

@@ -35,9 +35,9 @@ MAX_NAME_BYTES = 1024
 FORGET_MS = 6 * 3600 * 1000
 """A producer without a session that was silent for so long is forgotten, as Pulsar does."""
 MOST_CLOSED = 10_000
-"""So many producers without a session are remembered, as with Pulsar; those that were silent for longest go first."""
+"""The most producers without a session that are remembered, as with Pulsar; the longest silent go first."""
 SPARE = 1_000
-"""So many more may be there before some are forgotten: to find the oldest takes a look at all."""
+"""The excess at which some are forgotten, not one at a time: to find the oldest takes a look at all."""
 
 
 @dataclass(frozen=True, slots=True)

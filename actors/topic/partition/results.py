@@ -35,10 +35,10 @@ from sluice.storage.format.position import EARLIEST, Positions, show
 
 MAX_SOURCES = 1_000
 MAX_CURSOR_BYTES = 4 * 1024 * 1024
-"""What all cursors of a partition may take in its record."""
+"""The most bytes that all cursors of a partition take in its record."""
 MAX_SOURCE_BYTES = 512
 MAX_POSITIONS_BYTES = 2_048
-"""What the positions of one run may take in its frame's header."""
+"""The most bytes that the positions of one run take in its frame's header."""
 FORGET_MS = 30 * 24 * 3600 * 1000
 """A source that was silent for so long is forgotten."""
 
@@ -86,7 +86,7 @@ class ResultSource:
     finished: int = EARLIEST
     seen: int = 0
     size: int = 0
-    """Of the cursor in bytes, when it was last written down."""
+    """Bytes of the cursor when it was last written down."""
     pending: dict[int, PendingResults] = field(default_factory=dict)
     """By the lowest position, which no two of them share."""
 
@@ -103,7 +103,7 @@ class Results:
     def __init__(self) -> None:
         self._sources: dict[str, ResultSource] = {}
         self._size = 0
-        """Of all cursors, as they were written down last."""
+        """Bytes of all cursors, as they were written down last."""
 
     def find(self, name: str, finished: int, now: int) -> ResultSource:
         """The source of this name, which has finished so much. Raises Invalid, and Overloaded beyond the bounds."""

@@ -14,7 +14,7 @@ from sluice.actors.topic.partition.log import PartitionLog
 from sluice.storage.errors import Terminated, Unavailable
 
 SETTLE_MS = 5_000
-"""What is on its way has so long to be confirmed; else producers go on, and it is to be asked again."""
+"""The time for appends under way to be confirmed; after that producers go on, and the caller has to ask again."""
 
 
 class Termination:

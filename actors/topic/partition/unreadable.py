@@ -23,7 +23,7 @@ from sluice.storage.format.batch import decode_body
 from sluice.storage.format.position import position, show
 
 ALARM_MS = 3_000
-"""What cannot be read for so long is an alarm: a bookie that starts again needs less."""
+"""A run that is unreadable for this long is an alarm: a bookie that starts again needs less."""
 DESCRIBE_TIMEOUT = 5_000
 ALL_RUNS = -1
 """In place of a run, where nobody can say where the runs of a ledger begin."""

@@ -44,9 +44,9 @@ class Consumers:
     def __init__(self, world: World, count: int) -> None:
         self.world, self.owners, self.heard = world, Owners(), list[Heartbeat]()
         self.lost = 0
-        """So many answers to heartbeats are lost from now on."""
+        """The number of answers to heartbeats that are lost from now on."""
         self.meanwhile: Callable[[], None] | None = None
-        """What happens while a heartbeat is under way that enlists somebody."""
+        """A call made while a heartbeat that enlists a session is under way."""
         self.ports: Ports = dataclasses.replace(world.client("c"), net=self, process=InCommon())  # type: ignore[arg-type]
         self.restart()
         self.all = [Consumer(self, number + 1) for number in range(count)]
