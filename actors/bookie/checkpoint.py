@@ -1,10 +1,10 @@
-"""Checkpoints: what a bookie knows at one place of its journal, so that a start need not read earlier records.
+"""Checkpoints: a bookie's state at one place of its journal, so that a start need not read earlier records.
 
 There are two files that take turns. The newer valid one is used; the journal is kept from the place of the older one
 on, and the tables of both, so if the newer one is damaged the older one and a longer replay give the same state. If
 neither can be read, epochs and deletions before the journal's oldest segment are lost: everything is in limbo.
 
-The watermark is a file of its own: every ledger of which a record was ever written has an id below it, and that is
+The watermark is a file of its own: every ledger with a record written at any time has an id below it, and that is
 durable before the record is. It bounds what may have been lost when something was lost that has no name.
 """
 

@@ -6,7 +6,7 @@
     trailer   24 bytes    magic "SLX1", CRC32C of firsts, sums and the rest of the trailer, rows, last key
 
 In memory a table is its firsts and sums: 12 bytes for 256 runs. A look-up reads one block and verifies it. A table
-is derived from the journal, so damage to one is repaired by building it anew.
+is derived from the journal, so damage to one is repaired by rebuilding it.
 """
 
 from __future__ import annotations

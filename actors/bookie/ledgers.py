@@ -1,4 +1,4 @@
-"""What a bookie knows about its ledgers: epochs, confirmations, and possible losses. Decisions only, no I/O.
+"""A bookie's knowledge of its ledgers: epochs, confirmations, and possible losses. Decisions only, no I/O.
 
 Epochs. `epoch` is the highest epoch that ever spoke to this bookie about the ledger. It rises in memory before its
 record is written, so that an older writer is refused at once, and `durable_epoch` follows when the record is synced;

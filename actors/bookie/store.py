@@ -73,7 +73,7 @@ class BookieStore:
         self.saved: list[Saved] = []
         """The checkpoints on disk that can be read, newest first."""
         self.checkpointed = 0
-        """What `log.written` was at the newest checkpoint."""
+        """The value of `log.written` at the newest checkpoint."""
         self.replayed = Replay(self.apply)
 
     async def format(self) -> None:

@@ -14,10 +14,9 @@ from sluice.storage.format.position import Positions
 
 
 class Acknowledgements:
-    """Of one partition. said: how many were made. heard: of these, the first so many are durable or void.
-
-    waiting: those that no request takes along yet. unconfirmed: those that one has taken: its ack turn in this session,
-    how many were made by then, and the positions. turn: the last ack turn of this session.
+    """The acknowledgements of one partition. said: how many were made. heard: how many of the first are durable or
+    void. waiting: positions that no request takes along yet. unconfirmed: for each request that took some, its ack turn
+    in this session, how many were made until then, and the positions. turn: the last ack turn of this session.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer asks of one dispatcher, and what it calls when something comes."""
+"""The settings that a consumer asks of one dispatcher, and the callbacks for messages that come."""
 
 from __future__ import annotations
 

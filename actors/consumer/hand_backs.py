@@ -120,7 +120,7 @@ class HandBacks:
     ) -> int:
         """Report returned messages until that is confirmed; returns the revocation that it caused, 0 for none.
 
-        over: the session is another by now. There it is said again, by whoever opens it, so here it is waited for.
+        over: the session is another by now. The opener of that session repeats the report, so this call waits for that.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while not over():
@@ -150,7 +150,7 @@ class HandBacks:
         back.settled.set()
 
     def close(self) -> None:
-        """Nobody says anything any more."""
+        """Settle all open returns without a confirmation; no further reports follow."""
         for back in self._open.values():
             back.settled.set()
         self._open.clear()

@@ -22,7 +22,7 @@ from sluice.storage.format.position import Positions
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
 LAST = np.iinfo(np.int64).max
 UNKNOWN = -1
-"""Of a part it is not known how much of its last batch follows."""
+"""The part does not know how much of its last batch follows."""
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]
 """Rows of one run, and the numbers of those that are meant; None: all of them."""
 
@@ -64,12 +64,12 @@ class Received:
 
     @property
     def size(self) -> int:
-        """About so many bytes the rows have."""
+        """Return the approximate bytes of the rows."""
         return int(self.rows.nbytes)
 
     @property
     def kept(self) -> int:
-        """About so many bytes of memory are kept for them."""
+        """Return the approximate bytes of memory that are kept for the rows."""
         return self.size
 
     @property
@@ -82,11 +82,11 @@ class Received:
         return self.rows.column(name)
 
     def few(self, chosen: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """These of the rows, one or more, ascending."""
+        """Return the chosen rows (one or more, ascending)."""
         return self.rows.take(pa.array(chosen))
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Received:
-        """These of the rows (ascending) as a part of their own, all of them open."""
+        """Return the chosen rows (ascending) as a part of their own, all of them open."""
         return Received(
             rows=self.rows.take(pa.array(chosen)),
             partition=self.partition,
@@ -100,7 +100,7 @@ class Received:
         )
 
     def release(self) -> None:
-        """Nobody looks at the rows any more; where they are, and that they are held, stays."""
+        """Drop the rows, which are not read any more; their positions, and that they are held, stay."""
         self.rows = _none_of(self.schema)
 
     def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
@@ -109,7 +109,7 @@ class Received:
         return self.redeliveries[rows].astype(np.uint8)
 
     def take_back(self, rows: npt.NDArray[np.int64]) -> None:
-        """These rows are asked back. Of a part that nobody has seen they are dropped."""
+        """Mark rows as taken back, or drop them if the application has not seen this part."""
         self.open[rows] = False
         if self.shown:
             if self.taken_back is None:
@@ -225,7 +225,9 @@ def _none_of(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class FirstOfKeys:
-    """Of each key the first of some messages, given as (keys, positions). Messages without a key do not count."""
+    """The earliest position of each key, from messages given as (keys, positions). Messages without a key do
+    not count.
+    """
 
     def __init__(self, messages: Iterable[tuple[pa.Array, Positions]]) -> None:
         some = [pa.table({"key": keys, "at": at}) for keys, at in messages]
@@ -274,7 +276,7 @@ class Holding:
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
 
     def behind(self, firsts: FirstOfKeys, *, before: int) -> Positions:
-        """Of the same, those that lie behind one of these of their key."""
+        """Return the open positions of earlier sessions that lie behind the first position of their key."""
         found = [NO_POSITIONS]
         for part in self._parts.values():
             rows = np.flatnonzero(part.open & (part.positions > firsts.lowest))

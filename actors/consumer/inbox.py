@@ -42,7 +42,7 @@ class Inbox:
         self._payloads, self._came = payloads, came
         self._parts: list[Delivered] = []
         self._bytes = 0
-        """Of the payloads that came with these."""
+        """Bytes of the payloads that came with these parts."""
         self._signal = Signal()
         self._fetching = Interruption()
         self._closed = self._held = False

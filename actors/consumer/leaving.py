@@ -47,7 +47,7 @@ class HandingOver:
     """to: whom one partition's hashes are offered, empty: to none. done: that consumer has taken them."""
 
     def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None]) -> None:
-        """where: the owner and the session by now; None once the consumer closes."""
+        """Begin for one partition. where: returns the current owner and session, None once the consumer closes."""
         self._ports, self._where = ports, where
         self.to = ""
         self.done = False

@@ -1,9 +1,9 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
 While heartbeats renew the lease, which the answer to such a poll comes too late for, a poll waits for messages for ten
-minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. Whoever
-learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition of a turn
-brings the same delivery again.
+minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. A part of the
+consumer that learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition
+of a turn brings the same delivery again.
 
 A heartbeat asks as well whether the poll waits where it was sent to, so a lost answer is not missed for longer than
 that. An owner of an earlier version does not say so; there a poll waits half a minute at most.
@@ -29,7 +29,9 @@ class LongPoll:
         self._interruption = Interruption()
         self._asked = 0
         self.turn = self.current = 0
-        """Those of the poll that is under way, 0 if none is: its turn in the session, and which of all polls it is."""
+        """The numbers of the poll that is under way, 0 if none is: its turn in the session, and its number among all
+        polls.
+        """
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""

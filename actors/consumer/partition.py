@@ -2,10 +2,10 @@
 
 Poll asks for messages with a cumulative grant of permits and carries acknowledgements; its turn number makes a
 repetition bring the same delivery again. When no poll comes by soon, acknowledgements go by themselves. The session
-is a lease, renewed by every answer and, while a poll waits, by heartbeats of the whole process (`heartbeats`): whoever
-could not renew it in time must assume that its messages were given to others, drop them, and attach anew under another
-incarnation. When only the *dispatcher* was replaced, the consumer comes back under the
-same incarnation and says what it holds.
+is a lease, renewed by every answer and, while a poll waits, by heartbeats of the whole process (`heartbeats`): a
+consumer that could not renew it in time must assume that its messages were given to others, drop them, and attach again
+under another incarnation. When only the *dispatcher* was replaced, the consumer comes back under the same incarnation
+and says what it holds.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class PartitionConsumer:
         return None if self.closing else (self._address, self.session)
 
     async def open(self) -> None:
-        """Attach once (errors of the caller's making are raised here), then go on in the background. Whoever gives up
-        waiting closes: then the session of an attach that is under way is left as soon as its answer names it.
+        """Attach once (errors of the caller's making are raised here), then go on in the background. A caller that
+        gives up waiting closes it: then the session of an attach that is under way is left as soon as its answer names
+        it.
         """
         await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")
         self._heartbeat.begin()
@@ -163,7 +164,9 @@ class PartitionConsumer:
         self.acknowledge_positions(part.close(rows), waited=waited)
 
     def acknowledge_positions(self, positions: Positions, *, waited: bool = False) -> None:
-        """Acknowledge these with the next poll, or soon (waited: at once), whoever held them before."""
+        """Acknowledge positions with the next poll, or soon (waited: at once), no matter which consumer held them
+        before.
+        """
         if not len(positions):
             return  # a turn without any would never count as arrived, nor would a later one
         if waited or not self.acknowledgements.waiting:
@@ -244,7 +247,9 @@ class PartitionConsumer:
                 await self._session_changed.wait(self._ports)
 
     async def _send_rest(self) -> None:
-        """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
+        """Send the remaining acknowledgements, as no other task does while this consumer closes. Raises Fenced when the
+        session is over.
+        """
         if not self.session:
             raise Fenced("this consumer has left its session")
         self._take_acks()
@@ -253,8 +258,8 @@ class PartitionConsumer:
             await self._send_acks(Acknowledge(session=session, ack_turn=turn, acks=positions, durable=turn == last))
 
     async def close(self, *, for_good: bool = False) -> None:
-        """Send what is acknowledged, then leave, whoever gives up waiting for that; what is held goes to the others in
-        order. Whoever closes it again waits for the same. for_good: nothing is kept for one of its name (`grace_ms`).
+        """Send the acknowledgements, then leave, even if the caller gives up waiting; held messages go to the others in
+        order. A second call waits for the same end. for_good: nothing is kept for one of its name (`grace_ms`).
         """
         await self.begin_close(for_good=for_good)
 
@@ -289,7 +294,7 @@ class PartitionConsumer:
         return len(self._holding.positions()) + len(self._inbox)
 
     def find(self, position: int) -> tuple[Received, int] | None:
-        """Where a message lies that was given to us and is not done: its part and row; None if there is none."""
+        """Return the part and row of a message that this consumer holds and that is not done; None if there is none."""
         return self._holding.find(position)
 
     # -- the session ----------------------------------------------------------------------------------------------
@@ -357,7 +362,9 @@ class PartitionConsumer:
             self._hand_backs.settle(back, confirmed=True)
 
     def _forestall(self, back: PendingNack) -> None:
-        """What came from an earlier owner is given back: this one may not know yet what to ask for."""
+        """Take back messages that came from an earlier owner, because the new owner may not know yet that it must ask
+        for them.
+        """
         answers, unseen = self._revocations.forestall(self.session, [back])
         self._queued -= unseen
         for answer in answers:
@@ -400,7 +407,7 @@ class PartitionConsumer:
         self._callbacks.on_event(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        """Poll for ever. An error that another attach cannot mend ends it and is reported. A topic that was deleted is
+        """Poll for ever. An error that attaching again cannot mend ends it and is reported. A topic that was deleted is
         reported as well, and looked for again: producers go on as soon as it is made again, and so does a consumer.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)

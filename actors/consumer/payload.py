@@ -43,9 +43,9 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
 RUN_BYTES = 4_500
-"""What a decoded run takes in memory beside its columns, as measured: Arrow's objects for each of them."""
+"""The memory of a decoded run beside its columns, as measured: Arrow's objects for each of them."""
 AHEAD_ENTRIES = 256
-"""So many messages that are wanted next the topic is told of, at most."""
+"""The most messages wanted next that one request names to the topic."""
 MOST_SPARE = 4
 """A published run is kept as it was made as long as that takes at most so many times its own bytes."""
 JOIN_ROWS = 4_096
@@ -136,7 +136,7 @@ class DecodedRuns:
         self._monotonic, self._limit = monotonic, limit
         self._bytes = 0
         self._used: dict[tuple[int, int], None] | None = {} if forgets else None
-        """Those that were found since the last time that used ones were forgotten."""
+        """The runs that were found since used ones were last forgotten."""
         self._used_before: dict[tuple[int, int], None] = {}
         self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
         self._since: OrderedDict[tuple[int, int], int] = OrderedDict()
@@ -161,7 +161,7 @@ class DecodedRuns:
         return run
 
     def forget_used(self) -> None:
-        """Let go of those that were used before the last call, and not since: who wanted them has them."""
+        """Drop the runs that were used before the last call, and not since: their readers have them."""
         if self._used is None:
             return
         self._let_go_old()
@@ -181,7 +181,7 @@ class DecodedRuns:
         self._firsts.pop(bisect_left(self._firsts, key))
 
     def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of a ledger's entries (ascending) whose run is not here."""
+        """Return the entries of a ledger (ascending) whose run is not here."""
         absent = np.zeros(len(entries), bool)
         at = 0
         while at < len(entries):
@@ -281,7 +281,9 @@ class Payloads:
         return await self._from_topic(ledger, entry, again=False, patience=patience)
 
     async def sent_along(self, index: RunIndex) -> DecodedRun | None:
-        """A run that came with its index columns, for who reads the log itself; None if it has to be asked for anew."""
+        """Return a run that came with its index columns, for a reader of the log itself; None if it must be asked for
+        again.
+        """
         payload = None if index.blob is None else await self._ports.net.fetch(index.blob)
         return None if payload is None else _piece(index.ledger, index, owned(payload))
 

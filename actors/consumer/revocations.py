@@ -32,10 +32,10 @@ from sluice.storage.format.position import Positions
 
 @dataclass(frozen=True, slots=True)
 class TakingBack:
-    """How messages are taken back from an application.
+    """A way to take messages back from an application.
 
-    guard: held meanwhile, and by whoever shows them to the application. shown_too: messages that were shown are taken
-    back as well. taken_back: told of the positions (int64, ascending).
+    guard: held meanwhile, and while messages are shown to the application. shown_too: messages that were shown are
+    taken back as well. taken_back: told of the positions (int64, ascending).
     """
 
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
@@ -62,7 +62,7 @@ class Revocations:
         self._heard = Signal()
 
     def begin(self) -> None:
-        """Another session: its revocations are numbered anew."""
+        """Begin another session, whose revocations are numbered from the start."""
         self._number = 0
         self._awaited.clear()
         self._heard.set()

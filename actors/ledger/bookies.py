@@ -68,7 +68,7 @@ class Bookies:
         return list(self._writable)
 
     def suspect(self, bookie: str) -> None:
-        """It failed just now: choose others for a while, and look its address up again."""
+        """Avoid a bookie that just failed for AVOID_MS, and look its address up again."""
         self._avoid[bookie] = self._ports.clock.monotonic() + AVOID_MS
 
     def suspected(self, bookie: str) -> bool:

@@ -16,12 +16,12 @@ _NEVER = 1 << 62
 
 
 def history_prefix(topic: str, partition: int) -> str:
-    """Where the objects of a partition lie."""
+    """Return the prefix of the names of a partition's objects."""
     return f"{FOLDER}{topic}/{partition}/"
 
 
 def compacted_prefix(topic: str, partition: int) -> str:
-    """Where the objects of a partition's compacted table lie."""
+    """Return the prefix of the names of the objects of a partition's compacted table."""
     return f"{COMPACTED}{topic}/{partition}/"
 
 

@@ -37,7 +37,7 @@ class HistoryReader(RowGroupReader[HistoryPart, PartFooter, GroupRows]):
         return rows.frame(run)
 
     async def table(self, ledger: LedgerRecord) -> RunOffsets:
-        """Where the runs of a ledger begin. Raises Unavailable, Corrupt."""
+        """Return the offsets at which the runs of a ledger begin. Raises Unavailable, Corrupt."""
         table = np.concatenate([(await self.footer(part)).first_entries for part in _copy_of(ledger).parts])
         if len(table) != ledger.last_run + 1:
             raise Corrupt(f"the objects of ledger {ledger.id} hold {len(table)} runs, not {ledger.last_run + 1}")

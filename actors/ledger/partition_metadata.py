@@ -32,9 +32,9 @@ from sluice.storage.errors import Corrupt, Fenced
 RECENT_MS = 2_000
 """A proof of the process that is no older is good enough for an owner that only wants to notice its successor."""
 UNTOLD_MS = 120_000
-"""So often the record itself is looked at, whatever the process knows. A successor that died before its notice has told
-nobody, and nobody takes its place while this owner answers. It has fenced no ledger either, so this one serves on
-until it changes the record.
+"""The interval of looks at the record itself, even if the process has a proof. A successor that died before its notice
+has told nobody, and nobody takes its place while this owner answers. It has fenced no ledger either, so this one serves
+on until it changes the record.
 """
 
 

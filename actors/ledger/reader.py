@@ -25,10 +25,11 @@ from sluice.storage.format.frame import Frame, Header, decode_head, encode_head,
 
 READ_TIMEOUT, HEADS_TIMEOUT = 3_000, 1_000
 SPECULATE_MS = 300
-"""Whoever waits for a run waits for a consumer's next message. A bookie answers within a few milliseconds, or hangs."""
+"""A reader that waits for a run delays a consumer's next message. A bookie answers within a few milliseconds, or hangs.
+"""
 DESCRIBE_TIMEOUT = 10_000
 HISTORY = "the object store"
-"""Where a run came from, in place of a bookie's name."""
+"""The source of a run, in place of a bookie's name."""
 
 
 class StoredFrame:

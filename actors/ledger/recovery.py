@@ -114,7 +114,7 @@ class RunVote:
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """What the answers have proved. One copy outweighs any number of "no such run"."""
+        """Return the verdict that the answers prove. One copy outweighs any number of "no such run"."""
         if self.found:
             return Verdict.FOUND
         if len(self.missing) >= self._quorum.missing_answers:

@@ -1,6 +1,6 @@
 """Re-replication: gives every run its copies again after a bookie is lost for good.
 
-The metadata says which slots of which fragments a lost bookie had, and the striping says which runs were in those
+The metadata names the slots that a lost bookie had in each fragment, and the striping says which runs were in those
 slots. Each such slot is one repair: copy its runs from their other holders to a bookie that is not in the fragment,
 then put that bookie into the slot in one version of the record. A copy that no record names yet is only wasted space,
 so a repair can stop anywhere and begin again.

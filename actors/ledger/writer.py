@@ -37,7 +37,7 @@ ADD_TIMEOUT = 3_000
 RETRY_FIRST, RETRY_MOST = 50, 2_000
 RETIRED_TRIES = 5
 OVERLOADED_TRIES = 4
-"""So many refusals for overload in a row count as a failure of the bookie."""
+"""The number of refusals for overload in a row that counts as a failure of the bookie."""
 
 
 @dataclass(slots=True)

@@ -27,9 +27,8 @@ PAUSE_BYTES = 4 * 1024 * 1024
 
 
 async def cut_delivery(ports: Ports, delivery: Delivery, least: int) -> Delivery:
-    """A delivery as it is sent: of runs of at least so many bytes the wanted rows, where that is less.
-
-    What was delivered stays as it was decided: a repetition of the turn is cut anew.
+    """Return a delivery as it is sent: of runs of at least `least` bytes only the wanted rows, where that is less. The
+    decided delivery stays whole: a repetition of the turn is cut again.
     """
     parts, looked_at = [], 0
     for part in delivery.parts:

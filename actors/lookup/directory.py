@@ -1,9 +1,9 @@
-"""Who is where: a cache of the controller's answers, for producers, consumers and dispatchers.
+"""A cache of owners' addresses from the controller, for producers, consumers and dispatchers.
 
-Who is looked for at the same time is asked for in one question, so that a consumer of a thousand partitions costs the
-controller a few. The owner of one partition, which needs no other, is told of that one alone (`only`).
+Owners that are looked for at the same time are asked for in one question, so that a consumer of a thousand partitions
+costs the controller a few. The owner of one partition, which needs no other, is told of that one alone (`only`).
 
-An address in here is a hint. Whoever finds it dead says so with `suspect`, which forgets it and tells the controller;
+An address in here is a hint. A caller that finds it dead calls `suspect`, which forgets it and tells the controller;
 the next question brings the new owner. Safety never rests on this: owners are fenced by epochs.
 """
 
@@ -52,7 +52,7 @@ _NONE: dict[int, Address] = {}
 class KnownOwners:
     """Addresses of owners: by topic; by subscription, or None for the topic's own; and by partition.
 
-    Each is found by its address as well: where a process has ended, ten thousand are suspected one after the other.
+    Each is found by its address as well: where a process has ended, ten thousand are suspected in turn.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class KnownOwners:
         self._whose: dict[Address, tuple[str, str | None, int]] = {}
         self._asked: dict[Address, bytes] = {}
         self._same: dict[bytes, bytes] = {}
-        """What was asked for of all of them, each once: there are few different settings."""
+        """The different settings asked of all dispatchers, each stored once: there are few."""
 
     def __len__(self) -> int:
         return len(self._whose)
@@ -70,11 +70,11 @@ class KnownOwners:
         return self.of(topic, subscription).get(partition, "")
 
     def of(self, topic: str, subscription: str | None) -> dict[int, Address]:
-        """Those of all partitions that are known. Not to be changed."""
+        """Return the known addresses of all partitions. The caller must not change them."""
         return self._known.get(topic, {}).get(subscription, _NONE)
 
     def add(self, topic: str, subscription: str | None, found: dict[int, Address]) -> None:
-        """These are the owners of their partitions now."""
+        """Record the current owners of some partitions."""
         known = self._known.setdefault(topic, {}).setdefault(subscription, {})
         for partition, address in found.items():
             before = known.get(partition, "")
@@ -84,7 +84,7 @@ class KnownOwners:
             self._gone([before])
 
     def replace(self, topic: str, subscription: str | None, found: dict[int, Address]) -> None:
-        """These are the owners now, and no others are known."""
+        """Record the current owners, and forget all others of the topic or subscription."""
         before = self._known.get(topic, {}).pop(subscription, _NONE)
         for address in before.values():
             self._whose.pop(address, None)
@@ -106,12 +106,12 @@ class KnownOwners:
             self._gone(known.values())
 
     def work_with(self, settings: bytes, addresses: Sequence[Address]) -> None:
-        """These dispatchers, which are known, work with what was asked for; see _Question."""
+        """Record the settings that these known dispatchers work with; see _Question."""
         if settings:
             self._asked |= dict.fromkeys(addresses, self._same.setdefault(settings, settings))
 
     def asked(self, address: Address) -> bytes:
-        """What was asked for of a dispatcher last, and is in force: it ends when its settings change."""
+        """Return the settings last asked of a dispatcher that are in force; they end when its settings change."""
         return self._asked.get(address, b"")
 
     def _gone(self, addresses: Iterable[Address]) -> None:
@@ -120,7 +120,7 @@ class KnownOwners:
                 self._asked.pop(address, None)
 
     def suspect(self, address: Address) -> None:
-        """Nobody is known to be there any more."""
+        """Forget the owner at an address."""
         self._asked.pop(address, None)
         if (whose := self._whose.pop(address, None)) is not None:
             topic, subscription, partition = whose
@@ -131,7 +131,7 @@ class Directory:
     """Addresses of topics and dispatchers, by name."""
 
     def __init__(self, ports: Ports, controller: Address, *, only: bool = False) -> None:
-        """only: whoever uses it is of one partition, and is told nothing of the others."""
+        """only: the user is of one partition, and is told nothing of the others."""
         self._ports = ports
         self._controller = controller
         self._only = only
@@ -279,8 +279,8 @@ class Directory:
         await self._ask(RemoveUnused(topic=topic, subscription=subscription))
 
     async def bookies(self) -> BookieList:
-        """The bookies that can be written to now. Raises Unavailable, soon if an earlier answer can be used: whoever
-        replaces a bookie that failed does not wait for a controller that is lost with it.
+        """Return the bookies that can be written to now. Raises Unavailable, soon if an earlier answer can be used: a
+        writer that replaces a failed bookie does not wait for a controller that is lost with it.
         """
         answer = await self._ask(ListBookies(), BOOKIES_TIMEOUT if self._knows_bookies else LOCATE_TIMEOUT)
         self._knows_bookies = True
@@ -377,7 +377,7 @@ def _encoded(settings: SubscriptionSettings, said: Sequence[str] | None) -> byte
 
 
 def _present(addresses: Iterable[tuple[int, Address]]) -> dict[int, Address]:
-    """Those that are known, by partition."""
+    """Return the known addresses by partition, without the empty ones."""
     return {partition: address for partition, address in addresses if address}
 
 

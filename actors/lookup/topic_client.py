@@ -33,7 +33,7 @@ class TopicClient:
         return await self._directory.topic(self.topic, self.partition)
 
     def known_owner(self) -> Address:
-        """Its address as far as it is known; empty if it is not."""
+        """Return the owner's address if it is known; otherwise an empty one."""
         return self._directory.known_topic(self.topic, self.partition)
 
     async def ask(self, request: Request[R], timeout: int = CALL_TIMEOUT, *, to: Address = "") -> R:

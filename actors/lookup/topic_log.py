@@ -1,6 +1,6 @@
 """Reads the log of one partition by asking its owner: where it begins and ends, and what lies from a position on.
 
-Whoever reads a log reads it through this: the dispatcher, what looks through its backlog, and a client's reader. An
+All readers of a log use it: the dispatcher, the search through its backlog, and a client's reader. An
 answer has runs with their index columns alone; payloads come through `actors/consumer/payload.py`.
 """
 
@@ -26,7 +26,7 @@ class TopicLog:
         self._table = self._since = -1
 
     async def ends(self, patience: int = FOREVER_MS, subscription: str = "") -> Ends:
-        """Where it begins and ends now; waits a time (ms) for its owner. subscription: see ReadEnds.
+        """Return the ends of the log as they are now. patience: ms to wait for its owner. subscription: see ReadEnds.
 
         Raises Unavailable with the reason.
         """

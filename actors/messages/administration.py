@@ -195,7 +195,7 @@ class FindBacklog(Request[BacklogFound]):
 
 
 class FindOwner(Request[Text]):
-    """Who owns the hash of this key, or this hash, now or at a time (ms)."""
+    """A request for the owner of a key's hash, or of a hash, now or at a time (ms)."""
 
     reply: ClassVar[type[Reply]] = Text
     key: Key | None = None
@@ -235,7 +235,7 @@ VERBS: dict[str, type[Request[Any]]] = {
     "owner": FindOwner,
     "what_if": WhatIf,
 }
-"""What may be asked by name, at the command line, by the Python client and over HTTP."""
+"""The requests that have a name at the command line, in the Python client and over HTTP."""
 
 
 def request_of(verb: str, arguments: Mapping[str, Any]) -> Request[Any]:

@@ -48,7 +48,7 @@ HEADS_AT_ONCE = 256
 """Runs that one ReadHeads may ask for."""
 
 PARTS = ("all", "head")
-"""What may be asked of a run."""
+"""The parts of a run that may be asked for."""
 
 
 class RunRead(Reply, kw_only=True):

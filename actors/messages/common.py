@@ -45,8 +45,8 @@ class Alive(Reply, kw_only=True):
 
 
 class Closed(Reply, kw_only=True):
-    """closed: it has ended, and whoever needs it starts it again. wake_at: when it has something to do, ms since 1970;
-    0: never.
+    """The answer to a request to close. closed: it has ended, and the next caller that needs it starts it again.
+    wake_at: when it has something to do, ms since 1970; 0: never.
     """
 
     closed: bool

@@ -64,6 +64,8 @@ class CancelDelayed(SelectDelayed, kw_only=True):
 
 
 class RescheduleDelayed(SelectDelayed, kw_only=True):
-    """These delayed messages are due for this subscription at `deliver_at` (ms); otherwise as `CancelDelayed`."""
+    """A request that makes delayed messages due for this subscription at `deliver_at` (ms); otherwise as
+    `CancelDelayed`.
+    """
 
     deliver_at: Annotated[int, Meta(ge=1, le=LAST_TIME)]

@@ -37,7 +37,7 @@ class DecideParked(Request[Text], kw_only=True):
 
 
 class Redrive(DecideParked, kw_only=True):
-    """These keys go on: parked messages go out in order, before newer messages of their key."""
+    """A request that lets keys go on: parked messages go out in order, before newer messages of their key."""
 
 
 class Discard(DecideParked, kw_only=True):

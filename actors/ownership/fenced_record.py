@@ -1,20 +1,20 @@
 """A metadata record with one owner at a time.
 
-The record is a series of numbered versions made with put-if-absent. Whoever writes version n+1 knows that nobody else
-changed the record since version n. An owner that loses that race is no longer the owner and stops at once. There is no
-lock, no lease and no clock in this: the version number is the proof of the epoch (S15).
+The record is a series of numbered versions made with put-if-absent. A process that writes version n+1 knows that no
+other changed the record since version n. An owner that loses that race is no longer the owner and stops at once. There
+is no lock, no lease and no clock in this: the version number is the proof of the epoch (S15).
 
 A write whose outcome is unknown is looked up: the value carries the writer's address, so "mine or not" has an answer.
 
 A record that is removed, and made again, counts its versions from 1 again: then a number proves nothing to an owner of
 before, which was frozen meanwhile. So the epoch and the owner in the newest version have to be the known ones as well.
-A write cannot depend on that, so who has not looked for a while looks before it writes.
+A write cannot depend on that, so an owner that has not looked for a while looks before it writes.
 
 An owner that has nothing to write would never learn that it was replaced. `proven` says since when it may not know it:
 each write moves it, and so does a look, at the record (`verify`) or at what proves all owners of the process
 (`ownership_proof`). So that the latter holds, a new owner gives notice to the process of the one before it, and has
-taken the record only with that. A version names the processes that may not have been told, for whoever comes next if
-its writer ends before it has told them.
+taken the record only with that. A version names the processes that may not have been told, for the next owner, if its
+writer ends before it has told them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sluice.storage.errors import Corrupt, Fenced, Unavailable
 
 RETRY_FIRST, RETRY_MOST = 10, 1_000
 LOOK_FIRST_MS = 5_000
-"""Nobody is replaced because of a shorter silence, and an owner that has consumers looks more often."""
+"""No owner is replaced because of a shorter silence, and an owner that has consumers looks more often."""
 
 
 class _Head(msgspec.Struct):
-    """What this module keeps in a version: see FencedRecord."""
+    """The part of a version that this module keeps: see FencedRecord."""
 
     epoch: int
     owner: str

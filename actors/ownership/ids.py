@@ -1,6 +1,6 @@
 """Ledger ids: unique in the cluster, ascending in every partition, and never given twice for one disk.
 
-The record `ids/ledger` is a series of versions, and whoever creates a version owns a block of ids: those behind the
+The record `ids/ledger` is a series of versions, and the creator of a version owns a block of ids: those behind the
 blocks of the versions before it, up to `base + number * BLOCK`, where `base` stands in the version. A version whose
 base is that of the one before owns BLOCK ids; one that raises the base by n owns n more. An attempt whose outcome is
 unknown is given up, and its block is wasted.

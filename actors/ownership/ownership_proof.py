@@ -1,15 +1,16 @@
 """Proves at once, for all owners in a process, that none of them has been replaced.
 
 An owner that writes nothing would have to look at its record again and again to know that nobody has taken it. Here the
-process looks at one record for all of them, `process/<process>`, and who takes a record from one of its actors writes a
-version there: a *notice*. A process that finds the notice it knows knows that all its owners own what they owned.
+process looks at one record for all of them, `process/<process>`, and a new owner that takes a record from one of its
+actors writes a version there: a *notice*. A process that finds the notice it knows knows that all its owners own what
+they owned.
 
 **Why that is enough.** A new owner writes its version of the record, then the notice to the process of the owner before
 it, and only then has it taken over (`fenced_record`); whatever it waits for, it waits for from then on. Let an owner
 find its record its own at a moment a, asked after its process had read notice n, and let the process find n again at
-a later moment b. Whoever took the record before a would have been found there. Who took it since has, at b, not yet
-written a notice: it would be another one than n. So its waiting begins after b, as if the owner had looked at b at the
-record itself.
+a later moment b. An owner that took the record before a would have been found there. An owner that took it since has,
+at b, not yet written a notice: it would be another one than n. So its waiting begins after b, as if the owner had
+looked at b at the record itself.
 
 A new owner that dies before its notice leaves the duty to the next, in the record that it wrote. A notice costs the
 process one look at each record of its own, and concerns nobody else; what was proved before it stays proved, so these
@@ -26,12 +27,12 @@ from sluice.storage.errors import Unavailable
 
 NOTICES = "process/"
 REMEMBERED = 64
-"""So many notices back a process knows until when the owners that looked before them were proved."""
+"""The number of past notices for which a process knows until when owners that looked before them were proved."""
 RETRY_FIRST, RETRY_MOST = 10, 1_000
 SOON_MS = 100
-"""Who is woken to look does so within this, if it is there."""
+"""The time within which a woken owner looks, if it still lives."""
 PATIENCE_MS = 2_000
-"""Whoever waits for another one's look looks by itself after that: the other one may have ended."""
+"""The time after which an owner that waits for another one's look looks by itself: the other one may have ended."""
 
 
 def process_of(address: Address) -> str:
@@ -40,7 +41,7 @@ def process_of(address: Address) -> str:
 
 
 class OwnershipProof:
-    """What the owners of one process know together; see `Ports.process`.
+    """The shared proof of ownership of all owners of one process; see `Ports.process`.
 
     notice: counts the notices that were found, 0 before the first look. proven: monotonic ms at which the last look
     was asked.
@@ -59,7 +60,7 @@ class OwnershipProof:
         return self.proven if notice == self.notice else self._before.get(notice, 0)
 
     def expect(self, now: int) -> None:
-        """Somebody is woken to look."""
+        """Note that an owner is woken to look soon."""
         self._expected = now + SOON_MS
 
     def comes(self, now: int) -> bool:

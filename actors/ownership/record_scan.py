@@ -9,7 +9,7 @@ from sluice.actors.ports import Meta, Records, Version
 from sluice.storage.errors import Corrupt, Unavailable
 
 TOGETHER = 64
-"""So many records are asked for at once: where the store can, they travel together, and cost a quarter each."""
+"""The number of records asked for at once: if the store can, they travel together, and cost a quarter each."""
 Found = Version | Corrupt | Unavailable | None
 """A record, or that it is damaged, or gone, or why the store does not say."""
 

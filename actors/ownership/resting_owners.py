@@ -21,12 +21,12 @@ SPREAD_MS = 10_000
 
 
 class RestingOwners:
-    """Those of one process; see `Ports.process`."""
+    """The resting owners of one process; see `Ports.process`."""
 
     def __init__(self) -> None:
         self._wakes: dict[int, Callable[[], None]] = {}
         self._due: dict[int, None] = {}
-        """Those that are to look at their records."""
+        """The owners that are to look at their records."""
         self._numbers = self._notice = 0
         self._runs = False
 

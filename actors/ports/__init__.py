@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Reply)
 T = TypeVar("T")
 
 Address = str
-"""Where an actor is: `host/name`. Opaque to actors; a new incarnation has a new address."""
+"""The address of an actor: `host/name`. Opaque to actors; a new incarnation has a new address."""
 SHARED_FROM = 64 * 1024
 """The usual `Ports.shared_from`."""
 
@@ -45,7 +45,7 @@ class Unknown:
 
 
 class Timer(Protocol):
-    """Something that will happen."""
+    """A call that a clock makes later, unless it is cancelled."""
 
     def cancel(self) -> object:
         """Let it not happen; fine if it has."""
@@ -175,14 +175,14 @@ class Version:
 
 
 class Records(Protocol):
-    """What readers need of Meta."""
+    """The part of Meta that readers need."""
 
     async def read(self, key: str) -> Version | None:
         """The newest version, or None. Raises Unavailable, Corrupt."""
 
 
 class Meta(Records, Protocol):
-    """Versioned records. Losing `create` *is* the fencing signal: whoever loses it is no longer the owner.
+    """Versioned records. Losing `create` *is* the fencing signal: the process that loses it is no longer the owner.
 
     Invalid is said of a key or a value alone. A store that refuses is Unavailable; one that is damaged raises Corrupt.
     """
@@ -212,7 +212,7 @@ class Tables(Protocol):
         """
 
     async def columns(self, topic: str) -> PayloadColumns | None:
-        """What makes columns of the payloads of a topic that has, or has had, schemas. Raises Unavailable."""
+        """Return what makes columns of the payloads of a topic that has, or has had, schemas. Raises Unavailable."""
 
 
 class Rng(Protocol):
@@ -240,7 +240,7 @@ class Spawn(Protocol):
 
 
 class Places(Protocol):
-    """Where actors can be started; used by the controller alone."""
+    """The means to start actors; used by the controller alone."""
 
     async def machines(self) -> list[str]:
         """The addresses of the machines that actors can be started on, in order. Raises Unavailable."""
@@ -261,7 +261,7 @@ class Places(Protocol):
         """Whether the machine of an actor belongs to the cluster and cannot be reached: it may come back as it is."""
 
     async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
-        """(kind, address, settings) of everything that runs, for a controller that starts anew."""
+        """Return (kind, address, settings) of everything that runs, for a controller that starts again."""
 
     async def nodes(self) -> list[Node]:
         """The nodes that can be reached. Raises Unavailable."""
@@ -295,8 +295,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a process says of itself: the slot that it was told to serve (empty if none), its node's id, what it runs.
-
+    """An introduction of a process: the slot that it was told to serve (empty if none), its node's id, what it runs.
     running: (kind, address, settings) of each of its actors.
     """
 
@@ -381,10 +380,8 @@ class Log(Protocol):
 
 
 class InCommon:
-    """What some parts have in common: one object of each class, made when it is first asked for.
-
-    Such an object has no ports, because it outlives whoever asked for it first: who works with it lends it those of its
-    own.
+    """The objects that some parts have in common: one of each class, made when it is first asked for. Such an object
+    has no ports, because it outlives the part that asked for it first: each part that works with it lends it its own.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What travels between actors: typed requests and replies, msgpack for the small parts, buffers beside it for the big.
+"""The messages between actors: typed requests and replies, msgpack for the small parts, buffers beside it for the big.
 
 `pack` turns a message into one msgpack head plus a list of attachments that are never copied into it; `unpack` gives
 it back, checked field by field while decoding. numpy columns and `Blob`s of more than INLINE bytes become
@@ -22,7 +22,7 @@ from sluice.storage.format.frame import Buffer
 INLINE = 2048
 """Columns and blobs up to this many bytes travel inside the head."""
 SHOWN = 40
-"""So many characters of a text that cannot travel are shown."""
+"""The number of characters shown of a text that cannot travel."""
 
 _DTYPES = frozenset(("<i8", "<u4", "<i4", "<u2", "|u1", "|b1"))
 

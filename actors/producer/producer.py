@@ -49,9 +49,9 @@ RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
 RUN_BYTES = 8 * 1024 * 1024
 BODY_BYTES = MAX_RUN_BYTES - 64 * 1024
-"""What the columns of a run may take, so that it keeps to its limit with what Arrow adds to them."""
+"""The most bytes of the columns of a run, so that it keeps its limit with the bytes that Arrow adds."""
 COLUMN_BYTES = 12
-"""Of each message, for its hash and due time."""
+"""Bytes of each message for its hash and due time."""
 MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
 HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""
@@ -236,7 +236,7 @@ class PartitionProducer:
         self._signal.set()
 
     async def flush(self) -> None:
-        """Wait until everything queued so far has its outcome."""
+        """Wait until everything queued so far is confirmed or refused."""
         await self._idle.wait(self._ports)
 
     def close(self, reason: SluiceError | None = None) -> None:
@@ -278,8 +278,8 @@ class PartitionProducer:
                 turn.end()
 
     async def _publish_group(self, gathered: list[Outgoing]) -> None:
-        """Publish it, and tell its outcome. If one of its messages may not be stored the run is refused as a whole, so
-        its halves are published then, one after the other: what can be told apart is refused alone.
+        """Publish messages, and report their outcome. If one of them may not be stored the run is refused as a whole.
+        Then its halves are published in turn, so that in the end that message alone is refused.
         """
         waiting = [gathered]
         while waiting:

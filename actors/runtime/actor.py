@@ -69,7 +69,9 @@ class Actor:
 
     @property
     def figures(self) -> object:
-        """What its statistics follow from, while nothing else changes them; None: they may change at any time."""
+        """Return values that its statistics follow from, while nothing else changes them; None: they may change at any
+        time.
+        """
         return None
 
     @property
@@ -95,7 +97,7 @@ class Actor:
         self.stopped = self.stopped or reason
 
     def release(self) -> None:
-        """Let go of what takes much memory: it has ended, and its process has not. Idempotent."""
+        """Drop what takes much memory after the actor has ended, as its process goes on. Idempotent."""
 
     async def handle(self, request: Request[Any]) -> Reply:
         if isinstance(request, messages.Ping):

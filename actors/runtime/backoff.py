@@ -1,7 +1,7 @@
 """Pauses between tries, each twice as long as the one before, up to a limit.
 
-Whoever waits for the same thing, a thousand consumers for a new dispatcher, began to wait at the same moment. So that
-they do not come in step, every pause is shortened by a random part of at most a tenth (as Pulsar's clients do).
+Tasks that wait for the same thing, as a thousand consumers for a new dispatcher, began to wait at the same moment. So
+that they do not retry in step, every pause is shortened by a random part of at most a tenth (as Pulsar's clients do).
 """
 
 from __future__ import annotations

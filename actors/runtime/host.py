@@ -1,4 +1,4 @@
-"""What a host does for an actor, whatever carries the requests: between processes, within one, or simulated.
+"""The duties of a host to its actor, for any transport: between processes, within one, or simulated.
 
 * No request reaches an actor before it has started: requests that come earlier wait.
 * Every request and every reply passes the codec, even between two actors of one process. So a caller may change its
@@ -7,7 +7,7 @@
 * An actor ends once. Callers that wait for an answer then learn at once that it is gone, and so do later ones.
 
 A SluiceError raised by a handler is an answer. Anything else is a defect of the actor: the host is told, and ends it.
-A background task that ends with any error ends its actor, which is then started anew: no actor goes on without one of
+A background task that ends with any error ends its actor, which is then started again: no actor goes on without one of
 its tasks. A task that can go on after an error catches it.
 """
 
@@ -29,7 +29,7 @@ Refusal = tuple[str, str]
 """A SluiceError on its way: the name of its class, and what it says."""
 
 Answer = Packed | Refusal | Unknown
-"""What becomes of a request: a packed reply, a refusal, or no answer."""
+"""The outcome of a request: a packed reply, a refusal, or no answer."""
 
 
 class HostedActor:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Interruption:
-    """Of one wait at a time."""
+    """An interruptible wait; one at a time."""
 
     __slots__ = ("_ended", "_waits")
 
@@ -25,7 +25,9 @@ class Interruption:
             self._waits.cancel()
 
     async def of(self, work: Awaitable[T]) -> T | None:
-        """What some work returns or raises, None if it was ended. A cancellation of the task itself ends that."""
+        """Return the result of some work, or raise its error; None if `end` ended it. A cancellation of the task itself
+        ends the task.
+        """
         self._waits = task = cast("asyncio.Task[None]", asyncio.current_task())
         try:
             return await work

@@ -1,4 +1,4 @@
-"""How much a process has let go of, by what it once took.
+"""A count of the memory that a process has released, by what was once taken.
 
 An owner that has ended, and a client that has left, leave objects behind that refer to each other. Only Python's
 collector finds those, and only by looking at everything, during which nothing else happens. So what leaves is counted
@@ -15,15 +15,15 @@ client's connection.
 
 
 class LetGo:
-    """Of one process. blocks: those that are not used any more, whether they are freed by now or not. looks: how often
-    the collector has looked at young objects.
+    """The released memory of one process. blocks: how many are not used any more, freed or not. looks: how often the
+    collector has looked at young objects.
     """
 
     def __init__(self) -> None:
         self.blocks = self.looks = 0
 
     def add(self, blocks: int, looks: int) -> None:
-        """Somebody who took so many, and came when there had been so many looks, has ended."""
+        """Count the blocks of an object that has ended. looks: the collector's looks when it came."""
         if looks != self.looks:
             self.blocks += blocks
 
@@ -33,4 +33,4 @@ class LetGo:
 
 
 LET_GO = LetGo()
-"""Of this process."""
+"""The count of this process."""

@@ -33,13 +33,13 @@ class SharedFuture(Generic[T]):
         return self._done
 
     def set_result(self, result: T) -> None:
-        """It went well. Does nothing if it is settled."""
+        """Set the result and wake all waiters. Does nothing if it is settled."""
         if not self._done:
             self._result = result
             self._settle()
 
     def set_exception(self, error: BaseException) -> None:
-        """It did not. Does nothing if it is settled; fine if nobody ever waits."""
+        """Set the error and wake all waiters. Does nothing if it is settled; fine if no task ever waits."""
         if not self._done:
             self._error = error
             self._settle()
@@ -114,8 +114,8 @@ class SharedQuestion(Generic[K, T]):
 
 
 async def carry_through(ports: Ports, work: Callable[[], Awaitable[T]], name: str) -> T:
-    """What some work returns or raises. It goes on when whoever waits for it is cancelled; what it then raises is
-    logged. It does not begin where its actor ends first.
+    """Return the result of some work, or raise its error. The work goes on when the waiting task is cancelled; what it
+    then raises is logged. It does not begin where its actor ends first.
     """
     outcome: SharedFuture[T] = SharedFuture()
     waits = [True]

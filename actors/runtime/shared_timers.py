@@ -16,11 +16,11 @@ from sluice.actors.ports import Clock
 
 TICK_MS = 250
 AT_ONCE = 500
-"""So many ring before others have a turn of the event loop."""
+"""The number of timers that ring before other tasks have a turn of the event loop."""
 
 
 class SharedTimers:
-    """Those of one process; see `Ports.process`."""
+    """The shared timers of one process; see `Ports.process`."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[SharedTimer, None]] = {}
@@ -61,7 +61,7 @@ class SharedTimer:
         self._call = _nothing  # what waits has this timer, and would be a cycle with it
 
     def ring(self) -> None:
-        """It is time, unless it was cancelled."""
+        """Make the call, unless the timer was cancelled."""
         if self in self._together:
             del self._together[self]
             call, self._call = self._call, _nothing
@@ -69,4 +69,4 @@ class SharedTimer:
 
 
 def _nothing() -> None:
-    """What happens when the time of a timer that is over has come."""
+    """Do nothing: the call of a timer that is over."""

@@ -17,7 +17,7 @@ SHARED_FROM_MS = 1_000
 
 
 class Signal:
-    """Something changed. `set` wakes all tasks that wait now; it stays set until a `clear`."""
+    """A flag that tasks wait for. `set` wakes all tasks that wait now; it stays set until a `clear`."""
 
     __slots__ = ("_on_set", "_set", "_waiters")
 

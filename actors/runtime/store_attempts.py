@@ -11,7 +11,7 @@ from sluice.storage.errors import Invalid, Overloaded, Unavailable
 T = TypeVar("T")
 
 REFUSALS = (Unavailable, Overloaded, Invalid)
-"""What a store says that cannot serve: away, busy, or set up wrongly (credentials, permissions). None of them says
+"""The errors of a store that cannot serve: away, busy, or set up wrongly (credentials, permissions). None of them says
 anything about the objects themselves, so the work is put off, and what is in memory goes on."""
 BACK_OFF_MS = (100, 400, 1600)
 """Pauses between the four attempts."""

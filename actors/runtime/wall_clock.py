@@ -1,16 +1,16 @@
 """The wall clock may be set meanwhile, and another process may have another one.
 
-Who waits for a time waits a while, and then looks again: timers run by the monotonic clock, and who reckons from a
-clock that is behind by an hour would wait an hour too long, also if the clock is right again a moment later. What a
-record says of when somebody was heard was written by the clock of whoever wrote it.
+A task that waits for a time waits a while, and then looks again: timers run by the monotonic clock, and a task that
+reckons from a clock that is behind by an hour would wait an hour too long, also if the clock is right again a moment
+later. A time in a record was written by the clock of its writer.
 """
 
 from __future__ import annotations
 
 LOOK_MS = 10_000
-"""So much later than it should a wait ends at most, once the clock is right again."""
+"""The most ms by which a wait ends too late, once the clock is right again."""
 RETURN_MS = 10 * 60 * 1000
-"""So long everybody has for coming back to a new owner, however long they were silent by its clock."""
+"""The time for any client to come back to a new owner, however long it was silent by the owner's clock."""
 
 
 def pause_until(at: int, now: int) -> int:
@@ -19,8 +19,7 @@ def pause_until(at: int, now: int) -> int:
 
 
 def heard_at(recorded: int, now: int, forget_ms: int) -> int:
-    """When somebody was heard last, by the clock of a new owner, who forgets whoever was silent for `forget_ms`.
-
-    recorded: by the clock of an earlier one. All are ms.
+    """Return when a client was heard last, by the clock of a new owner, which forgets a client that was silent for
+    `forget_ms`. recorded: by the clock of an earlier owner. All are ms.
     """
     return min(max(recorded, now - forget_ms + RETURN_MS), now)

@@ -446,7 +446,7 @@ class Topic(Actor):
         return await self._reads.rows(request.positions)
 
     async def on_read_ends(self, request: ReadEnds) -> Ends:
-        """Where the topic begins and ends."""
+        """Answer with the ends of the topic."""
         await self._ready()
         ends = self._reads.ends()
         ends.heard = self._upkeep.heard(request.subscription)
@@ -480,7 +480,7 @@ class Topic(Actor):
 
     @property
     def problem(self) -> str:
-        """What an operator must look at: a recovery that does not go on, runs or policies that nobody can read."""
+        """Return what an operator must look at, or "": a recovery that does not go on, unreadable runs or policies."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
         if waits:
             return f"the recovery waits: {waits}"

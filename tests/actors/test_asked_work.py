@@ -1,4 +1,4 @@
-"""What operators asked an owner for is done, though everything was killed at that moment and nobody comes back."""
+"""Requests of operators to an owner are carried out, even if everything was killed then and no client comes back."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ async def record(broker: Broker) -> PartitionRecord:
 
 
 @pytest.mark.parametrize("request_", [Compact(ask=True), Offload(keep_bytes=0), Erase(key=b"a")], ids=str)
-def test_what_was_asked_for_is_done_after_a_stop_of_everything(
-    request_: Request[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asked_work_is_done_after_a_stop_of_everything(request_: Request[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "FORGOTTEN_MS", 0)
 
     async def scenario(broker: Broker) -> None:

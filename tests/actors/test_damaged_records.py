@@ -11,7 +11,7 @@ from tests.actors.controller.test_controller import Stage, play
 
 
 async def damage(stage: Stage) -> None:
-    """Of the topic `bad`."""
+    """Damage the record of the topic `bad`."""
     stage.world.meta.trouble.refused["read topic/bad"] = Corrupt
     await stage.client.clock.sleep(FRESH_MS + 1)
 

@@ -50,7 +50,7 @@ GIVING_UP: list[Mutant] = [
         old="        self._fetching.end()\n",
         new="",
         world=BROKER,
-        test="tests/actors/consumer/test_partition.py::test_who_closes_asks_for_no_payload_any_more",
+        test="tests/actors/consumer/test_partition.py::test_closed_consumer_asks_for_no_payload_any_more",
     ),
     Mutant(
         name="a reader that has closed reads on what nobody can read",

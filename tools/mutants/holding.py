@@ -81,7 +81,7 @@ HOLDING: list[Mutant] = [
         old="        await self.begin_close(for_good=for_good)\n",
         new="        await self._close(SharedFuture(), for_good=for_good)\n",
         world=BROKER,
-        test="tests/actors/consumer/test_giving_up.py::test_who_closes_leaves",
+        test="tests/actors/consumer/test_giving_up.py::test_closing_consumer_leaves_although_caller_gives_up",
     ),
     Mutant(
         name="what was on its way arrives although it was given back",

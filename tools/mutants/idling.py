@@ -74,7 +74,7 @@ IDLING: list[Mutant] = [
         old="            stays = poll == now > 0 and (keeps is None or keeps(member))\n",
         new="            stays = True\n",
         world=OWNERS,
-        test=f"{ROSTER}::test_who_polls_again_is_struck_off_and_the_others_stay",
+        test=f"{ROSTER}::test_session_that_polls_again_is_struck_off_and_others_stay",
     ),
     Mutant(
         name="a roster renews who is refused",
@@ -242,7 +242,7 @@ IDLING: list[Mutant] = [
         old="        elif not self._about and (early := self._due - self._ports.clock.monotonic()) > 0:\n",
         new="        elif (early := 0) > 0:\n",
         world=OWNERS,
-        test="tests/actors/runtime/test_signal.py::test_who_has_nothing_to_add_is_not_woken_early",
+        test="tests/actors/runtime/test_signal.py::test_wait_with_nothing_to_add_is_not_woken_early",
     ),
     Mutant(
         name="what became durable is confirmed to nobody",
@@ -258,6 +258,6 @@ IDLING: list[Mutant] = [
         old="        if self._all_passed():\n",
         new="        if True:\n",
         world=BROKER,
-        test="tests/actors/topic/test_topic.py::test_what_nobody_waits_for_leaves_memory",
+        test="tests/actors/topic/test_topic.py::test_unawaited_runs_leave_memory",
     ),
 ]

@@ -287,7 +287,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="                return await self._table_from_bookies(ledger)\n            except Unavailable:\n",
         new="                return await self._table_from_bookies(ledger)\n            except NotImplementedError:\n",
         world=HISTORY,
-        test=f"{OFFLOADING}::test_what_has_left_is_read_while_its_bookies_are_away",
+        test=f"{OFFLOADING}::test_offloaded_ledger_is_read_while_its_bookies_are_away",
     ),
     Mutant(
         name="what a restored record does not name is deleted",
@@ -327,7 +327,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="            self._unwanted.remove(name)",
         new="            self._unwanted.pop()",
         world=HISTORY,
-        test=f"{OBJECTS}::test_what_comes_while_an_object_is_deleted_is_deleted_too",
+        test=f"{OBJECTS}::test_deletion_asked_for_during_one_is_done_too",
     ),
     Mutant(
         name="a newer table is deleted by a record of before",
@@ -387,7 +387,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="        until = max([record.highest_ledger or 0, ledger_of(self._compaction.horizon), *_ids(record)])",
         new="        until = max([0, *_ids(record)])",
         world=ERASING,
-        test=f"{ERASE}::test_what_the_compacted_table_alone_has_is_forgotten",
+        test=f"{ERASE}::test_messages_in_the_compacted_table_alone_are_forgotten",
     ),
     Mutant(
         name="what comes while a time is sought is passed over",
@@ -395,7 +395,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="            return PositionFound(position=end)\n",
         new="            return PositionFound(position=self.ends().next)\n",
         world=HISTORY,
-        test="tests/actors/topic/partition/test_reads.py::test_what_comes_while_a_time_is_sought_is_not_skipped",
+        test="tests/actors/topic/partition/test_reads.py::test_message_coming_while_a_time_is_sought_is_not_skipped",
     ),
     Mutant(
         name="what is trimmed while it is read is an alarm",
@@ -403,7 +403,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="        return self._log.record.ledger(ledger.id) is not None\n",
         new="        return True\n",
         world=HISTORY,
-        test=f"{OFFLOADING}::test_what_is_trimmed_while_it_is_read_is_no_alarm",
+        test=f"{OFFLOADING}::test_trimming_during_a_read_is_no_alarm",
     ),
     Mutant(
         name="what a store that is away may have is given up",
@@ -411,7 +411,7 @@ KEEPING_HISTORY: list[Mutant] = [
         old="        if ledger.offloaded is not None:\n",
         new="        if not ledger.fragments:\n",
         world=HISTORY,
-        test=f"{OFFLOADING}::test_what_a_store_that_is_away_may_have_is_not_given_up",
+        test=f"{OFFLOADING}::test_data_that_an_absent_store_may_have_is_not_given_up",
     ),
     Mutant(
         name="a ledger that was let go since the backup is waited for",

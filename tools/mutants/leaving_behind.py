@@ -55,7 +55,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="            await self._until_subscribed(topic)\n",
         new="",
         world=BROKER,
-        test=f"{DELETING}::test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one",
+        test=f"{DELETING}::test_late_subscriber_leaves_nothing_to_the_next_topic",
     ),
     Mutant(
         name="who asked before the deletion begins to subscribe after it",
@@ -63,7 +63,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="        self._check_stays(request)  # who begins to delete from here on knows what is wanted\n",
         new="",
         world=BROKER,
-        test=f"{DELETING}::test_who_asked_just_before_starts_nothing_of_what_is_deleted",
+        test=f"{DELETING}::test_request_just_before_a_deletion_starts_nothing_deleted",
     ),
     Mutant(
         name="partitions that a deleted topic was to get stay for the next one",
@@ -79,7 +79,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="        return (head.epoch, head.owner) == self._newest\n",
         new="        return True\n",
         world=BROKER,
-        test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[looks-3]",
+        test=f"{FENCING}::test_owner_frozen_meanwhile_has_lost_a_remade_record[looks-3]",
     ),
     Mutant(
         name="an owner that was frozen writes without a look",
@@ -87,7 +87,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="                if not await self._is_another() and await self._ports.meta.create(",
         new="                if await self._ports.meta.create(",
         world=BROKER,
-        test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[writes-3]",
+        test=f"{FENCING}::test_owner_frozen_meanwhile_has_lost_a_remade_record[writes-3]",
     ),
     Mutant(
         name="an owner that was frozen while it took a record has it",
@@ -95,7 +95,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="        if not self._removable or self._seen >= since or self.is_proved(since):\n",
         new="        if not self._removable or not self._proven or self._seen >= since or self.is_proved(since):\n",
         world=BROKER,
-        test=f"{FENCING}::test_who_was_frozen_while_it_took_it_does_not_get_it",
+        test=f"{FENCING}::test_owner_frozen_while_taking_over_is_fenced",
     ),
     Mutant(
         name="an owner that was frozen removes a record without a look",
@@ -103,7 +103,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="                if not await self._is_another() and await self._ports.meta.remove(",
         new="                if await self._ports.meta.remove(",
         world=BROKER,
-        test=f"{FENCING}::test_who_was_frozen_meanwhile_has_lost_it[removes-3]",
+        test=f"{FENCING}::test_owner_frozen_meanwhile_has_lost_a_remade_record[removes-3]",
     ),
     Mutant(
         name="a topic that is made again counts anew how often somebody had it",
@@ -111,7 +111,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="                exclusivity=Exclusivity(base.exclusivity.epoch),\n",
         new="",
         world=BROKER,
-        test=f"{LIVING_ON}::test_who_had_a_topic_to_itself_comes_back_in_the_next_one",
+        test=f"{LIVING_ON}::test_exclusive_producer_comes_back_in_the_remade_topic",
     ),
     Mutant(
         name="what a deleted topic left in the store stays if there is another one of its name",
@@ -119,7 +119,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="            if record.deleted or record.first_epoch:\n",
         new="            if record.deleted:\n",
         world="history",
-        test=f"{OFFLOADING}::test_what_a_deletion_left_is_collected",
+        test=f"{OFFLOADING}::test_objects_left_by_a_deletion_are_collected",
     ),
     Mutant(
         name="settings that were read while their topic was removed count",

@@ -173,7 +173,7 @@ MEETING_DAMAGE: list[Mutant] = [
         old="            self._missed[ledger.id, run] = None\n",
         new="",
         world=BROKER,
-        test=f"{COPIES}::test_what_nobody_has_does_not_have_the_rest_copied_again",
+        test=f"{COPIES}::test_missing_run_does_not_have_the_rest_copied_again",
     ),
     Mutant(
         name="a damaged pool hides the others",

@@ -85,7 +85,7 @@ PLACING: list[Mutant] = [
         old="            await self.ensure(wanted[0], CALLER_PATIENCE)\n",
         new="            await self.ensure(wanted[0])\n",
         world="owners",
-        test="tests/actors/test_locating.py::test_who_asks_for_an_owner_that_takes_long_is_answered",
+        test="tests/actors/test_locating.py::test_slow_owner_start_is_answered_before_callers_give_up",
     ),
     Mutant(
         name="each who waited for a start that failed tries it again",

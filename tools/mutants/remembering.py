@@ -127,7 +127,7 @@ REMEMBERING: list[Mutant] = [
         new="        asked = type(base.asked)()\n"
         "        return msgspec.structs.replace(base, settings=settings, ledgers=ledgers, asked=asked)\n",
         world=HISTORY,
-        test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
+        test=f"{OFFLOADING}::test_requested_offload_outlives_the_owner",
     ),
     Mutant(
         name="what operators asked for wakes no owner",
@@ -143,7 +143,7 @@ REMEMBERING: list[Mutant] = [
         old="        self._asked = int(self._log.record.asked.compact)\n",
         new="        self._asked = 0\n",
         world=COMPACTION,
-        test=f"{COMPACTING}::test_what_an_operator_asked_for_outlives_the_owner",
+        test=f"{COMPACTING}::test_requested_compaction_outlives_the_owner",
     ),
     Mutant(
         name="ledgers that are asked for meanwhile count as gone",
@@ -151,7 +151,7 @@ REMEMBERING: list[Mutant] = [
         old="    if (asked.keep_bytes, asked.before) != (done.keep_bytes, done.before):\n",
         new="    if False:\n",
         world=HISTORY,
-        test=f"{OFFLOADING}::test_what_is_asked_for_meanwhile_is_done_as_well",
+        test=f"{OFFLOADING}::test_offload_asked_for_during_one_is_done_as_well",
     ),
     Mutant(
         name="an owner closes with a compaction that was asked for",
@@ -159,7 +159,7 @@ REMEMBERING: list[Mutant] = [
         old="        compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)\n",
         new="        compacts = self._compacting or self.compaction.due(self.settings)\n",
         world=COMPACTION,
-        test=f"{COMPACTING}::test_what_an_operator_asked_for_outlives_the_owner",
+        test=f"{COMPACTING}::test_requested_compaction_outlives_the_owner",
     ),
     Mutant(
         name="an owner closes with ledgers that are to leave",
@@ -167,6 +167,6 @@ REMEMBERING: list[Mutant] = [
         old="            or self.wanted\n            or offloadable(",
         new="            or offloadable(",
         world=HISTORY,
-        test=f"{OFFLOADING}::test_what_an_operator_asked_for_outlives_the_owner",
+        test=f"{OFFLOADING}::test_requested_offload_outlives_the_owner",
     ),
 ]

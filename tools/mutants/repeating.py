@@ -87,7 +87,7 @@ REPEATING: list[Mutant] = [
         old='            if isinstance(error, NotFound) and entry.kind == "dispatcher":\n',
         new="            if False:\n",
         world=BROKER,
-        test="tests/actors/test_deletion.py::test_what_another_controller_deletes_is_not_started_again",
+        test="tests/actors/test_deletion.py::test_deletion_by_another_controller_starts_nothing_again",
     ),
     Mutant(
         name="a clear or a skip that waited takes what came behind a later clear",
@@ -151,7 +151,7 @@ REPEATING: list[Mutant] = [
         old="            if not await self._places.acts():  # the next one",
         new="            if False:  # the next one",
         world="candidates",
-        test="tests/actors/test_deletion.py::test_who_may_have_been_replaced_removes_no_record",
+        test="tests/actors/test_deletion.py::test_possibly_replaced_controller_removes_no_record",
     ),
     Mutant(
         name="rights that are removed go before anybody is told",

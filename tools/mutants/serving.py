@@ -182,7 +182,7 @@ SERVING: list[Mutant] = [
         old="first if first < sent else self._ports.clock.monotonic()",
         new="self._ports.clock.monotonic()",
         world="relay",
-        test="tests/actors/consumer/test_partition.py::test_what_comes_again_is_as_old_as_its_first_question",
+        test="tests/actors/consumer/test_partition.py::test_repeated_delivery_is_as_old_as_its_first_question",
     ),
     Mutant(
         name="the beginning of a batch is not asked about when its rest has come",
@@ -454,7 +454,7 @@ SERVING: list[Mutant] = [
         old="return max(position(ledger.id, 0), slowest + 1)",
         new="return position(ledger.id, 0)",
         world=GATEWAY,
-        test="tests/actors/topic/test_backlog.py::test_what_waits_is_old_or_not",
+        test="tests/actors/topic/test_backlog.py::test_backlog_is_old_or_not",
     ),
     Mutant(
         name="a quota of age is of no kind of policy",

@@ -57,7 +57,7 @@ SHARING_CLIENTS: list[Mutant] = [
         old="        self.session, lost = 0, self.acknowledgements.void()\n",
         new="        lost = self.acknowledgements.void()\n",
         world="grace",
-        test=f"{PARTITION}::test_who_closes_twice_leaves_once_and_does_not_wait",
+        test=f"{PARTITION}::test_closing_twice_leaves_once_and_does_not_wait",
     ),
     Mutant(
         name="an acknowledgement of nothing takes a turn",
@@ -89,7 +89,7 @@ SHARING_CLIENTS: list[Mutant] = [
         old='        await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")\n',
         new="        await self._attach(first=True)\n",
         world=BROKER,
-        test="tests/actors/consumer/test_giving_up.py::test_who_gives_up_opening_has_left",
+        test="tests/actors/consumer/test_giving_up.py::test_opening_given_up_leaves_its_session",
     ),
     Mutant(
         name="a refused message refuses what was gathered with it",

@@ -282,7 +282,7 @@ STORING: list[Mutant] = [
         old="                except Corrupt as error:\n                    raise self._damaged(error) from error\n",
         new="",
         world="ledger",
-        test="tests/actors/ledger/test_partition_metadata.py::test_an_owner_whose_record_is_damaged_is_one_no_more",
+        test="tests/actors/ledger/test_partition_metadata.py::test_damaged_record_ends_ownership",
     ),
     Mutant(
         name="a producer sends a message again that was damaged in its own hands",

@@ -1,7 +1,7 @@
-"""What the record of a partition says of what is to be done there while its owner, or a subscription's, is closed.
+"""The work of a partition that its record shows while its owner, or a subscription's, is closed.
 
-How far a ledger goes that was open when its owner ended is not in the record. It counts as whatever gives its owner
-something to do: who takes over writes down how far it goes (actors.ledger.recovery), so nobody is woken twice for it.
+How far a ledger goes that was open when its owner ended is not in the record. Such a ledger counts as work for its
+owner. The next owner records how far it goes (actors.ledger.recovery), so no owner is woken twice for it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from sluice.storage.history.compacted import KEYS_BYTES, CompactedWriter, LastOf
 from sluice.storage.history.part import GROUP_BYTES, GROUP_ROWS, PART_BYTES, milliseconds, rows_of_runs
 
 EMPTY_MS = 24 * 3600 * 1000
-"""So long after it was published a message stays that says that its key is gone."""
+"""A message that deletes its key stays for this long after it was published."""
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ class Compaction:
         return ledger
 
     async def _frames(self, ledger_id: int, runs: Sequence[int]) -> list[list[Frame]]:
-        """These runs without those that were given up, in stretches that follow one another."""
+        """Return the frames of some runs without those that were given up, in stretches that follow one another."""
         ledger, stretches = self._ledger(ledger_id), list[list[Frame]]([[]])
         there = [run for run in runs if self._log.record.lost_run(ledger_id, run) is None]
         for frame in await together(self._ports, "compact", [self._log.reader.frame(ledger, run) for run in there]):
@@ -330,7 +330,7 @@ class _GroupedRows:
             self.end()
 
     def end(self) -> None:
-        """What has come becomes a row group."""
+        """Add the rows that have come to the file as a row group."""
         rows = pa.concat_tables(self._pieces) if self._pieces else None
         self._pieces, self._bytes, self._count = [], 0, 0
         if rows is not None and rows.num_rows:
@@ -343,8 +343,8 @@ def _last_with_payload(rows: pa.Table) -> int:
 
 
 def _kept(last: LastOfKeys, rows: pa.Table, passed: int, old: int) -> pa.Table:
-    """Those rows that are the last of their key; not those that say that it is gone, which were published before `old`
-    (ms) and which every durable subscription has passed.
+    """Return the rows that are the last of their key. Left out are rows that delete their key, were published before
+    `old` (ms), and have been passed by every durable subscription.
     """
     positions = positions_in(rows)
     mask = last.mask(positions)
@@ -354,7 +354,7 @@ def _kept(last: LastOfKeys, rows: pa.Table, passed: int, old: int) -> pa.Table:
 
 
 def not_erased(rows: pa.Table, erasures: Sequence[Erasure]) -> pa.Table:
-    """These rows without the messages that are to be forgotten."""
+    """Return the rows without the messages that are to be forgotten."""
     for one in erasures:
         doomed = pc.and_(pc.equal(rows.column("key"), one.key), pc.less_equal(rows.column("ledger"), one.until))
         rows = rows.filter(pc.invert(pc.fill_null(doomed, False)))

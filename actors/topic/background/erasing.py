@@ -1,10 +1,10 @@
 """The messages of a key are forgotten: in the object store, in the compacted table, and on bookies.
 
-    asked -> each ledger that holds some: offloaded, written anew, named -> old objects deleted, bookies told -> done
+    asked -> each ledger that holds some: offloaded, rewritten, named -> old objects deleted, bookies told -> done
 
-What was asked stands in the partition's record until it is done, so whoever owns the partition goes on with it. It is
-for all ledgers up to the one that was open then, which is closed. A ledger that holds nothing of the key stays as it
-is, on bookies or in the store. Of one that does, each object with such messages is written anew
+What was asked stands in the partition's record until it is done, so the next owner of the partition goes on with it. It
+is for all ledgers up to the one that was open then, which is closed. A ledger that holds nothing of the key stays as it
+is, on bookies or in the store. Of one that does, each object with such messages is rewritten
 (storage.history.erasure), read back and compared; then one version of the record names the new objects, drops the
 copies on bookies, and counts the ledger and its messages. So a crash at any point leaves objects that no record names,
 which are collected, or work that is found again by looking. A ledger that cannot be read, or may not leave, is told and
@@ -12,7 +12,7 @@ tried again; it keeps the others from nothing but the end.
 
 The end is told when nothing of it is left: no ledger, no compacted table, no object that was replaced, no copy in the
 topic's table where there is a catalog, every bookie that is not lost for good has answered that it has forgotten
-the ledgers, and dispatchers, consumers and gateways have let go of what they had in memory. They are not asked, since
+the ledgers, and dispatchers, consumers and gateways have dropped what they had in memory. They are not asked, since
 one that is cut off could not answer: each keeps what it has read of a log for KEPT_MS, and the end waits for longer. A
 bookie's disk has the bytes until it compacts its segments. Readers that have the old record look again
 (actors.topic.partition.reads, cluster.history.scan).
@@ -55,12 +55,14 @@ from sluice.storage.history.erasure import holds
 from sluice.storage.history.part import GroupRows, PartFooter, PartWriter, same_rows
 
 MOST_KEYS = 64
-"""So many keys of a partition are being erased at a time."""
+"""The most keys of a partition that are being erased at a time."""
 KEPT = 64
-"""So many erasures that are done stay in the record."""
+"""The number of complete erasures that stay in the record."""
 DELETE_TIMEOUT = 10_000
 FORGOTTEN_MS = 2 * KEPT_MS
-"""So long after it was erased here no process sends a message any more: an answer with it may have been on its way."""
+"""The time after an erasure here until no process sends the message any more: an answer with it may have been under
+way.
+"""
 
 
 class Erasing:
@@ -167,7 +169,7 @@ class Erasing:
         await self._log.roll_if_due()
 
     def _doubtful(self, ledger: LedgerRecord) -> list[bytes]:
-        """The keys of which a ledger may hold messages that are to be erased."""
+        """Return the keys to be erased that a ledger may hold messages of."""
         known = self._clean.get(ledger.id, ())
         keys = [one.key for one in self._log.record.erasures if ledger.id <= one.until and one.key not in known]
         empty = ledger.state is LedgerState.CLOSED and ledger.last_run < 0
@@ -235,7 +237,9 @@ class Erasing:
     # -- one ledger --------------------------------------------------------------------------------------------------
 
     async def _write_anew(self, ledger: LedgerRecord, keys: Sequence[bytes]) -> list[LedgerRecord]:
-        """Write the objects of a ledger with such messages anew, compare, name. Raises as `turn` says."""
+        """Rewrite the objects of a ledger that hold such messages, compare them, and name them in the record. Raises
+        as `turn` says.
+        """
         before = ledger.offloaded.parts if ledger.offloaded is not None else ()
         parts: list[HistoryPart] = []
         counts = [0] * len(keys)
@@ -323,7 +327,7 @@ class Erasing:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """What is done everywhere is told. Raises Fenced, Unavailable while it is not."""
+        """Report the erasures that are done everywhere. Raises Fenced, Unavailable while they are not."""
         done = self._log.record.erasures
         if any(self._doubtful(ledger) for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0):
             return  # a ledger came meanwhile
@@ -369,7 +373,9 @@ class Erasing:
             raise Unavailable(f"the compacted log: {self._compaction.state.error}")
 
     async def _check_followed(self) -> None:
-        """Raises Unavailable while the topic's table has what is no more: it may have copies of the old objects."""
+        """Raise Unavailable while the topic's table has files that it no longer needs: it may have copies of the old
+        objects.
+        """
         table = self._offloading.table
         await table.turn()
         if table.behind:

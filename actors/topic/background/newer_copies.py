@@ -1,9 +1,9 @@
 """Copies of ledgers that are newer than the record, which was restored from a backup: they are found again.
 
-A ledger left for the store after the backup was made, and its bookies have forgotten it; or its objects were written
-anew, and those that the record names are gone. What the record does not name is then the only copy. It counts if it is
-whole: all runs and messages that the ledger has, each row group with its checksum. Of several objects with the same
-first run the newest counts.
+A ledger left for the store after the backup was made, and its bookies have forgotten it; or its objects were rewritten,
+and those that the record names are gone. What the record does not name is then the only copy. It counts if it is whole:
+all runs and messages that the ledger has, each row group with its checksum. Of several objects with the same first run
+the newest counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluice.storage.history.part import decode_footer
 async def find_copies(
     ports: Ports, reader: HistoryReader, names: Sequence[str], record: PartitionRecord
 ) -> dict[int, tuple[HistoryPart, ...]]:
-    """Whole copies among objects of these names, by ledger. Raises Unavailable."""
+    """Return the whole copies among objects of these names, by ledger. Raises Unavailable."""
     found: dict[int, tuple[HistoryPart, ...]] = {}
     for ledger in record.ledgers:
         own = [name for name in sorted(names, key=writing_of) if ledger_of_object(name) == ledger.id]
@@ -59,7 +59,7 @@ async def _copy_of(
 
 
 async def _part_of(ports: Ports, ledger: LedgerRecord, name: str) -> HistoryPart:
-    """What a record says of an object that none names. Raises Corrupt, NotFound, Unavailable."""
+    """Return the record's entry for an object that no record names. Raises Corrupt, NotFound, Unavailable."""
     data = await attempt(ports, lambda: ports.objects.get(name))
     size, crc = footer_in(data)
     footer = decode_footer(data[-size:], len(data), crc)

@@ -50,7 +50,7 @@ def fits(table: Compacted, record: PartitionRecord) -> bool:
 
 
 async def _table_of(ports: Ports, reader: CompactedReader, name: str) -> Compacted | None:
-    """The table of which this object is the last; None if it is not. Raises Corrupt, NotFound, Unavailable."""
+    """Return the table whose last object this is; None if it is not one. Raises Corrupt, NotFound, Unavailable."""
     data = await attempt(ports, lambda: ports.objects.get(name))
     size, crc = footer_in(data)
     footer = decode_compacted_footer(data[-size:], len(data), crc)

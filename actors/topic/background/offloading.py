@@ -329,7 +329,7 @@ class Offloading:
         return {part.name for one in self._log.record.ledgers if one.offloaded for part in one.offloaded.parts}
 
     def unwanted(self, ledgers: Sequence[LedgerRecord]) -> None:
-        """These ledgers have left the record: their objects are to be deleted."""
+        """Mark the objects of ledgers that have left the record for deletion."""
         self.objects.unwanted(part.name for one in ledgers if one.offloaded is not None for part in one.offloaded.parts)
 
 

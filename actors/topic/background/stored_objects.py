@@ -1,12 +1,12 @@
-"""The objects that a partition's owner writes under one prefix: their names, and the end of those that nobody wants.
+"""The objects that a partition's owner writes under one prefix: their names, and the deletion of unwanted ones.
 
 Names carry the epoch and a number of the owner that wrote them and are never used twice. What the record does not name,
 and was written under this epoch or an earlier one, is deleted: an owner that died, or a store that was late, left it.
 
 Unless the record is older than the object. One that was restored from a backup knows nothing of what left after that,
 and bookies may have forgotten it since. So an object stays while its ledger is neither in the record nor was trimmed,
-or ought to be on bookies and is not found there, or in other objects of which one is gone: they were written anew. What
-was written after the compacted table that the record names stays while anything that it stands for is not found.
+or ought to be on bookies and is not found there, or in other objects if one of them is missing: they were rewritten.
+What was written after the compacted table that the record names stays while anything that it stands for is not found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_AT_ONCE = 8
 RETRY_MS = 30_000
 """After what did not work, so long nothing is tried again."""
 COLLECT_MS = 3_600_000
-"""So often an owner looks for objects that no record names: what an earlier one had under way may land at any time."""
+"""The interval of the search for objects that no record names: a write of an earlier owner may land at any time."""
 
 
 class StoredObjects:
@@ -43,7 +43,7 @@ class StoredObjects:
         self._collect_at = 0
         self._unwanted: list[str] = []
         self._kept: list[str] = []
-        """What the last look found that the record does not name, and that may be newer than the record."""
+        """Objects that the last look found, that the record does not name, and that may be newer than the record."""
         self._not_ours: dict[str, None] = {}
         """Names that were taken: by an owner of whom a restored record knows nothing."""
 
@@ -81,7 +81,7 @@ class StoredObjects:
         return bool(self._unwanted)
 
     def take_kept(self) -> list[str]:
-        """What the last look has kept because it may be newer than the record; told once."""
+        """Return the objects that the last look kept because they may be newer than the record, and forget them."""
         kept, self._kept = self._kept, []
         return kept
 

@@ -46,7 +46,7 @@ class TableFollowing:
         return self.behind and self._ports.clock.monotonic() >= self._not_before
 
     async def columns(self) -> PayloadColumns | None:
-        """What makes columns of payloads for the table; None without one. Raises Unavailable."""
+        """Return what makes columns of payloads for the table; None without one. Raises Unavailable."""
         return None if self._ports.tables is None else await self._ports.tables.columns(self._topic)
 
     async def turn(self) -> None:

@@ -44,7 +44,7 @@ def trimmable(
 
 
 def consumed(record: PartitionRecord, marks: Mapping[str, int]) -> list[LedgerRecord]:
-    """Those that may go as far as subscriptions are concerned, from the head of the chain."""
+    """Return the ledgers, from the head of the chain, that no subscription needs any more."""
     slowest = min(marks.values()) if marks else None
     found: list[LedgerRecord] = []
     for ledger in record.ledgers:

@@ -69,7 +69,7 @@ class Upkeep:
         self._kept = TopicRetention(ports, topic)
         self._thresholds = TopicThresholds(ports, topic)
         self.settings = log.metadata.record.settings
-        """Those that hold now, as far as they are looked up."""
+        """The settings that hold now, as far as they are looked up."""
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
@@ -88,7 +88,7 @@ class Upkeep:
         self.compaction.restore()
 
     def look(self) -> None:
-        """Something has changed, or was asked for: rest no longer, unless there is still nothing to do."""
+        """End the rest because of a change or a request, unless there is still nothing to do."""
         if not self._only_grows:
             self._woken.set()
 
@@ -220,7 +220,9 @@ class Upkeep:
                 await self._woken.wait(self._ports, most, self._rest_longer)
 
     def _rest_longer(self) -> int:
-        """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
+        """Return for how many ms there is still nothing to do; 0 if there is something. Unused owners then wake no
+        task.
+        """
         now = self._ports.clock.monotonic()
         self._forget_unused(now)
         if self._only_grows and self._log.metadata.is_told():
@@ -228,8 +230,8 @@ class Upkeep:
         return 0 if self.at_work else max(min(REST_MS, self._rests_until - now), 0)
 
     async def settle(self) -> int:
-        """Write down what an owner that ends would forget, and let go of what nobody needs. Returns when retention has
-        something to do, ms since 1970, 0 if it has not. Raises Fenced, Unavailable, Corrupt.
+        """Write down what an owner that ends would forget, and trim what no subscription needs. Returns when retention
+        has something to do, ms since 1970, 0 if it has not. Raises Fenced, Unavailable, Corrupt.
         """
         await self._log.seal(self._with_marks)
         await self._look()
@@ -300,8 +302,8 @@ class Upkeep:
             await self._log.metadata.verify()
 
     def heard(self, subscription: str) -> int:
-        """The highest number of a statement of a subscription, 0 if none has come. What was deleted is remembered, so
-        that late statements bring nothing back; who begins anew under its name counts on from there.
+        """Return the highest number of a statement of a subscription, 0 if none has come. A deleted subscription is
+        remembered, so that late statements do not bring it back; a new one of its name counts on from there.
         """
         return self._numbers.get(subscription, 0)
 

@@ -29,12 +29,12 @@ MAX_EPOCH = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """It may write."""
+    """The outcome that a producer may write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It must wait for its turn."""
+    """The outcome that a producer must wait for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Access:
     _put_out: list[str] = field(default_factory=list)
 
     def restore(self, saved: Exclusivity) -> None:
-        """Take over what the record says; where it has an impossible epoch, counting begins anew."""
+        """Take over the state in the record; if that has an impossible epoch, counting starts again."""
         if saved.epoch > MAX_EPOCH:
             saved = Exclusivity()
         self.epoch, self.holder = saved.epoch, saved.holder

@@ -15,7 +15,7 @@ from sluice.actors.topic.partition.producers import Producers
 from sluice.storage.errors import SluiceError, Unavailable
 
 LIVENESS_MS = 2_000
-"""Who is asked whether a producer is still there has so long to answer."""
+"""The time for a home to answer whether a producer is still there."""
 WAIT_MS = 2_000
 """A producer that waits for its turn is answered after so long, and asks again."""
 

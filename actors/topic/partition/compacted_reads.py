@@ -1,11 +1,11 @@
-"""Reading a compacted log: of each key the last message up to the horizon, and behind it the log.
+"""Reading of a compacted log: the last message of each key up to the horizon, and behind it the log.
 
 What is answered for positions up to the horizon comes from the table alone, whether or not the log still has it.
 
 A newer table may take the place of the one that a reader has begun with. What it reads from then on are the last
 messages up to the newer horizon; of the keys that it has seen so far each newer message lies behind its place, and so
-does the one that says that a key is gone. Whoever began at the beginning of the table that it reads knows no such key,
-and is not told of it (`since`).
+does the message that deletes a key. A reader that began at the beginning of the table that it reads knows no such key,
+and does not get that message (`since`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.storage.format.position import ledger_of, position
 from sluice.storage.history.compacted import CompactedPiece
 
 MOST_BYTES = 1024 * 1024
-"""Of one answer, unless a single message is larger."""
+"""The most bytes of one answer, unless a single message is larger."""
 
 
 class CompactedReads:
@@ -31,7 +31,7 @@ class CompactedReads:
     def __init__(self, ports: Ports, log: PartitionLog, reader: CompactedReader) -> None:
         self._ports, self._log, self._reader = ports, log, reader
         self.problem = ""
-        """What of the table cannot be read, and why; empty if all can."""
+        """The part of the table that cannot be read, and why; empty if all can."""
 
     async def index(self, request: ReadIndex) -> IndexRead | None:
         """The answer to a question for the compacted log; None: from there on it is the log. Raises Unavailable."""
@@ -116,7 +116,9 @@ class CompactedReads:
         )
 
     def ends(self, ends: Ends) -> Ends:
-        """Where the topic ends for who reads it compacted: what was compacted away is not its last message."""
+        """Return the ends of the topic for a reader of the compacted log: a message that was compacted away is not the
+        last.
+        """
         table = self._log.record.compacted
         if table is not None and ends.last <= table.horizon:
             ends.last, ends.compacted = table.last, True

@@ -1,4 +1,4 @@
-"""The log of one partition as its owner keeps it: a chain of ledgers, the last of which may be open.
+"""The log of one partition as its owner keeps it: a chain of ledgers, whose last one may be open.
 
 Taking over: get the record under a new epoch, recover what is open, learn from the frames since the last snapshot
 what each producer has stored, close. Appending: the open ledger's writer, bounded in runs and bytes under way; a new
@@ -409,8 +409,9 @@ class PartitionLog:
         await self.metadata.update(lambda record: change(self._covered(record)))
 
     async def seal(self, change: Callable[[PartitionRecord], PartitionRecord]) -> None:
-        """The same, with the open ledger closed in that version: a next owner has nothing to recover then, and how far
-        the ledger goes and since when it is closed is known. One of which copies are still being made stays open.
+        """Write as `cover` does, with the open ledger closed in that version. The next owner then has nothing to
+        recover, and the record knows how far the ledger goes and since when it is closed. A ledger that is still being
+        copied stays open.
         """
         async with self._rolling:  # nothing is appended meanwhile
             old = self._writer
@@ -435,7 +436,7 @@ class PartitionLog:
     # -- for readers -------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something was confirmed, or the chain changed: let waiting readers look again."""
+        """Let waiting readers look again after a confirmation or a change of the chain."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.set()
@@ -464,7 +465,9 @@ class PartitionLog:
         return writer.state.last_confirmed if writer is not None and writer.ledger_id == ledger.id else -1
 
     async def table(self, ledger: LedgerRecord) -> RunOffsets:
-        """Where the runs of a ledger begin; asks the bookies the first time. Raises Unavailable."""
+        """Return the offsets at which the runs of a ledger begin; asks the bookies the first time. Raises
+        Unavailable.
+        """
         known = self.tables.get(ledger.id)
         if known is None:
             known = await self.reader.table(ledger)

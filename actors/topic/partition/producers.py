@@ -35,9 +35,9 @@ MAX_NAME_BYTES = 1024
 FORGET_MS = 6 * 3600 * 1000
 """A producer without a session that was silent for so long is forgotten, as Pulsar does."""
 MOST_CLOSED = 10_000
-"""So many producers without a session are remembered, as with Pulsar; those that were silent for longest go first."""
+"""The most producers without a session that are remembered, as with Pulsar; the longest silent go first."""
 SPARE = 1_000
-"""So many more may be there before some are forgotten: to find the oldest takes a look at all."""
+"""The excess at which some are forgotten, not one at a time: to find the oldest takes a look at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class StoreNow:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """It is confirmed already, at this place (ledger 0: the place is forgotten)."""
+    """A run that is confirmed already, at this place (ledger 0: the place is forgotten)."""
 
     published: Published
 
@@ -61,7 +61,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Its turn has not come: ask again when a run of this producer was pushed or confirmed."""
+    """A run whose turn has not come: ask again when a run of this producer was pushed or confirmed."""
 
     predecessor: bool
     """True: an earlier sequence is missing, and may never come. False: something is pending, and will end."""
@@ -159,7 +159,7 @@ class Producers:
             producer.session, producer.incarnation = 0, ""
 
     def end_others(self, name: str) -> None:
-        """Nobody but this producer writes any more."""
+        """End all producers but this one."""
         for other, producer in self._known.items():
             if other != name:
                 self.end(other, producer.incarnation)

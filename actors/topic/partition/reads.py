@@ -84,7 +84,7 @@ class LogReads:
     # -- where things are --------------------------------------------------------------------------------------------
 
     def ends(self) -> Ends:
-        """Where the topic begins and ends. An empty topic without a ledger begins and goes on at 0."""
+        """Return the ends of the topic. An empty topic without a ledger begins and goes on at 0."""
         ledgers = self._log.record.ledgers
         if not ledgers:
             start = self._log.record.trimmed_before
@@ -167,7 +167,9 @@ class LogReads:
                 run += 1
 
     async def _as_many(self, ledger: LedgerRecord, runs: range) -> list[CachedRun]:
-        """These runs, or the first alone where not all can be read: one that cannot hides none before it."""
+        """Return the runs, or the first alone if not all can be read, so that an unreadable run hides none
+        before it.
+        """
         try:
             return await self._runs(ledger, runs)
         except Unavailable:

@@ -1,4 +1,4 @@
-"""What the owners of partitions in one process have in common."""
+"""The resources that the owners of partitions in one process share."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from sluice.storage.format.frame import Run, make_run
 
 
 class ResultIntake:
-    """Of one partition. ready: waits until the owner serves, and raises when it does not any more."""
+    """The intake of results of one partition. ready: waits until the owner serves, and raises when it does not any
+    more.
+    """
 
     def __init__(
         self,

@@ -1,14 +1,14 @@
-"""Deduplication of results: what workers make of the messages of a subscription is stored once for each message.
+"""Deduplication of results: the output of workers is stored once for each message of a subscription.
 
 A *source* is a subscription on one partition of its topic. Its messages are handled by many workers at once, and a key
 moves from one to another. So results come out of order, from several writers, and again from others: no sequence rises
 there, and none of the writers may be fenced. What identifies a result is the position of its message. All rows that a
-message has in this partition come in one run. A message whose rows are stored, by whomever, stores none again; one
+message has in this partition come in one run. A message whose rows are stored stores none again; one
 whose rows are under way waits for their outcome.
 
 What is stored is remembered as a subscription remembers what is done, in a cursor: positions above a mark, in bitmaps.
 The mark is what the subscription has durably finished, as the writers tell: none of these messages comes to a worker
-again. If one does, because somebody sought back or the topic was made anew under its name, nobody can say whether its
+again. If one does, after a seek back or after the topic was deleted and made again, it cannot be known whether its
 results are here. That is refused, since storing them could repeat results, and passing over them could lose some.
 
 The positions of a run stand in the header of its frame, so a new owner learns them as it learns producers' sequences,
@@ -35,10 +35,10 @@ from sluice.storage.format.position import EARLIEST, Positions, show
 
 MAX_SOURCES = 1_000
 MAX_CURSOR_BYTES = 4 * 1024 * 1024
-"""What all cursors of a partition may take in its record."""
+"""The most bytes that all cursors of a partition take in its record."""
 MAX_SOURCE_BYTES = 512
 MAX_POSITIONS_BYTES = 2_048
-"""What the positions of one run may take in its frame's header."""
+"""The most bytes that the positions of one run take in its frame's header."""
 FORGET_MS = 30 * 24 * 3600 * 1000
 """A source that was silent for so long is forgotten."""
 
@@ -86,7 +86,7 @@ class ResultSource:
     finished: int = EARLIEST
     seen: int = 0
     size: int = 0
-    """Of the cursor in bytes, when it was last written down."""
+    """Bytes of the cursor when it was last written down."""
     pending: dict[int, PendingResults] = field(default_factory=dict)
     """By the lowest position, which no two of them share."""
 
@@ -103,7 +103,7 @@ class Results:
     def __init__(self) -> None:
         self._sources: dict[str, ResultSource] = {}
         self._size = 0
-        """Of all cursors, as they were written down last."""
+        """Bytes of all cursors, as they were written down last."""
 
     def find(self, name: str, finished: int, now: int) -> ResultSource:
         """The source of this name, which has finished so much. Raises Invalid, and Overloaded beyond the bounds."""
@@ -139,7 +139,9 @@ class Results:
 
     @staticmethod
     def are_stored(source: ResultSource, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Of which of these messages (ascending) results are stored. Raises Conflict for one that was finished."""
+        """Return a mask of the messages (ascending) whose results are stored. Raises Conflict for one that was
+        finished.
+        """
         if positions[0] <= source.finished:
             raise Conflict(
                 f"message {show(int(positions[0]))} comes again after its subscription had finished everything up to "

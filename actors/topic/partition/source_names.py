@@ -1,4 +1,6 @@
-"""Where the name of a producer stands, the name of a source stands with a mark before it, which no producer's has."""
+"""Names of sources in place of names of producers: a mark before the name, which no producer's name has, tells them
+apart.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ _MARK = "="
 
 
 def producer_of(source: str) -> str:
-    """What stands for a source where a producer is named."""
+    """Return the name that stands for a source in place of a producer's."""
     return _MARK + source
 
 

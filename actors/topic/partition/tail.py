@@ -23,9 +23,9 @@ OLD_BYTES = 16 * 1024 * 1024
 PROCESS_BYTES = 4 * TAIL_BYTES
 """For all partitions of a process together."""
 RUN_BYTES = 1_400
-"""What a small run takes in memory beside its payload, as measured: its objects, and the head of its request."""
+"""The memory of a small run beside its payload, as measured: its objects, and the head of its request."""
 _AT_ONCE = 1024 * 1024
-"""So many bytes the largest cache gives way at a time."""
+"""The bytes that the largest cache gives up at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CacheRoom:
         self._caches.append(cache)
 
     def leave(self, cache: RunCache) -> None:
-        """It holds nothing any more, and never will."""
+        """Remove a cache that holds nothing any more, and never will."""
         self._caches.remove(cache)
 
     def count(self, change: int) -> None:
@@ -71,7 +71,7 @@ class CacheRoom:
 
 
 _NONE: OrderedDict[tuple[int, int], CachedRun] = OrderedDict()
-"""What every cache has that holds nothing; nothing is put into it."""
+"""The content of every empty cache; nothing is put into it."""
 
 
 class RunCache:

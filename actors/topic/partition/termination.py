@@ -1,7 +1,7 @@
 """The end of a partition: it keeps its messages and takes no more.
 
 What is on its way to the bookies is waited for, and nothing new is let in meanwhile. So the end that is told is the end
-for good, whoever owns the partition later. Only what is durable is said: a producer that is refused knows that nobody
+for good, for every later owner of the partition. Only what is durable is said: a refused producer knows that no owner
 will ever take its message.
 """
 
@@ -14,7 +14,7 @@ from sluice.actors.topic.partition.log import PartitionLog
 from sluice.storage.errors import Terminated, Unavailable
 
 SETTLE_MS = 5_000
-"""What is on its way has so long to be confirmed; else producers go on, and it is to be asked again."""
+"""The time for appends under way to be confirmed; after that producers go on, and the caller has to ask again."""
 
 
 class Termination:

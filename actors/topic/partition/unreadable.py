@@ -23,7 +23,7 @@ from sluice.storage.format.batch import decode_body
 from sluice.storage.format.position import position, show
 
 ALARM_MS = 3_000
-"""What cannot be read for so long is an alarm: a bookie that starts again needs less."""
+"""A run that is unreadable for this long is an alarm: a bookie that starts again needs less."""
 DESCRIBE_TIMEOUT = 5_000
 ALL_RUNS = -1
 """In place of a run, where nobody can say where the runs of a ledger begin."""
@@ -59,7 +59,7 @@ class Unreadable:
             known.reason = str(error)
 
     def fine(self, ledger: int, run: int) -> None:
-        """It was read, or given up."""
+        """Forget a run that was read, or given up."""
         if self._runs and self._runs.pop((ledger, run), None) is not None:
             self._ports.log("readable_again", ledger=ledger, run=run)
 
@@ -165,8 +165,8 @@ class GivingUp:
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: bookie {bookie} has it")
 
     async def _check_history(self, ledger: LedgerRecord, lost: GivenUp) -> None:
-        """Of a run that is in the object store, perhaps there alone: raises Invalid if it can be read, Unavailable if
-        that is away.
+        """Check a run that is in the object store, perhaps there alone. Raises Invalid if it can be read, Unavailable
+        if the store is away.
         """
         with contextlib.suppress(Corrupt):
             await self._log.reader.history.run(ledger, lost.run)

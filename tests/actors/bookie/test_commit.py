@@ -18,7 +18,7 @@ from tests.sim.loop import simulated
 
 
 @simulated
-async def test_what_arrives_during_a_sync_is_written_by_one_more() -> None:
+async def test_adds_during_a_sync_share_one_more_write() -> None:
     world = World()
     bookie = await world.started(BookieSettings(min_free_bytes=0))
     groups, append = 0, world.disk.append
@@ -203,7 +203,7 @@ async def test_the_last_group_has_a_durable_witness_when_quiet() -> None:
 
 @pytest.mark.parametrize("before", [0, 3])
 @simulated
-async def test_what_a_failed_sync_left_is_rewritten_before_served(before: int) -> None:
+async def test_bytes_of_a_failed_sync_are_rewritten_before_served(before: int) -> None:
     world = World()
     bookie = await world.started()
     for run in range(before):

@@ -167,7 +167,7 @@ async def test_after_unnamed_loss_nothing_old_is_denied() -> None:
 
 @simulated
 async def test_a_segment_that_is_gone_is_a_loss_once() -> None:
-    """What came after the loss is in no doubt when the bookie starts again."""
+    """Records after the loss are in no doubt when the bookie starts again."""
     disk, meta = await written()
     del disk.files[segments_of(disk)[-1]]
     world = World(disk, meta)

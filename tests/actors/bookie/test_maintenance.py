@@ -1,4 +1,4 @@
-"""What a disk does not give, bytes back or room, holds up the rest of a bookie's work as little as it can."""
+"""A disk that gives back no bytes, or has no room, delays the rest of a bookie's work as little as possible."""
 
 from __future__ import annotations
 

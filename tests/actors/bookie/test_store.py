@@ -91,7 +91,7 @@ async def test_a_checkpoint_between_sync_and_answer_misses_nothing() -> None:
 
 
 @simulated
-async def test_what_was_only_in_memory_is_durable_before_served() -> None:
+async def test_run_only_in_memory_is_durable_before_served() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
     await bookie.handle(add(1, 0))

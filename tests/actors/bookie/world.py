@@ -41,7 +41,7 @@ NEVER_MS = 1 << 40
 
 
 class NoNet:
-    """Nobody to call; payloads come with their requests."""
+    """A network without peers; payloads come with their requests."""
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         return blob.data
@@ -144,6 +144,6 @@ async def read(bookie: Bookie, ledger: int, run: int, fence_epoch: int | None = 
 
 
 def payload_of(request: messages.AddRun) -> bytes:
-    """What the request stores."""
+    """Return the payload that the request stores."""
     assert request.payload.data is not None
     return bytes(request.payload.data)

@@ -1,4 +1,4 @@
-"""What is said again to a new owner, and what is not."""
+"""Returned messages: which of them are reported again to a new owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.actors.consumer.hand_backs import HandBacks
 from tests.sim.world import World
 
 
-def test_what_came_again_is_not_given_back_to_the_next_owner() -> None:
+def test_message_that_came_again_is_not_returned_to_next_owner() -> None:
     backs = HandBacks(World(0).client("reader"))
     first = backs.note(np.array([5, 6]), np.array([0, 3], np.uint8))
     second = backs.note(np.array([9]), np.array([1], np.uint8))

@@ -1,4 +1,4 @@
-"""What a consumer holds, and what is left of it after acknowledgements and a lost session."""
+"""The messages that a consumer holds, and the rest after acknowledgements and a lost session."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rows_are_taken_out_when_somebody_looks() -> None:
     assert one.column("key").to_pylist() == [b"b", b"d", b"e"]
 
 
-def test_what_is_taken_back_unread_is_never_seen() -> None:
+def test_unread_rows_taken_back_are_never_seen() -> None:
     one = unread()
     one.take_back(np.array([1]))
     assert one.rows.column("key").to_pylist() == [b"b", b"e"]

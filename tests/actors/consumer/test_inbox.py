@@ -78,7 +78,7 @@ def test_payloads_that_find_no_room_are_asked_for_later(monkeypatch: pytest.Monk
     played(scenario)
 
 
-def test_what_is_fetched_together_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_of_joined_parts_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "JOIN_BYTES", 10 * SIZE)
 
     async def scenario(world: World) -> None:

@@ -13,7 +13,7 @@ from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, B
 
 @pytest.mark.parametrize("deleted", ["topic", "subscription"])
 def test_its_acknowledgements_count_from_the_beginning(deleted: str) -> None:
-    """Those that had been confirmed do not count for the new one, which would wait for them for ever."""
+    """Confirmed acknowledgements of the old one do not count for the new one, which would wait for them for ever."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -1,4 +1,4 @@
-"""What a consumer takes back by itself before it speaks to a new owner."""
+"""A consumer takes some messages back by itself before it speaks to a new owner."""
 
 from __future__ import annotations
 

@@ -50,7 +50,9 @@ Rule = Callable[[str, Request[Any]], str | None]
 
 
 class FakeBookie:
-    """What a bookie promises, in memory: epochs, runs, and the answers to the requests of the ledger protocol."""
+    """A bookie in memory that keeps its promises: epochs, runs, and the answers to the requests of the ledger
+    protocol.
+    """
 
     def __init__(self) -> None:
         self.epochs: dict[int, int] = {}
@@ -167,7 +169,7 @@ class Wire:
         return 0
 
     def holders(self, ledger: int, run: int) -> list[str]:
-        """Who has a run."""
+        """Return the bookies that have a run."""
         return [name for name, bookie in self.bookies.items() if (ledger, run) in bookie.runs]
 
 

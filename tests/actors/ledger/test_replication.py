@@ -153,8 +153,8 @@ async def test_a_run_that_nobody_has_keeps_no_other_from_its_copies() -> None:
 
 
 @simulated
-async def test_what_nobody_has_does_not_have_the_rest_copied_again() -> None:
-    """Whoever tries again asks for that first: else all that lies before it would be copied in each round, for ever."""
+async def test_missing_run_does_not_have_the_rest_copied_again() -> None:
+    """A new try asks for the missing run first: else all runs before it would be copied in each round, for ever."""
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)
     copied = list[int]()

@@ -72,7 +72,7 @@ def sent(part: Part, least: int = 1, machine: Machine | None = None) -> Part:
 
 
 def shown(part: Part) -> list[int]:
-    """What a consumer sees of a part, without asking anybody."""
+    """Return the values that a consumer sees of a part, without a request."""
     machine = cast(Any, Machine())
     (got,) = asyncio.run(Payloads(machine, machine, "t", 0).resolve(part, 1, 1))
     assert got.positions.tolist() == positions_of(1, part.rows.astype(np.int64) + 50).tolist()
@@ -89,7 +89,7 @@ def test_the_rows_of_a_consumer_travel_alone(blob: Blob) -> None:
     assert shown(part) == [3, 17, 99]
 
 
-def test_what_was_taken_back_on_the_way_is_left_out() -> None:
+def test_rows_taken_back_on_the_way_are_left_out() -> None:
     """The inbox gives some of the rows back before they are looked at."""
     part = sent(part_of([3, 17, 20, 99], Blob(RUN.payload)))
     part.rows = np.array([17, 99], np.uint32)
@@ -107,7 +107,7 @@ def test_what_was_taken_back_on_the_way_is_left_out() -> None:
     ],
     ids=["small", "all of it", "most of it", "not here", "damaged"],
 )
-def test_what_is_not_cut_goes_as_it_is(part: Part, least: int) -> None:
+def test_uncut_part_goes_as_it_is(part: Part, least: int) -> None:
     assert sent(part, least) is part
 
 

@@ -30,7 +30,7 @@ from tests.actors.controller.test_controller import CONTROLLER, GIVE_UP, Stage, 
 
 
 @pytest.mark.parametrize("subscription", [None, "s"])
-def test_who_knows_an_owner_that_ended_asks_the_one_after_it(subscription: str | None) -> None:
+def test_caller_with_an_ended_owner_asks_the_next_one(subscription: str | None) -> None:
     async def scenario(stage: Stage) -> None:
         directory, first = await known(stage, subscription)
         stage.world.crash(stage.process(first))
@@ -43,7 +43,7 @@ def test_who_knows_an_owner_that_ended_asks_the_one_after_it(subscription: str |
 
 
 def test_an_owner_that_is_none_any_more_is_no_answer() -> None:
-    """It lives, so that it is not missed, and says itself that there is another one."""
+    """The old owner lives, so it is not missed, and answers itself that there is another one."""
 
     async def scenario(stage: Stage) -> None:
         directory, first = await known(stage, None)
@@ -57,8 +57,8 @@ def test_an_owner_that_is_none_any_more_is_no_answer() -> None:
     play(scenario)
 
 
-def test_what_may_not_be_done_twice_is_asked_once() -> None:
-    """Of the owner of now; and it may have been done, when that does not answer."""
+def test_unrepeatable_request_is_sent_once() -> None:
+    """The question goes to the current owner alone, and counts as perhaps done if that does not answer."""
 
     async def scenario(stage: Stage) -> None:
         directory, first = await known(stage, "s")
@@ -89,8 +89,10 @@ def test_an_owner_that_nobody_can_start_is_waited_for_so_long() -> None:
     play(scenario)
 
 
-def test_who_knows_the_bookies_waits_for_no_lost_controller() -> None:
-    """What it heard last is as good as nothing else: whoever replaces a bookie must not wait for another controller."""
+def test_known_bookies_spare_the_wait_for_a_lost_controller() -> None:
+    """The list that it heard last is good enough: a writer that replaces a bookie must not wait for another
+    controller.
+    """
 
     async def scenario(stage: Stage) -> None:
         directory = Directory(stage.client, CONTROLLER)
@@ -132,7 +134,7 @@ def test_a_controller_that_comes_again_is_waited_for() -> None:
     play(scenario)
 
 
-def test_who_opens_something_waits_as_long_as_it_may() -> None:
+def test_opening_waits_as_long_as_it_may() -> None:
     """Also where another controller is long in coming; what is refused is not waited for."""
 
     async def scenario(stage: Stage) -> None:
@@ -153,7 +155,7 @@ def test_who_opens_something_waits_as_long_as_it_may() -> None:
 
 
 def test_a_long_deletion_is_waited_for() -> None:
-    """It is asked for again while it goes on, and what is gone then was deleted."""
+    """The caller asks again while the deletion goes on; NotFound then means that it was deleted."""
 
     async def scenario(stage: Stage) -> None:
         await subscribed(stage)
@@ -168,7 +170,7 @@ def test_a_long_deletion_is_waited_for() -> None:
 
 
 def test_a_drain_whose_answer_is_lost_is_done() -> None:
-    """Its pool has ended when it is asked for again."""
+    """The pool has ended when the drain is asked for again."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create_only()

@@ -28,14 +28,14 @@ async def owned(ports: Ports, versions: int = 1) -> FencedRecord:
 
 
 async def made_again(world: World, versions: int) -> None:
-    """Whoever has the record takes leave of it, and another one makes it again."""
+    """Let the owner remove the record, and another one make it again."""
     await (await owned(world.client("deleting"))).remove()
     await owned(world.client("new"), versions)
 
 
 @pytest.mark.parametrize("versions", [1, 2, 3, 4])
 @pytest.mark.parametrize("acts", ["writes", "looks", "removes"])
-def test_who_was_frozen_meanwhile_has_lost_it(versions: int, acts: str) -> None:
+def test_owner_frozen_meanwhile_has_lost_a_remade_record(versions: int, acts: str) -> None:
     """Also where the new record has as many versions as the one before had, and its first owner the same epoch."""
 
     async def run(world: World) -> None:
@@ -51,7 +51,7 @@ def test_who_was_frozen_meanwhile_has_lost_it(versions: int, acts: str) -> None:
 
 
 @pytest.mark.parametrize("versions", [1, 2, 3, 4])
-def test_who_was_frozen_while_it_took_it_does_not_get_it(versions: int) -> None:
+def test_owner_frozen_while_taking_over_is_fenced(versions: int) -> None:
     async def run(world: World) -> None:
         await owned(world.client("old"), 3)
         late = await begun(world.client("late"))
@@ -64,7 +64,7 @@ def test_who_was_frozen_while_it_took_it_does_not_get_it(versions: int) -> None:
 
 
 @pytest.mark.parametrize("versions", [0, 3])
-def test_who_has_it_still_goes_on_after_a_long_rest(versions: int) -> None:
+def test_owner_goes_on_after_a_long_rest(versions: int) -> None:
     async def run(world: World) -> None:
         record = await owned(world.client("owner"), versions)
         for _ in range(2):

@@ -84,7 +84,7 @@ def test_names_of_tenants_and_namespaces_are_as_narrow(kind: str, text: str) -> 
 
 @given(st.text(max_size=200))
 @settings(max_examples=200)
-def test_what_is_allowed_is_safe_as_a_file_name(text: str) -> None:
+def test_allowed_name_is_safe_as_a_file_name(text: str) -> None:
     for kind in ("topic", "subscription"):
         try:
             name = check_name(kind, text)
@@ -105,7 +105,7 @@ def test_what_is_allowed_is_safe_as_a_file_name(text: str) -> None:
         ("-a", "q---a"), ("_a", "q--_5fa"), ("é", "q--_c3_a9"), ("q--a", "q--a"), ("q--a_2fb", "q--a_2fb"),
     ],
 )  # fmt: skip
-def test_what_has_other_letters_is_quoted(text: str, name: str) -> None:
+def test_name_with_other_letters_is_quoted(text: str, name: str) -> None:
     assert quoted(text) == name
 
 
@@ -117,5 +117,5 @@ def test_every_name_that_is_quoted_is_allowed_and_found_again(text: str) -> None
 
 
 @pytest.mark.parametrize("name", ["q--a", "q--_ff", "q--_2", "q--a_2Fb", "q--_61", "orders", "q-a_2fb"])
-def test_what_was_not_quoted_is_shown_as_it_is(name: str) -> None:
+def test_unquoted_name_is_shown_as_it_is(name: str) -> None:
     assert unquoted(name) == name

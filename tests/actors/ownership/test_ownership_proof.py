@@ -1,4 +1,4 @@
-"""Who owns what is proved once for a process, and an owner that was replaced learns it by that."""
+"""One proof of ownership serves a whole process, and shows an owner that it was replaced."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_replaced_owner_is_not_proved_by_its_neighbours() -> None:
 
 
 def test_the_notice_of_an_owner_that_died_is_given_by_the_next() -> None:
-    """It wrote its version and no notice: whoever comes next knows only from the record who was there before."""
+    """The dead owner wrote its version and no notice: the next one knows the owner before both only from the record."""
 
     async def scenario(world: World) -> None:
         ports = world.client("first")
@@ -144,7 +144,7 @@ async def _take(ports: Ports) -> None:
     await taken(ports, "r")
 
 
-def test_who_looks_and_gives_up_holds_nobody_up() -> None:
+def test_look_that_is_given_up_delays_no_other() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
         proof = ports.process.of(OwnershipProof)
@@ -162,7 +162,7 @@ def test_who_looks_and_gives_up_holds_nobody_up() -> None:
     World(1).play(scenario)
 
 
-def test_who_looks_and_ends_without_a_word_holds_nobody_up() -> None:
+def test_looker_that_ends_silently_delays_no_other() -> None:
     async def scenario(world: World) -> None:
         looker, ports = world.client("looker"), world.client("process")
         ports = dataclasses.replace(ports, process=looker.process)

@@ -1,4 +1,4 @@
-"""Whoever looks at all topics asks for records together, and for what all share only once."""
+"""A scan of all topics reads their records together, and what all of them share only once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_store_that_answers_nothing_ends_the_scan() -> None:
     assert len(meta.asked) == TOGETHER
 
 
-async def test_what_was_listed_is_read_once_and_the_rest_never() -> None:
+async def test_listed_records_are_read_once_and_the_rest_never() -> None:
     meta = _Asked()
     await meta.create("quota/topic/a", 1, b"1")
     await meta.create("lifetime/topic/a", 1, b"2")

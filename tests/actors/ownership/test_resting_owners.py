@@ -56,7 +56,7 @@ def test_a_notice_wakes_all_one_after_the_other() -> None:
     World(1).play(scenario)
 
 
-def test_who_begins_to_rest_untold_is_woken_as_well() -> None:
+def test_owner_that_begins_to_rest_untold_is_woken_as_well() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
         await ports.process.of(OwnershipProof).look(ports)
@@ -68,7 +68,7 @@ def test_who_begins_to_rest_untold_is_woken_as_well() -> None:
     World(1).play(scenario)
 
 
-def test_who_rests_no_longer_is_not_woken() -> None:
+def test_owner_that_rests_no_longer_is_not_woken() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
         with ExitStack() as stack:

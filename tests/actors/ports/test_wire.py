@@ -62,7 +62,7 @@ def test_a_truncated_message_is_invalid() -> None:
 
 
 def test_errors_keep_their_class_and_their_words() -> None:
-    """What a peer refuses arrives as that refusal."""
+    """A peer's refusal arrives as the same error."""
     for kind in WIRE_ERRORS.values():
         back = unpack_error(*pack_error(kind("why")))
         assert type(back) is kind

@@ -1,4 +1,4 @@
-"""Of one connection so many appends are under way at once; one that is stuck keeps the others waiting for a while."""
+"""A limit on the appends of one connection at once; a stuck one keeps the others waiting only for a while."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Slow(Owner):
 
 
 def test_so_many_partitions_are_appended_to_at_once() -> None:
-    """What comes while a partition waits for its turn joins what waits."""
+    """Messages that come while a partition waits for its turn join those that wait."""
     owners: list[Slow] = []
     confirmed = []
 

@@ -1,4 +1,4 @@
-"""What a producer does when the record of its partition is damaged, and when its own message is."""
+"""A producer whose partition has a damaged record, and a producer with a damaged message."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Owner(Actor):
         self.refusals = [refusal]
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_suspect(self, _: Suspect) -> Done:

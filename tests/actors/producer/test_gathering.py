@@ -1,4 +1,4 @@
-"""What waits behind a slow owner goes in one run, also where only the end of each batch has a number of its own."""
+"""Messages that wait behind a slow owner go in one run, also if only the end of each batch has a number of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Owner(Actor):
         self.came, self.go_on = Signal(), Signal()
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_open_producer(self, _: OpenProducer) -> ProducerOpened:

@@ -55,7 +55,7 @@ def test_in_a_topic_that_was_deleted_and_made_again() -> None:
     play(scenario)
 
 
-def test_who_had_a_topic_to_itself_comes_back_in_the_next_one() -> None:
+def test_exclusive_producer_comes_back_in_the_remade_topic() -> None:
     """If nobody else was there first: then it is fenced, and not taken for that one because its name is the same."""
 
     async def scenario(broker: Broker) -> None:

@@ -30,7 +30,7 @@ class Owner(Actor):
         self.runs: list[list[int]] = []
 
     async def on_locate_topic(self, asked: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         settings = TopicSettings(partitions=2, deduplication_enabled=True)
         return Located(addresses=[self.ports.me] * 2, settings=msgspec.json.encode(settings).decode())
 

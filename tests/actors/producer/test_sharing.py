@@ -27,7 +27,7 @@ class Owner(Actor):
         self.stored: list[bytes] = []
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_open_producer(self, _: OpenProducer) -> ProducerOpened:

@@ -1,4 +1,4 @@
-"""Pauses double up to their limit, begin anew after a success, and do not keep step."""
+"""Pauses double up to their limit, start small again after a success, and do not keep step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_bo_1_pauses_double_up_to_the_limit_with_some_chance() -> None:
     assert all(want * 0.9 <= pause <= want for want, pause in zip(wanted, got, strict=True)), got
 
 
-def test_those_who_begin_together_do_not_come_back_together() -> None:
+def test_tasks_that_begin_together_do_not_retry_together() -> None:
     assert len({tuple(_pauses(seed, 5, -1)) for seed in range(8)}) == 8
 
 

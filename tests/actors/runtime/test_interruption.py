@@ -10,7 +10,7 @@ from sluice.actors.runtime.interruption import Interruption
 
 
 async def test_a_wait_that_is_ended_has_no_result() -> None:
-    """What it waited for is cancelled, and the next wait knows nothing of it."""
+    """The awaited work is cancelled, and the next wait is not affected."""
     interruption, never = Interruption(), asyncio.get_running_loop().create_future()
 
     async def waits() -> list[int | None]:
@@ -52,7 +52,7 @@ async def test_a_task_that_is_cancelled_ends() -> None:
         await waiting
 
 
-async def test_what_the_work_raises_comes_out() -> None:
+async def test_error_of_the_work_is_raised() -> None:
     async def fails() -> int:
         raise ValueError("no")
 

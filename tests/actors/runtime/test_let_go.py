@@ -1,4 +1,4 @@
-"""What ends is counted, for the collector of cycles."""
+"""Objects that end are counted, for the collector of cycles."""
 
 from __future__ import annotations
 

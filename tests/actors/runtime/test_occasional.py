@@ -62,7 +62,7 @@ def test_a_step_that_said_when_is_called_again_without_a_signal() -> None:
     World(0).play(scenario)
 
 
-def test_what_was_set_before_it_is_done_at_once() -> None:
+def test_signal_set_before_is_handled_at_once() -> None:
     async def scenario(world: World) -> None:
         worked = Worked(world)
         signal = Signal()

@@ -1,4 +1,4 @@
-"""What several wait for."""
+"""One outcome that several tasks wait for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_everybody_who_waits_gets_the_result_now_or_later() -> None:
     assert await outcome == 7
 
 
-async def test_who_gives_up_waiting_ends_nothing_for_the_others() -> None:
+async def test_cancelled_waiter_ends_nothing_for_the_others() -> None:
     outcome: SharedFuture[int] = SharedFuture()
     gives_up, waits = asyncio.create_task(_of(outcome)), asyncio.create_task(_of(outcome))
     await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_the_first_outcome_stands() -> None:
         await failed
 
 
-async def test_what_is_to_follow_follows_at_once_and_once() -> None:
+async def test_follower_is_called_at_once_and_once() -> None:
     outcome, seen = SharedFuture[int](), list[str]()
     outcome.then(lambda: seen.append("then"))
     assert seen == []
@@ -72,7 +72,7 @@ async def test_what_is_to_follow_follows_at_once_and_once() -> None:
     assert seen == ["then", "later"]
 
 
-def test_who_asks_at_the_same_time_shares_a_question() -> None:
+def test_simultaneous_callers_share_a_question() -> None:
     """A hundred who ask while one is under way get the answer of the next one, also if that one fails."""
 
     async def main(world: World) -> None:

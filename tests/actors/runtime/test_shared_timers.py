@@ -12,7 +12,7 @@ from tests.sim.world import World
 
 
 class Wait:
-    """Who waits, and has the timer that calls it."""
+    """A waiter that has the timer that calls it."""
 
     def __init__(self, ports: Ports, shared: SharedTimers) -> None:
         self.timer = shared.timer(ports.clock, 2_000, self.ring)
@@ -65,7 +65,7 @@ def test_one_that_was_cancelled_does_not_ring() -> None:
     World(0).play(scenario)
 
 
-def test_what_is_over_goes_without_the_collector() -> None:
+def test_timers_that_are_over_go_without_the_collector() -> None:
     async def scenario(world: World) -> None:
         ports, shared, gone = world.client("c"), SharedTimers(), list[weakref.ref[Wait]]()
         gc.disable()

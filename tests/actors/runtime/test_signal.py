@@ -11,7 +11,7 @@ from sluice.actors.runtime.signal import Signal
 from tests.sim.world import World
 
 
-def test_who_is_told_to_wait_longer_is_not_woken_meanwhile() -> None:
+def test_extended_wait_is_not_woken_meanwhile() -> None:
     async def scenario(world: World) -> None:
         ports, asked, more = world.client("c"), list[int](), [30, 20, 0]
         began = ports.clock.monotonic()
@@ -44,7 +44,7 @@ def test_a_longer_wait_ends_with_what_is_waited_for() -> None:
     World(0).play(scenario)
 
 
-def test_who_waits_long_is_asked_early_and_woken_in_time() -> None:
+def test_long_wait_is_asked_early_and_woken_in_time() -> None:
     async def scenario(world: World) -> None:
         ports, asked, lasts = world.client("c"), list[int](), 9_000
         began = ports.clock.monotonic()
@@ -61,7 +61,7 @@ def test_who_waits_long_is_asked_early_and_woken_in_time() -> None:
     World(0).play(scenario)
 
 
-def test_who_has_nothing_to_add_is_not_woken_early() -> None:
+def test_wait_with_nothing_to_add_is_not_woken_early() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("c")
         began = ports.clock.monotonic()
@@ -71,7 +71,7 @@ def test_who_has_nothing_to_add_is_not_woken_early() -> None:
     World(0).play(scenario)
 
 
-def test_who_cannot_say_how_much_longer_fails_the_wait() -> None:
+def test_error_in_longer_fails_the_wait() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(ZeroDivisionError):
             await Signal().wait(world.client("c"), 10, lambda: 1 // 0)
@@ -79,7 +79,7 @@ def test_who_cannot_say_how_much_longer_fails_the_wait() -> None:
     World(0).play(scenario)
 
 
-def test_who_gave_up_is_not_remembered_for_long() -> None:
+def test_waiter_that_gave_up_is_not_remembered_for_long() -> None:
     """Neither those who were cancelled nor those whose time was over."""
 
     async def scenario(world: World) -> None:
@@ -99,7 +99,7 @@ def test_who_gave_up_is_not_remembered_for_long() -> None:
     World(0).play(scenario)
 
 
-def test_who_waits_about_so_long_is_woken_a_tick_early_at_most() -> None:
+def test_approximate_wait_wakes_at_most_one_tick_early() -> None:
     async def scenario(world: World) -> None:
         ports, took = world.client("c"), list[int]()
 

@@ -84,7 +84,7 @@ class Cluster:
                 await self.world.loop.pause(50)
 
     async def list_bookies(self) -> BookieList:
-        """What the controller would answer."""
+        """Return the list that the controller would answer."""
         names = sorted(name for name in self.addresses if name not in self.hidden and self.world.is_up(name))
         return BookieList(ids=names, addresses=[self.addresses[name] for name in names])
 

@@ -72,7 +72,7 @@ def test_s15_a_frozen_owner_confirms_nothing_behind_the_new_one(seed: int) -> No
 
 
 def test_an_owner_waiting_for_bookies_notices_its_replacement() -> None:
-    """Its ledger may be settled and deleted by its successor; then no bookie will ever say what it waits for."""
+    """The successor may settle and delete its ledger; then no bookie ever answers."""
 
     async def scenario(world: World) -> None:
         cluster = Cluster(world)

@@ -77,7 +77,7 @@ def test_l8_all_bookies_are_replaced_and_nothing_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("name", [of_namespace("public/default"), of_topic("t")])
 def test_a_damaged_lifetime_keeps_no_topic_from_its_copies(name: str) -> None:
-    """What may be deleted is not known, and an operator is told; copies are made all the same."""
+    """An operator is told that it is not known which ledgers may be deleted; copies are made all the same."""
 
     async def play(world: World) -> None:
         cluster = Cluster(

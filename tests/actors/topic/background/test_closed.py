@@ -1,4 +1,4 @@
-"""What a record says is to be done, although nobody runs who would do it."""
+"""A record shows what is to be done although no owner runs to do it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settled(of: PartitionRecord) -> PartitionRecord:
     return msgspec.structs.replace(of, ledgers=tuple(chain))
 
 
-def test_what_retention_lets_go_of_is_work() -> None:
+def test_ledger_past_retention_is_work() -> None:
     of = seen(position(2, 9))
     assert has_work(of, NOW, NOTHING, PLAIN)
     assert not has_work(of, NOW, EVERYTHING, PLAIN)
@@ -40,7 +40,7 @@ def test_what_retention_lets_go_of_is_work() -> None:
 
 
 def test_an_open_ledger_may_be_consumed_old_and_large() -> None:
-    """Its subscription is in it; where it ends is not known."""
+    """The subscription's mark is in the open ledger, whose end is not known."""
     of = seen(position(1, 3), ledgers=1)
     assert has_work(of, NOW, NOTHING, PLAIN)
     assert has_work(of, NOW, Retention(999, -1), PLAIN)
@@ -52,7 +52,7 @@ def test_an_open_ledger_may_be_consumed_old_and_large() -> None:
         assert not has_work(settled(of), NOW, kept, PLAIN), "by now it is known that something waits"
 
 
-def test_what_leaves_for_the_object_store_is_work() -> None:
+def test_ledger_due_for_the_object_store_is_work() -> None:
     of = msgspec.structs.replace(seen(-1), covered_ledger=3, covered_run=4)
     leaving = TopicSettings(offload_threshold_seconds=3)
     assert has_work(of, NOW, EVERYTHING, leaving)
@@ -68,7 +68,7 @@ def test_keys_that_are_to_be_erased_are_work() -> None:
 
 
 @pytest.mark.parametrize("asked", [Asked(keep_bytes=0), Asked(before=3), Asked(compact=True)])
-def test_what_operators_asked_for_is_work(asked: Asked) -> None:
+def test_request_of_an_operator_is_work(asked: Asked) -> None:
     of = msgspec.structs.replace(seen(-1), asked=asked)
     assert has_work(of, NOW, EVERYTHING, PLAIN)
 

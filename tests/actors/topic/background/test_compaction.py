@@ -75,7 +75,7 @@ def rows_of(reply: IndexRead) -> list[tuple[int, Row]]:
 
 
 class View:
-    """Who reads the compacted log from a position on, and knows the last message of each key."""
+    """A reader of the compacted log from a position on, which knows the last message of each key."""
 
     def __init__(self, start: int = 0) -> None:
         self.values: dict[str, str] = {}
@@ -133,7 +133,7 @@ async def everything(client: Ports, to: str) -> int:
     return count
 
 
-def test_whoever_knew_a_key_learns_that_it_is_gone() -> None:
+def test_reader_that_knew_a_key_learns_its_deletion() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)
         await publish(producer, [("a", "1"), ("b", "1"), ("c", "1")])
@@ -280,8 +280,8 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
     World(9).play(scenario)
 
 
-def test_what_an_operator_asked_for_outlives_the_owner() -> None:
-    """Who waits for it would else be told that it is done, by a new owner that has never heard of it."""
+def test_requested_compaction_outlives_the_owner() -> None:
+    """Otherwise a new owner without the request would report it as done to the waiting operator."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)
@@ -306,7 +306,7 @@ def test_what_an_operator_asked_for_outlives_the_owner() -> None:
     World(11).play(scenario)
 
 
-def test_what_is_asked_for_while_it_is_being_done_is_done_again() -> None:
+def test_compaction_asked_for_during_one_is_done_again() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, SETTINGS)
         await publish(producer, [("a", "1")])
@@ -337,7 +337,7 @@ def test_what_is_asked_for_while_it_is_being_done_is_done_again() -> None:
 
 @pytest.mark.parametrize("first", [False, True], ids=["after a table", "before the first table"])
 def test_a_record_from_a_backup_finds_the_newer_table(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has what was trimmed since, of which the record thinks that it is in the log."""
+    """The newer table has what was trimmed since, which the record believes to be in the log."""
     for name in ("GROUP_BYTES", "PART_BYTES"):
         monkeypatch.setattr(compaction, name, 1)
 

@@ -29,12 +29,12 @@ STORED = msgspec.structs.replace(SETTINGS, offload_threshold_bytes=0, offload_de
 
 @pytest.fixture(autouse=True)
 def forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner alone reads here, so no other process has to forget."""
+    """Set the wait for other processes to 0, as only the owner reads here."""
     monkeypatch.setattr(erasing, "FORGOTTEN_MS", 0)
 
 
 async def filled(world: World, settings: TopicSettings) -> tuple[Cluster, Ports, TestProducer]:
-    """Runs of three messages, of which every other run has one of ada: in four ledgers and an open one."""
+    """Store runs of three messages, every other run with one of ada: in four ledgers and an open one."""
     cluster, client, producer = await started(world, settings)
     for number in range(9):
         who = "ada" if number % 2 else "bob"
@@ -59,7 +59,7 @@ async def values(client: Ports, cluster: Cluster) -> list[str]:
 
 
 def keys_stored(world: World, cluster: Cluster) -> list[bytes | None]:
-    """Of every message of every object that the record names."""
+    """Return the key of every message in every object that the record names."""
     found: list[bytes | None] = []
     for ledger in record_of(cluster).ledgers:
         for part in ledger.offloaded.parts if ledger.offloaded else ():
@@ -143,7 +143,7 @@ def test_the_compacted_table_forgets_it_too() -> None:
     World(3).play(scenario)
 
 
-def test_what_the_compacted_table_alone_has_is_forgotten() -> None:
+def test_messages_in_the_compacted_table_alone_are_forgotten() -> None:
     """The log was trimmed, and its owner has ended: no ledger is left whose number could say how far it went."""
 
     async def scenario(world: World) -> None:
@@ -189,7 +189,7 @@ def test_the_end_waits_for_the_objects_of_an_older_table(replaced: bool, monkeyp
 
 
 def test_the_end_waits_for_the_table_of_a_catalog() -> None:
-    """It may have copies of the old objects, a file for each day."""
+    """The table may have copies of the old objects, a file for each day."""
 
     async def scenario(world: World) -> None:
         catalog = with_catalog(world)
@@ -242,7 +242,7 @@ def test_a_hanging_catalog_holds_up_no_offload_and_no_erasing() -> None:
 
 
 def test_a_record_from_before_the_erasing_loses_no_object() -> None:
-    """What it names is gone, and what was written anew is the only copy of all the other messages."""
+    """The objects that the record names are deleted, and the rewritten ones are the only copy of all other messages."""
 
     async def scenario(world: World) -> None:
         cluster, client, _ = await filled(world, STORED)
@@ -356,7 +356,7 @@ def test_a_new_owner_goes_on_with_it() -> None:
         World(seed).play(scenario)
 
 
-def test_what_is_read_meanwhile_is_whole_or_gone() -> None:
+def test_read_during_an_erasure_is_whole_or_erased() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await filled(world, STORED)
         first = position(record_of(cluster).ledgers[0].id, 0)
@@ -392,7 +392,7 @@ def test_every_object_of_a_ledger_is_looked_through(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_store_that_stores_something_else_is_found_out() -> None:
-    """What was written anew is read back before it is named."""
+    """A rewritten object is read back before the record names it."""
 
     async def scenario(world: World) -> None:
         cluster, client, _ = await filled(world, STORED)
@@ -410,7 +410,7 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
     World(9).play(scenario)
 
 
-def test_what_is_no_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "MOST_KEYS", 2)
 
     async def scenario(world: World) -> None:

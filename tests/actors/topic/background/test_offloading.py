@@ -74,7 +74,7 @@ def test_the_oldest_ledgers_leave_first(settings: dict[str, int], keep: int, now
     assert offloadable(record, record.settings, now, keep_bytes=keep) == leave
 
 
-def test_what_the_record_does_not_cover_stays() -> None:
+def test_uncovered_ledger_stays() -> None:
     record = msgspec.structs.replace(chain(), covered_ledger=2, covered_run=4)
     assert offloadable(record, record.settings, 0, keep_bytes=0) == [1, 2]
     assert offloadable(msgspec.structs.replace(record, covered_run=3), record.settings, 0, keep_bytes=0) == [1]
@@ -87,7 +87,7 @@ def test_an_operator_may_name_the_first_ledger_that_stays() -> None:
 
 
 async def leaving(world: World, settings: TopicSettings = LEAVING) -> tuple[Cluster, Ports, TestProducer]:
-    """A topic of 27 messages, all closed ledgers of which have left."""
+    """Return a topic of 27 messages whose closed ledgers have all left."""
     cluster, client, producer = await started(world, settings)
     for _ in range(9):
         await producer.publish(3)
@@ -154,8 +154,8 @@ def test_nothing_leaves_unless_it_is_wanted() -> None:
     World(2).play(scenario)
 
 
-def test_what_an_operator_asked_for_outlives_the_owner() -> None:
-    """Who waits for it would else be told that it is done, by a new owner that has never heard of it."""
+def test_requested_offload_outlives_the_owner() -> None:
+    """Otherwise a new owner without the request would report it as done to the waiting operator."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
@@ -179,7 +179,7 @@ def test_what_an_operator_asked_for_outlives_the_owner() -> None:
     World(12).play(scenario)
 
 
-def test_what_is_asked_for_meanwhile_is_done_as_well() -> None:
+def test_offload_asked_for_during_one_is_done_as_well() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         for _ in range(9):
@@ -218,7 +218,7 @@ def test_a_ledger_stays_on_its_bookies_for_the_lag() -> None:
     assert forgettable(chain(), 0, 10**9) == []
 
 
-def test_what_has_left_is_read_while_its_bookies_are_away() -> None:
+def test_offloaded_ledger_is_read_while_its_bookies_are_away() -> None:
     """They keep a copy for the lag, and are asked first; the store has all of it, the places of its runs as well."""
 
     async def scenario(world: World) -> None:
@@ -239,8 +239,8 @@ def test_what_has_left_is_read_while_its_bookies_are_away() -> None:
     World(17).play(scenario)
 
 
-def test_what_a_store_that_is_away_may_have_is_not_given_up() -> None:
-    """Its bookies keep a copy for the lag, of which a run is damaged."""
+def test_data_that_an_absent_store_may_have_is_not_given_up() -> None:
+    """The bookies keep a copy for the lag, and one run of it is damaged."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(
@@ -263,7 +263,7 @@ def test_what_a_store_that_is_away_may_have_is_not_given_up() -> None:
     World(21).play(scenario)
 
 
-def test_what_is_trimmed_while_it_is_read_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trimming_during_a_read_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
         await cluster.replace_owner()
@@ -310,7 +310,7 @@ def test_a_deleted_topic_leaves_no_object() -> None:
 
 
 @pytest.mark.parametrize("made_again", [False, True])
-def test_what_a_deletion_left_is_collected(made_again: bool) -> None:
+def test_objects_left_by_a_deletion_are_collected(made_again: bool) -> None:
     """Also where another topic of the name, which stays on its bookies, was there first."""
 
     async def scenario(world: World) -> None:
@@ -351,7 +351,7 @@ def test_a_new_owner_deletes_what_no_record_names() -> None:
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone", "cut"])
-def test_what_is_damaged_in_the_store_is_named(how: str) -> None:
+def test_damaged_object_is_named(how: str) -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
         first = record_of(cluster).ledgers[0]
@@ -381,7 +381,7 @@ def test_what_is_damaged_in_the_store_is_named(how: str) -> None:
 
 
 def test_a_store_that_stores_something_else_is_found_out() -> None:
-    """What was written is read back before it is named, and the bookies keep theirs."""
+    """An object is read back before the record names it, and the bookies keep their copies."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, LEAVING)

@@ -15,7 +15,7 @@ from tests.actors.topic.partition.test_reads import ask, started, until
 from tests.sim.world import World
 
 
-def test_what_comes_while_an_object_is_deleted_is_deleted_too() -> None:
+def test_deletion_asked_for_during_one_is_done_too() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
         objects = cluster.topic()._upkeep.offloading.objects
@@ -38,7 +38,7 @@ def test_what_comes_while_an_object_is_deleted_is_deleted_too() -> None:
 
 
 def test_a_record_from_a_backup_has_no_object_deleted() -> None:
-    """What left after the backup was made is in the store alone."""
+    """Ledgers that left after the backup was made are in the store alone."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, msgspec.structs.replace(LEAVING, offload_threshold_bytes=-1))

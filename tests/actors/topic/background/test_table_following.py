@@ -1,4 +1,4 @@
-"""The table of a topic follows the partition's record, whoever is away in between."""
+"""The table of a topic follows the partition's record, no matter which part is away in between."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def record(retention_ms: int = 0, retention_bytes: int = 0, ever: bool = True, l
 
 
 def trimmed(of: PartitionRecord, marks: dict[str, int], now: int) -> list[int]:
-    """What may go, with the retention that the topic was made with."""
+    """Return the ledgers that may go, with the retention that the topic was made with."""
     return trimmable(of, marks, now, made_with(of.settings) or Retention(0, 0))
 
 
@@ -90,7 +90,7 @@ def test_nothing_above_any_mark_ever_goes(marks: list[tuple[int, int]], retentio
     assert all(position(ledger, 9) <= min(at.values()) for ledger in gone)
 
 
-def test_what_lies_in_the_store_stays_longer() -> None:
+def test_ledger_in_the_store_stays_longer() -> None:
     done = {"a": position(4, 0)}
     kept = msgspec.structs.replace(record().settings, history_retention_ms=2_500)
     of = msgspec.structs.replace(record(), settings=kept)

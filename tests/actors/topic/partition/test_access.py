@@ -1,4 +1,4 @@
-"""Who may write to a partition, without any I/O."""
+"""Admission of producers to a partition, without any I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wants(name: str, access: AccessMode, epoch: int | None = None, life: int = 1
 
 
 def let_in(access: Access, request: OpenProducer) -> list[str]:
-    """It is admitted; the names of those that have to give way."""
+    """Admit a producer, and return the names of those that have to give way."""
     assert access.judge(request, 0, asked=True) == Admit()
     return [other.name for other in access.enter(request)]
 
@@ -43,7 +43,7 @@ def test_many_share_and_one_alone_keeps_them_out() -> None:
         access.judge(wants("a", SHARED, life=2), 0, asked=True)
 
 
-def test_who_takes_it_by_force_ends_all_others() -> None:
+def test_fencing_producer_ends_all_others() -> None:
     access = Access()
     let_in(access, wants("a", SHARED))
     assert access.judge(wants("w", WAITING), 0, asked=True) == Wait()
@@ -56,7 +56,7 @@ def test_who_takes_it_by_force_ends_all_others() -> None:
 
 
 @pytest.mark.parametrize("again", [EXCLUSIVE, WAITING, FENCING])
-def test_who_comes_back_after_somebody_else_is_fenced(again: AccessMode) -> None:
+def test_producer_back_after_another_one_is_fenced(again: AccessMode) -> None:
     """Over owners: the epoch is what it had, and the record says what it is."""
     access = Access()
     let_in(access, wants("a", EXCLUSIVE))
@@ -89,7 +89,7 @@ def test_the_first_holder_cannot_name_its_epoch() -> None:
 
 
 def test_a_record_with_an_impossible_epoch_still_opens() -> None:
-    """Earlier versions stored what a client claimed; whoever comes next counts from the beginning."""
+    """Earlier versions stored a client's claim; the next producer counts from the beginning."""
     access = Access()
     access.restore(Exclusivity((1 << 64) - 1, Holder("a", "a-1", "g")))
     assert access.durable == Exclusivity()
@@ -109,7 +109,7 @@ def test_the_holder_comes_back_at_once_over_owners() -> None:
         later.judge(wants("a", EXCLUSIVE, 0), 0, asked=True)
 
 
-def test_who_waits_stands_in_line() -> None:
+def test_waiting_producers_stand_in_line() -> None:
     access = Access()
     let_in(access, wants("a", SHARED))
     for name in ("b", "c"):
@@ -123,7 +123,7 @@ def test_who_waits_stands_in_line() -> None:
     assert access.judge(wants("c", WAITING), LINE_MS, asked=True) == Admit(), "b asks no more"
 
 
-def test_who_has_no_home_is_in_nobodys_way() -> None:
+def test_producer_without_a_home_blocks_no_other() -> None:
     access = Access()
     let_in(access, wants("own", SHARED, home=""))
     let_in(access, wants("a", EXCLUSIVE))

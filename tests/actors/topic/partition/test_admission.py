@@ -1,4 +1,4 @@
-"""Who has to wait for a partition is told so at once, and then waits."""
+"""A producer that has to wait for a partition is told so at once, and then waits."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Record:
         self.writable.set()
 
     async def update(self, change: Any) -> None:
-        """It is written, once the store answers again."""
+        """Write a change once the store answers again."""
         await self.writable.wait()
         self.record = change(self.record)
 
 
-async def test_who_waits_is_told_so_at_once() -> None:
+async def test_waiting_producer_is_told_so_at_once() -> None:
     ports: Any = Patient()
     log: Any = Record()
     producers: Any = SimpleNamespace(end_others=lambda name: None)

@@ -112,7 +112,7 @@ async def test_silent_producers_without_pending_are_forgotten() -> None:
 
 @pytest.mark.parametrize("ahead", [FORGET_MS * 1000, -FORGET_MS * 1000])
 async def test_an_owner_with_another_clock_forgets_as_late(ahead: int) -> None:
-    """Who was heard just now comes back with what was not answered, whatever the clock of the next owner says."""
+    """A producer that was heard just now is still known when it repeats, for any clock of the next owner."""
     producers, later, now = Producers(), Producers(), FORGET_MS * 2000
     for name in ("p", "q"):
         producers.replay(name, 0, 1, 1, 0, now)

@@ -142,7 +142,7 @@ def test_a_time_is_found_in_whatever_ledger_it_is() -> None:
     World(24).play(scenario)
 
 
-def test_what_comes_while_a_time_is_sought_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_coming_while_a_time_is_sought_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Old messages count as done up to what was found: what came meanwhile would be, and nobody has seen it."""
 
     async def scenario(world: World) -> None:
@@ -196,7 +196,7 @@ def test_s13_trimming_follows_the_slowest_over_a_change_of_owner() -> None:
 
 
 def test_a_restored_record_with_a_trimmed_open_ledger_serves() -> None:
-    """Its bookies have forgotten what was open when the backup was made, and nobody will ever say how far it went."""
+    """The bookies have forgotten the ledger that was open at the backup, and no bookie will ever report its end."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
@@ -219,7 +219,7 @@ def test_a_restored_record_with_a_trimmed_open_ledger_serves() -> None:
     World(35).play(scenario)
 
 
-def test_who_reads_trimmed_positions_is_told_where_to_go_on() -> None:
+def test_reader_of_trimmed_positions_is_told_where_to_go_on() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=-1))
@@ -346,7 +346,7 @@ def test_a_payload_whose_handle_is_gone_comes_from_a_bookie() -> None:
     World(30).play(scenario)
 
 
-def test_what_is_kept_of_an_answer_is_a_copy() -> None:
+def test_kept_part_of_an_answer_is_a_copy() -> None:
     """Answers may come in memory that all processes share, where others need the room."""
     run = make_test_run("abc")
     shared = bytearray(run.payload)
@@ -395,7 +395,7 @@ def test_a_frozen_bookie_keeps_nobody_waiting_for_long() -> None:
     World(31).play(scenario)
 
 
-def test_what_several_ask_for_at_once_is_read_once() -> None:
+def test_run_asked_for_by_several_at_once_is_read_once() -> None:
     """All consumers of a dead owner come back at the same moment, with messages of the same runs."""
 
     async def scenario(world: World) -> None:
@@ -463,7 +463,7 @@ def test_small_runs_that_are_wanted_next_come_along() -> None:
     World(34).play(scenario)
 
 
-def test_what_comes_along_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_come_along_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bookies that are slow delay no answer by more than the first reads."""
     monkeypatch.setattr("sluice.actors.topic.partition.reads.AHEAD_MS", 0)
 
@@ -481,7 +481,7 @@ def test_what_comes_along_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch
 
 
 def test_shared_payloads_count_towards_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they cannot be passed on they travel as bytes: an answer ends in time, and the next goes on."""
+    """Payloads that cannot be shared further travel as bytes: an answer ends in time, and the next goes on."""
     monkeypatch.setattr(reads, "MAX_ANSWER_BYTES", 300_000)
 
     async def scenario(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Results of messages: stored once for each message, whoever sends them, however often, over changes of the owner."""
+"""Results of messages: stored once for each message, for any senders and repetitions, over changes of the owner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(rows: list[tuple[int, str]], *, source: str = "in/s/0", finished: in
 
 
 async def publish(ports: Ports, cluster: Cluster, rows: list[tuple[int, str]], finished: int = -1) -> Published:
-    """To whoever is the owner, until it is answered."""
+    """Publish to the current owner until it answers."""
     while True:
         try:
             reply = await ports.net.call(cluster.current, request(rows, finished=finished), TIMEOUT)
@@ -115,7 +115,7 @@ def test_writers_that_repeat_and_overlap_store_each_message_once() -> None:
     World(3).play(scenario)
 
 
-def test_what_was_finished_is_forgotten_and_refused() -> None:
+def test_finished_results_are_forgotten_and_refused() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=DEDUPLICATED)
         await cluster.start()
@@ -157,7 +157,7 @@ def test_positions_that_do_not_fit_a_header_are_refused() -> None:
         unpacked(b"nothing")
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_results_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of sources, and by the bytes that a source takes which does not finish."""
     monkeypatch.setattr(results_module, "MAX_SOURCES", 2)
     monkeypatch.setattr(results_module, "MAX_CURSOR_BYTES", 2_000)

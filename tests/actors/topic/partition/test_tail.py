@@ -85,7 +85,7 @@ def test_a_cache_that_was_closed_holds_and_keeps_nothing() -> None:
         assert (len(cache), cache.bytes, room.bytes) == (0, 0, other.bytes)
 
 
-def test_what_was_not_used_is_forgotten_at_the_second_look() -> None:
+def test_unused_run_is_forgotten_at_the_second_look() -> None:
     room = CacheRoom()
     cache, other = RunCache(10_000, room), RunCache(10_000, room)
     cache.put(cached(0, 1000))

@@ -22,7 +22,7 @@ async def started(world: World) -> tuple[Cluster, Ports, TestProducer]:
 
 
 async def terminated(client: Ports, cluster: Cluster) -> Ends:
-    """Where the partition ends, once it takes nothing more; asked again until there is an answer."""
+    """Terminate the partition and return its ends; asks again until there is an answer."""
     while True:
         try:
             reply = await client.net.call(cluster.current, Terminate(), TIMEOUT)
@@ -60,7 +60,7 @@ def test_nothing_is_stored_any_more_under_any_owner() -> None:
     World(21).play(scenario)
 
 
-def test_who_has_something_on_its_way_learns_what_became_of_it() -> None:
+def test_publish_during_termination_learns_its_outcome() -> None:
     """Also after a change of owner: a repetition of what is stored is confirmed and not refused."""
 
     async def scenario(world: World) -> None:
@@ -120,7 +120,7 @@ def test_the_end_is_behind_all_that_is_ever_confirmed(seed: int) -> None:
     World(100 + seed).play(scenario)
 
 
-def test_who_waits_for_messages_is_told_at_once() -> None:
+def test_waiting_reader_is_told_the_end_at_once() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
         await producer.publish(2)
@@ -145,7 +145,7 @@ def test_who_waits_for_messages_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True, None])
-def test_who_does_not_know_the_end_is_told_at_once(known: bool | None) -> None:
+def test_reader_without_the_end_is_told_at_once(known: bool | None) -> None:
     """None: an earlier version, which would ask again at once."""
 
     async def scenario(world: World) -> None:

@@ -74,7 +74,7 @@ async def three_runs(broker: Broker) -> list[int]:
 
 
 async def other_losses_are_refused(broker: Broker, at: list[int]) -> None:
-    """What can be read, and what is not there."""
+    """Check that a loss is refused for runs that can be read, and for runs that do not exist."""
     ledger = ledger_of(at[0])
     for wrong in (at[0], at[5]):
         with pytest.raises(Invalid, match="can be read"):
@@ -130,7 +130,7 @@ def test_an_unreadable_run_is_given_up_and_the_others_come() -> None:
     play(scenario)
 
 
-def test_what_was_delivered_and_is_given_up_then_is_done() -> None:
+def test_delivered_run_given_up_later_is_done() -> None:
     async def scenario(broker: Broker) -> None:
         at = await three_runs(broker)
         ledger = ledger_of(at[0])
