@@ -1,4 +1,4 @@
-"""Who may do what: the decision, from roles, what is wanted, and what the records say.
+"""Decides whether a client may do something, from its roles, its wish and the recorded permissions.
 
 A client has roles (actors.pulsar.conversation.gateway.gateway), and may do what one of them may. In order:
 
@@ -41,7 +41,7 @@ class Forbidden(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody wants to do. Without a topic it concerns a namespace, without that a tenant, or the cluster.
+    """An action that a client asks for. Without a topic it concerns a namespace, without that a tenant, or the cluster.
 
     space: as in `sales/eu`. looks: it changes nothing and shows no content of messages.
     """
@@ -70,7 +70,7 @@ NOBODY, NOTHING = Tenant(), Grants()
 
 @dataclass(frozen=True, slots=True)
 class KnownRights:
-    """What the records say of the tenant, the namespace and the topic that a wish concerns."""
+    """The recorded rights of the tenant, the namespace and the topic that a wish concerns."""
 
     tenant: Tenant = NOBODY
     space: Grants = NOTHING
@@ -112,7 +112,7 @@ def _permitted(role: str, wish: Wish, rights: KnownRights) -> bool:
 
 
 def refusal(roles: Sequence[str], wish: Wish) -> Forbidden:
-    """What those are told who may not do it: which right is missing, and nothing of what there is."""
+    """Return the error for a refused client. The text names the missing right, and not whether the topic exists."""
     who = f"role {roles[0]!r}" if len(roles) == 1 else f"none of the roles {', '.join(map(repr, roles[:5]))}"
     where = unquoted(wish.topic) if wish.topic else wish.space or wish.tenant
     if wish.needs == "superuser":
