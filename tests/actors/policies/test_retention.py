@@ -39,7 +39,7 @@ def test_whose_word_goes_first() -> None:
     World(1).play(scenario)
 
 
-def test_what_can_hold_for_nobody_is_refused() -> None:
+def test_invalid_retention_is_refused() -> None:
     for values in ({"ms": -2, "bytes": -1}, {"ms": 1 << 60, "bytes": -1}, {"ms": 1, "bytes": 1 << 60}):
         with pytest.raises(Invalid):
             Retention(**values)
@@ -100,7 +100,7 @@ def test_an_owner_keeps_what_was_seen_as_long_as_is_said() -> None:
 
 
 @pytest.mark.parametrize("phase", [0, 20_000, 40_000])
-def test_what_is_said_holds_within_a_minute(phase: int) -> None:
+def test_changed_retention_holds_within_a_minute(phase: int) -> None:
     """Also if the owner was woken, looked at what it had read before, and rests again. It is not the only one of its
     process, so others look for a notice.
     """

@@ -56,7 +56,7 @@ def test_an_age_of_no_seconds_is_no_limit(policy: str) -> None:
     play(scenario)
 
 
-def test_what_is_evicted_keeps_nobody_out() -> None:
+def test_evicted_messages_keep_no_producer_out() -> None:
     async def scenario(broker: Broker) -> None:
         backlogs, ages = gateways(broker)
         await broker.address()

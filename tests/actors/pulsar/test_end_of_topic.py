@@ -18,7 +18,7 @@ async def terminated(clients: Clients) -> Ends:
     return reply
 
 
-def test_who_is_connected_learns_it_without_sending() -> None:
+def test_connected_producer_learns_of_the_end() -> None:
     async def scenario(clients: Clients) -> None:
         wires = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         for number, wire in enumerate(wires):

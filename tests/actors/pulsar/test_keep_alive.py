@@ -62,7 +62,7 @@ async def spells(world: World, count: float) -> None:
     await world.client("clock").clock.sleep(int(count * KEEP_ALIVE_MS))
 
 
-def test_who_is_silent_is_asked_and_then_left() -> None:
+def test_silent_client_is_asked_and_then_left() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         connection.data(HELLO)
         await spells(world, 1.5)
@@ -75,7 +75,7 @@ def test_who_is_silent_is_asked_and_then_left() -> None:
     played(scenario)
 
 
-def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
+def test_answering_client_stays_and_speaking_one_is_not_asked() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         connection.data(HELLO)
         for name in ("pong", "flow"):
@@ -92,7 +92,7 @@ def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
     played(scenario)
 
 
-def test_who_does_not_say_who_it_is_is_left() -> None:
+def test_client_without_a_connect_is_left() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         await spells(world, 1.5)
         assert (wire.said(), wire.closed) == ([], True)

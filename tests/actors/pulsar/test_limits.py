@@ -147,7 +147,7 @@ def test_a_dispatch_rate_of_a_role_holds_and_everything_comes() -> None:
     with_gateways(scenario)
 
 
-def test_who_is_held_back_is_not_taken_for_dead() -> None:
+def test_client_that_is_held_back_stays_connected() -> None:
     """A batch that is worth minutes of a rate passes, and its client stays connected meanwhile."""
 
     async def scenario(clients: Clients) -> None:
@@ -198,7 +198,7 @@ def test_a_raised_dispatch_rate_holds_for_who_waits(limits: dict[str, Rate | Non
     with_gateways(scenario)
 
 
-def test_what_is_owed_is_owed_under_another_rate() -> None:
+def test_debt_remains_under_another_rate() -> None:
     """Else who lowers a rate would let go on at once who has to wait."""
 
     async def scenario(clients: Clients) -> None:

@@ -62,7 +62,7 @@ def test_a_seek_to_nowhere_leaves_everything_as_it_is() -> None:
     with_gateways(scenario)
 
 
-def test_who_shares_a_subscription_cannot_acknowledge_up_to() -> None:
+def test_cumulative_ack_is_refused_when_shared() -> None:
     """What another consumer has before that message is not done: it comes when that one leaves."""
 
     async def scenario(clients: Clients) -> None:
@@ -93,7 +93,7 @@ SAYING_MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("much", SAYING_MUCH, ids=["long", "many"])
-def test_what_a_client_says_of_itself_is_bounded(much: dict[str, Any]) -> None:
+def test_a_clients_names_and_properties_are_bounded(much: dict[str, Any]) -> None:
     """It is kept for each of its producers and consumers, and shown to whoever asks for statistics."""
 
     async def scenario(clients: Clients) -> None:

@@ -130,7 +130,7 @@ def test_every_command_by_every_role(role: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in COMMANDS.items() if row == OWN])
-def test_what_needs_a_consumer_needs_one_of_ones_own(name: str) -> None:
+def test_command_on_a_consumer_needs_an_own_consumer(name: str) -> None:
     async def scenario(clients: Clients) -> None:
         await granted(clients)
         reader = await clients.enter("c0", GATEWAYS[0], "reader")

@@ -96,7 +96,7 @@ def test_a_message_behind_the_end_is_odd() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\x08", b"\x08\x80", b"\x12\x02a", b"\x98\x01", b"\x98", b"\x20\x01"])
-def test_what_is_cut_off_or_unknown_is_odd(end: bytes) -> None:
+def test_cut_off_or_unknown_field_is_odd(end: bytes) -> None:
     assert read([field(NUMBER, 300) + end]).odd.tolist() == [bool(end)]
 
 

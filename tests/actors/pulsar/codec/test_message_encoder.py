@@ -108,7 +108,7 @@ def test_pieces_that_are_done_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 1 << 30], ids=["vectorized", "alone"])
-def test_what_is_not_done_of_a_batch_is_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_messages_of_a_batch_are_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_encoder, "VECTORIZED_FROM", least)
     (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till")
     some = part(group.batch)

@@ -171,7 +171,7 @@ def test_messages_whose_numbers_grow_are_found_at_once(first: int, counts: list[
 
 
 @pytest.mark.parametrize(("count", "name", "plain"), [(60_000, 200, False), (60_000, 5, True), (300, 200, True)])
-def test_what_would_grow_is_looked_at_alone(count: int, name: int, plain: bool) -> None:
+def test_frame_that_would_grow_is_decoded_alone(count: int, name: int, plain: bool) -> None:
     """Each message gets what the metadata say: of small ones that would be many times the frame."""
     one = Single(payload_size=0).SerializeToString()
     payload = (U32.pack(len(one)) + one) * count

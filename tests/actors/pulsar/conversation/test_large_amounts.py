@@ -32,7 +32,7 @@ def inflating(producer: int, size: int) -> bytes:
     return encode_message(asked.SerializeToString(), metadata, small)
 
 
-def test_what_is_sent_counts_as_what_it_becomes() -> None:
+def test_sends_count_at_their_inflated_size() -> None:
     """Of one producer or of several: no more is taken up at once than may be under way."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:

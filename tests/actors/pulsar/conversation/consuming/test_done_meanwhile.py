@@ -17,7 +17,7 @@ from tests.sim.worlds.wire import Wire, message_id
 
 
 @pytest.mark.parametrize(("room", "chokes"), [(12, False), (100, True), (12, True)])
-def test_what_waited_is_not_sent_if_another_did_it(room: int, chokes: bool) -> None:
+def test_waiting_row_done_by_another_is_not_sent(room: int, chokes: bool) -> None:
     """Of a Failover subscription. What came waits for room, or for a client that reads, and another consumer is active
     meanwhile.
     """
@@ -113,7 +113,7 @@ def test_messages_go_on_while_every_answer_is_slow() -> None:
 
 
 @pytest.mark.parametrize("slow", [0, 50, 300])
-def test_what_was_joined_is_asked_about_as_well(slow: int) -> None:
+def test_joined_rows_are_asked_about_as_well(slow: int) -> None:
     """One message, and a batch of ten of which the first five, the next three and the last two come one after the
     other. slow: how long (ms) the owner takes to say what is done.
     """

@@ -129,7 +129,7 @@ async def acknowledged(clients: Clients, wire: Wire, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, MANY, FAILOVER, KEYED])
-def test_who_never_acknowledges_gets_half_and_others_go_on(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+def test_client_that_never_acks_gets_half_others_go_on(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
     """It goes on as well once it acknowledges."""
     few(monkeypatch, 60)
 
@@ -147,7 +147,7 @@ def test_who_never_acknowledges_gets_half_and_others_go_on(monkeypatch: pytest.M
     with_gateways(scenario)
 
 
-def test_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_client_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch, 60)
 
     async def scenario(clients: Clients) -> None:
