@@ -5,10 +5,10 @@ A client has roles (actors.pulsar.conversation.gateway.gateway), and may do what
 * A superuser may do everything, and an administrator of a tenant everything with the tenant's topics and namespaces.
 * A viewer may look at everything but the content of messages, and change nothing.
 * Another role may produce or consume where that was granted to it, for the topic or for its namespace
-  (actors.policies.permissions). A subscription that has roles of its own is for these roles alone. Who may do one of
-  the two may look the topic up and see its statistics.
+  (actors.policies.permissions). A subscription that has roles of its own is for these roles alone. A role that may do
+  one of the two may look the topic up and see its statistics.
 
-Names of topics are Sluice's own here. Whoever asks has translated what a client said, so a topic has one name, and a
+Names of topics are Sluice's own here. The caller has translated a client's name, so a topic has one name, and a
 partition is its topic.
 """
 

@@ -5,10 +5,10 @@ holes of a batch as messages that were not acknowledged. Its entry id is that of
 goes to one consumer, that is the id in the producer's receipt. A row that came alone goes alone, and so does one of
 Sluice's own producers: its id is then the same whenever it is delivered.
 
-Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them what
-is left of a batch goes under its old id, with holes (`ack_set` says where) in place of what is done. What is only
+Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them the
+open rows of a batch go under its old id, with holes (`ack_set` says where) in place of done rows. A row that is only
 elsewhere for now makes no hole, and the batch is cut there: its first message would come later under the same id, and
-nobody could tell of which of the two frames an acknowledgement speaks.
+an acknowledgement of that id could mean either of the two frames.
 """
 
 from __future__ import annotations

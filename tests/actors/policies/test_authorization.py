@@ -1,4 +1,4 @@
-"""Who may do what: the decision alone, for every kind of role and of wish."""
+"""The authorization decision alone, for every kind of role and of wish."""
 
 from __future__ import annotations
 

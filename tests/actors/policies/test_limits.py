@@ -48,7 +48,7 @@ def test_invalid_limits_are_refused() -> None:
 
 
 async def test_a_damaged_record_is_no_answer_for_the_others() -> None:
-    """What was known of it holds, and whoever limits something else learns nothing of it."""
+    """The last known limits of the damaged record stay in force, and a change of other limits works."""
     meta = MemoryMeta()
     here, there = LimitRecords(meta), LimitRecords(meta)
     await there.change(TOPIC, consumers=2)

@@ -234,7 +234,7 @@ def test_unreadable_rights_are_judged_later() -> None:
 
 
 def test_a_change_that_nobody_told_of_is_seen_later() -> None:
-    """Its writer died between the record and the word of it."""
+    """The writer died after it wrote the record, and before it told of the change."""
 
     async def scenario(world: World) -> None:
         meta, ports = world.client("tool").meta, world.client("gateway")

@@ -26,7 +26,7 @@ from tests.kit.meta import MemoryMeta
 
 
 class _Overtaken(MemoryMeta):
-    """Somebody else is always first."""
+    """A store in which another writer is always first."""
 
     tries = 0
 
@@ -97,7 +97,7 @@ async def test_record_that_is_no_text_cannot_be_read() -> None:
 
 
 async def test_a_damaged_quota_is_no_answer_for_the_others() -> None:
-    """What was known of it holds, and whoever sets another one learns nothing of it."""
+    """The last known quota of the damaged record stays in force, and setting another quota works."""
     meta = MemoryMeta()
     here, there = Quotas(meta), Quotas(meta)
     await there.set(of_topic("odd"), Quota(1, "producer_exception"))

@@ -64,14 +64,14 @@ def test_a_record_that_cannot_be_read_is_told() -> None:
 
 
 async def first_ledger(cluster: Cluster, world: World) -> int:
-    """Where the topic begins."""
+    """Return the first ledger of the topic."""
     reply = await world.client("client").net.call(cluster.current, ReadEnds(), TIMEOUT)
     assert not isinstance(reply, Unknown)
     return ledger_of(reply.first)
 
 
 async def kept(world: World) -> tuple[Cluster, Ports, Lifetimes, int]:
-    """A topic of which everything is kept, a client of it, what is said of it, and its last ledger."""
+    """Return a topic that keeps everything, a client, the lifetime records, and the topic's last ledger."""
     cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
     client = world.client("client")
     said = Lifetimes(client.meta)

@@ -127,7 +127,7 @@ def test_a_consumer_that_opens_keeps_its_id(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ms", [1, 5, 20, 100, 200])
 def test_a_consumer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gave up waiting for it, at some moment; what it would hold comes to the others."""
+    """The client gave up waiting at some moment; messages that the consumer would hold come to the others."""
 
     async def scenario(clients: Clients) -> None:
         _slow_places(clients, monkeypatch)
@@ -146,7 +146,7 @@ def test_a_consumer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatc
 
 @pytest.mark.parametrize("ms", [1, 5, 20, 100, 200])
 def test_a_producer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it who wants the topic to itself."""
+    """A producer that wants the topic to itself does not wait for the closed one."""
 
     async def scenario(clients: Clients) -> None:
         _slow_places(clients, monkeypatch)
@@ -179,7 +179,7 @@ def test_subscribe_behind_a_close_is_served(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_producer_behind_a_close_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was sent before holds the close up."""
+    """Earlier sends delay the close."""
 
     async def scenario(clients: Clients) -> None:
         _slow(clients, monkeypatch, WireProducer, "flush")

@@ -11,7 +11,7 @@ from tests.sim.worlds.wire import Refusal
 
 
 async def terminated(clients: Clients) -> Ends:
-    """Where the topic ends, once it takes no more messages."""
+    """Terminate the topic; return its ends."""
     broker = clients.broker
     reply = await broker.ports.net.call(await broker.directory.topic("orders", 0), Terminate(), 10_000)
     assert not isinstance(reply, Unknown)

@@ -1,4 +1,4 @@
-"""Who is silent is asked, and is left when it does not answer."""
+"""A silent client is asked, and is left when it does not answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ HELLO = encode(command("connect", client_version="raw", protocol_version=20))
 
 
 class Wire:
-    """What was said, and whether the connection is over. Implements actors.pulsar.conversation.gateway.gateway.Link."""
+    """A link that records what was said and whether it is closed. Implements
+    actors.pulsar.conversation.gateway.gateway.Link.
+    """
 
     peer = "text"
 

@@ -20,7 +20,7 @@ TOPIC, MANY = of_topic("orders"), 1
 
 
 async def limited(clients: Clients, **limits: Rate | int | None) -> None:
-    """These hold at both gateways."""
+    """Set limits for the topic, which hold at both gateways afterwards."""
     await LimitRecords(clients.broker.world.client("tool").meta).change(TOPIC, **limits)
     world = clients.broker.world
 
@@ -181,7 +181,7 @@ def test_a_dispatch_rate_holds_and_everything_comes() -> None:
 
 @pytest.mark.parametrize("limits", [{"dispatch_rate": Rate(messages=1_000)}, {"dispatch_rate": None}])
 def test_a_raised_dispatch_rate_holds_for_who_waits(limits: dict[str, Rate | None]) -> None:
-    """Who waits because of the rate of before does not wait for the end of its hour."""
+    """A consumer that waits because of the earlier rate does not wait for the end of that rate's hour."""
 
     async def scenario(clients: Clients) -> None:
         await limited(clients, dispatch_rate=Rate(messages=1, period_s=3_600))
@@ -199,7 +199,7 @@ def test_a_raised_dispatch_rate_holds_for_who_waits(limits: dict[str, Rate | Non
 
 
 def test_debt_remains_under_another_rate() -> None:
-    """Else who lowers a rate would let go on at once who has to wait."""
+    """Else lowering a rate would let a waiting client go on at once."""
 
     async def scenario(clients: Clients) -> None:
         await limited(clients, dispatch_rate=Rate(messages=1))

@@ -148,7 +148,7 @@ def test_bytes_as_keys_are_hashed_as_bytes() -> None:
 
 
 def test_ks_4_without_a_key_the_clients_sequence_id_counts() -> None:
-    """All chunks of a message have one, so that whoever puts them together gets them all."""
+    """All chunks of a message have one number, so that the consumer that joins them gets them all."""
     chunks = [single(uuid=b"u", num_chunks=3, chunk_id=number, total_chunk_size=12) for number in range(3)]
     hashes = [int(group.batch.hashes[0]) for group in groups_of(*chunks)]
     assert hashes == [masked_hash(b"till-7")] * 3
@@ -175,8 +175,8 @@ def encode(given_part: Any, known: Any = None) -> EncodedFrames:
 
 @given(st.data())
 def test_rest_of_a_batch_keeps_its_ids(data: st.DataObject) -> None:
-    """Of any rows: each is in one frame, at the place in the batch that it was sent with; only entries that the client
-    has are not used again."""
+    """Each of the rows chosen is in one frame, at the place in the batch that it was sent with; only entries that the
+    client has are not used again."""
     sizes = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
     rows = decoded(*(batch(*({"payload": b"%d" % at} for at in range(size))) for size in sizes))
     homes = np.cumsum([0, *sizes[:-1]]).tolist()

@@ -65,8 +65,8 @@ def test_client_not_subscribed_yet_is_refused() -> None:
 
 @pytest.mark.parametrize("reason", [Invalid("1 consumers are connected"), Corrupt("the record cannot be read")])
 def test_failed_unsubscribe_tells_client_to_come_back(monkeypatch: pytest.MonkeyPatch, reason: SluiceError) -> None:
-    """It has left by then, and would wait for messages for ever. A client that hears of it first takes it for the end
-    that it has asked for.
+    """The consumer has left by then, and would wait for messages for ever. A client that is told before the refusal
+    takes that for the end that it has asked for.
     """
     said: list[str] = []
     say = ClientSession.say

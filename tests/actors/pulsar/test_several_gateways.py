@@ -1,4 +1,4 @@
-"""What clients of two gateways have in common is decided by the owners: names of producers, what of a batch is done,
+"""State that clients of two gateways share is decided by the owners: names of producers, what of a batch is done,
 where a subscription stands, who is subscribed.
 """
 

@@ -19,9 +19,9 @@ SENDs are what a gateway is for. A connection that has the gateway to itself has
 together as there are. While others speak they are part of a turn: a message of another one then waits for a turn, and
 not for a megabyte of this one's.
 
-SENDs of thousands of producers are as many pieces of work, though, each of which makes every turn of the event loop
-longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
-sessions and appends are given up of which nothing is wrong. So a connection with MANY_PRODUCERS has its SENDs taken up
+SENDs of thousands of producers are as many pieces of work, though, and each makes every turn of the event loop longer
+until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second, healthy
+sessions and appends are given up. So a connection with MANY_PRODUCERS has its SENDs taken up
 TURN_OF_MANY at a time; and as nobody but the loop's lateness tells how much is left to do of those before, it rests for
 as long as that wants. With fewer producers several messages of one wait behind its append, and go together: taken up in
 turns they would cost more, and not less.

@@ -37,7 +37,7 @@ def stored(frames: list[bytes]) -> Sends:
 
 
 def said(data: bytes) -> list[Any]:
-    """Of each frame what a consumer sees: its command, and of each message key, properties, number and payload."""
+    """Return what a consumer sees of each frame: its command, and each message's key, properties, number, payload."""
     seen: list[Any] = []
     for asked, metadata, payload in told(data):
         if not metadata.HasField("num_messages"):
@@ -74,7 +74,7 @@ with_text_keys = st.builds(lambda message, key: {**message, "partition_key": key
 @settings(max_examples=40, deadline=None)
 @given(st.lists(sent_frames(with_text_keys, st.just({})), min_size=1, max_size=40), st.data())
 def test_cached_frames_equal_encoded_ones(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """Of any rows, with some frames remembered and others not, in two stretches; done pieces are left out."""
+    """Rows are chosen at random, with some frames cached and others not, in two stretches; done pieces are left out."""
     mine = [one for number, one in frames if number == frames[0][0]]
     sends = stored(mine)
     whole = given_of(sends)

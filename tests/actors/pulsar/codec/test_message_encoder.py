@@ -38,7 +38,7 @@ who = st.builds(Addressee, st.integers(0, 1 << 40), st.integers(-1, 500), st.one
 
 @st.composite
 def parts(draw: st.DrawFn, fields: Any) -> Received:
-    """What a consumer is given of a few clients' batches and single messages, in pieces and partly seen before."""
+    """Draw what a consumer is given of a few clients' batches and single messages: pieces, partly seen before."""
     message = st.fixed_dictionaries(
         {"payload": fields["payload"]}, optional={name: value for name, value in fields.items() if name != "payload"}
     )

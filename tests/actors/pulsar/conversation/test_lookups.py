@@ -33,7 +33,7 @@ class Topics:
 
 
 def test_topic_made_by_a_client_that_left_is_audited() -> None:
-    """Else whoever ends the connection at once would leave no trace."""
+    """Else a client that ends the connection at once would leave no trace."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub, told = Stub(), list[Audited]()

@@ -42,7 +42,7 @@ def test_redelivery_comes_before_later_messages() -> None:
 
 
 def test_single_messages_come_again() -> None:
-    """Those that are acknowledged do not."""
+    """Acknowledged messages do not come again."""
 
     async def scenario(clients: Clients) -> None:
         wire = await reading(clients, 5)
@@ -105,7 +105,7 @@ def test_a_reader_that_closed_asks_for_nothing(again: bool) -> None:
 
 
 def test_reader_that_never_acknowledges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it read long before counts as done."""
+    """Messages that the reader got long before count as done."""
     monkeypatch.setattr(wire_consumer, "MOST_UNACKNOWLEDGED", 4)
 
     async def scenario(clients: Clients) -> None:

@@ -1,4 +1,4 @@
-"""What is at a client: the columns against a plain dictionary; ids of acknowledgements against protobuf."""
+"""Frames at a client: the columns against a plain dictionary; ids of acknowledgements against protobuf."""
 
 from __future__ import annotations
 

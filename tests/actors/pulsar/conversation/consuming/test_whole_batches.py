@@ -1,4 +1,4 @@
-"""Where all messages are at one consumer: batches go out whole, and what an id stands for at another gateway."""
+"""Subscriptions with all messages at one consumer: whole batches go out; the rows of an id at another gateway."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ async def test_the_log_says_whether_a_batch_was_cut(done: bool) -> None:
 
 
 async def sent_of(parts: list[Received]) -> list[list[int]]:
-    """The positions of what is sent together when these came, the last of which ends the waiting for a rest.
+    """Return the positions that are sent together when `parts` come; the last part ends the waiting for a rest.
 
     Once everything was sent, no rows are kept.
     """
@@ -263,7 +263,7 @@ async def sent_of(parts: list[Received]) -> list[list[int]]:
 def test_nothing_overtakes_what_was_begun_of_a_batch(
     positions: list[int], index: list[int | None], sent: list[list[int]]
 ) -> None:
-    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first."""
+    """The rest of a batch, or what lies behind it, comes in the middle of a part: the beginning goes first."""
     begun = part_of([5, 6, 7], [0, 1, 2], follows=7)
     assert asyncio.run(sent_of([begun, part_of(positions, index)])) == sent
 
@@ -282,7 +282,7 @@ def test_nothing_overtakes_what_was_begun_of_a_batch(
 def test_rows_held_by_another_come_behind_later_rows(
     parts: list[tuple[list[int], list[int | None], int]], sent: list[list[int]]
 ) -> None:
-    """It is part of the batch that was begun without it, or goes before the end of a later one."""
+    """The held rows join the batch that was begun without them, or go before the end of a later batch."""
     assert asyncio.run(sent_of([part_of(*part) for part in parts])) == sent
 
 
@@ -339,8 +339,8 @@ def test_batch_given_back_comes_again_whole(name: str) -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_the_beginning_is_not_sent_if_another_did_it(done: bool) -> None:
-    """Of a batch whose rest was waited for, and comes when the first consumer is the active one again. If the other one
-    did nothing of it, it comes again, and is sent once.
+    """The rest of the batch comes when the first consumer is the active one again. If the other consumer did nothing of
+    the batch, the beginning comes again, and is sent once.
     """
 
     async def scenario(clients: Clients) -> None:
@@ -381,7 +381,7 @@ def test_the_beginning_is_not_sent_if_another_did_it(done: bool) -> None:
 def test_little_room_cuts_behind_whole_batches(
     positions: list[int], index: list[int | None] | None, room: int, end: int
 ) -> None:
-    """Whole batches, the last one of which begins where there is room; what is done within them counts."""
+    """Whole batches go out, as long as a batch begins where there is room; done rows within them count."""
     count = len(positions)
     part = part_of(positions, index)
     whole = RowRange(part, 0, count, rest=True)

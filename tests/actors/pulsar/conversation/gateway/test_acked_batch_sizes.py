@@ -35,7 +35,7 @@ def test_sent_sizes_are_known_again() -> None:
 
 
 def test_shorter_of_two_lengths_counts() -> None:
-    """Who was sent the shorter one is done with no more than that."""
+    """A client that was sent the shorter frame has acknowledged no more than that."""
     pieces = AckedBatchSizes()
     remember(pieces, 7, 2)
     remember(pieces, 7, 5)

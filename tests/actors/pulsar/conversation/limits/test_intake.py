@@ -246,7 +246,7 @@ def test_sends_of_many_producers_are_taken_up_in_turns(
 
 
 def test_client_waiting_for_its_turn_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not listened to while what it sent is taken up, for longer than anybody may be silent, or a frame take."""
+    """The gateway takes longer to serve what the client sent than a client may be silent, or a frame may take."""
     count = 200 * TURN_OF_MANY
     monkeypatch.setattr(client_connection, "MANY_PRODUCERS", count)
 
@@ -408,7 +408,7 @@ def test_a_frame_that_does_not_end_ends_the_connection() -> None:
 
 
 def test_all_connections_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who holds much is not read while all hold too much, and is read again when others have gone."""
+    """A connection that holds much is not read while all hold too much, and is read again when others have gone."""
     monkeypatch.setattr(intake, "BUFFER_BYTES", 1_000_000)
     monkeypatch.setattr(intake, "OWN_BYTES", 10_000)
 
@@ -430,7 +430,7 @@ def test_all_connections_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_client_that_takes_its_answers_lives() -> None:
-    """It is not listened to meanwhile; who takes nothing has gone."""
+    """The client is not read meanwhile; a client that takes nothing counts as gone."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         connection.data(PING * 5_000)

@@ -50,7 +50,9 @@ def test_no_rate_is_no_limit() -> None:
 
 
 def together(*wanted: int) -> list[float]:
-    """Of what gateways under one rate of 100 messages a second want: what passes in a second, when they know it all."""
+    """Return what passes each gateway in a second, under one rate of 100 messages a second, once they know each other's
+    wishes. wanted: messages a second that each gateway wants.
+    """
     buckets = [TokenBucket(Rate(messages=100), 0) for _ in wanted]
     passed, until = [0] * len(wanted), [0] * len(wanted)
     for now in range(0, 60_001, 10):

@@ -71,7 +71,7 @@ def test_a_durable_one_outlives_its_gateway() -> None:
 
 
 def test_consumer_that_returns_elsewhere_goes_on() -> None:
-    """What was acknowledged does not come again, and the rest does."""
+    """Acknowledged messages do not come again, and the rest does."""
 
     async def scenario(clients: Clients) -> None:
         broker = clients.broker

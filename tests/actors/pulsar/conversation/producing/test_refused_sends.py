@@ -34,7 +34,7 @@ def frame(number: int, *, key: bytes = b"k") -> bytes:
 
 
 async def stored(clients: Clients, *expected: int) -> None:
-    """These are on the topic, in this order, and nothing else."""
+    """Check that the topic has the expected messages, in this order, and nothing else."""
     reader = await clients.join("reader", GATEWAYS[1])
     await clients.consumer(reader, ONE, "r")
     await clients.broker.until(lambda: len(clients.numbers("reader")) >= len(expected))
