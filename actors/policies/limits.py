@@ -71,11 +71,11 @@ class LimitRecords:
         await self.look()
 
     async def forget(self, name: str) -> None:
-        """The topic or namespace is no more."""
+        """Remove the limits of a deleted topic or namespace."""
         await self._meta.remove(LIMITS + name)
 
     async def look(self) -> list[Corrupt]:
-        """Learn all of them; what is wrong with those that cannot be read, of which holds what was known."""
+        """Read all limits; return the errors of damaged records, whose last known limits stay in force."""
         names = [key.removeprefix(LIMITS) for key in await self._meta.keys(LIMITS)]
         found, damage = await look_at_all(names, self.read, self._known)
         self._known, self._merged = dict(found), {}

@@ -1,9 +1,9 @@
-"""What a process knows of permissions, so that nobody asks the store for every message, or for every request.
+"""A cache of permissions for one process: no message and no request waits for a read of the store.
 
-All changes of permissions are counted in one record. Who looks at it knows which records changed since, and forgets
-these; what is needed is read anew. Nobody is let in by knowledge that is older than FRESH_MS: if the store cannot be
-asked then, who comes is told to come again, and who is there stays. Of those who are there LOOK_MS are the longest time
-until a change is noticed.
+One record counts all changes of permissions. A look at that record shows which records changed since; the cache forgets
+them, and reads them again when they are needed. A cache older than FRESH_MS admits no client: if the store cannot be
+asked then, a newcomer is told to come again, and an admitted client stays. A change reaches an admitted client within
+LOOK_MS.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PermissionCache:
                     self._changed, self._any_changed = {**keys, **self._changed}, every or self._any_changed
 
     async def _try_to_look(self, ended: Signal) -> None:
-        """One that the store does not answer holds up neither the next one nor what others have found."""
+        """Look for changes and log a failure. A lookup without an answer delays neither later nor finished lookups."""
         self._under_way += 1
         try:
             await self.look()

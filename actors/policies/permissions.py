@@ -97,7 +97,7 @@ class Permissions:
         await self._change(of_namespace(space), revoked)
 
     async def forget_space(self, space: str) -> None:
-        """The namespace is no more, and what was granted for topics in it counts for no later one of its name."""
+        """Remove all grants of a deleted namespace and of its topics: a later namespace of that name has none."""
         for key in await self._meta.keys(PERMISSIONS + of_topic("")):
             if namespace_of(key.removeprefix(PERMISSIONS + of_topic("")))[0] == space:
                 await forget_rights(self._meta, key)
@@ -119,5 +119,5 @@ def check_grant(role: str, actions: object) -> None:
 
 
 def grants_in(name: str, value: bytes | None) -> Grants:
-    """What a record says. Raises Corrupt."""
+    """Decode the grants in a record; no record grants nothing. Raises Corrupt."""
     return Grants() if value is None else decoded(value, Grants, f"the permissions of {name}")

@@ -83,7 +83,7 @@ def full_names(topics: Mapping[str, TopicSettings]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TopicMaker:
-    """Where topics are made that are not there, and who is told of it."""
+    """The namespaces in which missing topics are made, and the callback that is told of a new topic."""
 
     namespaces: Namespaces
     on_made: Callable[[str], None]

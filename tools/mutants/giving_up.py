@@ -66,7 +66,7 @@ GIVING_UP: list[Mutant] = [
         old='                self._session.begin(self._come_back(consumer), "unsubscribe")\n',
         new="",
         world="gateway",
-        test="tests/actors/pulsar/test_sent_away.py::test_who_unsubscribes_in_vain_is_told_to_come_back",
+        test="tests/actors/pulsar/test_sent_away.py::test_failed_unsubscribe_tells_client_to_come_back",
     ),
     Mutant(
         name="who waits while the client is closed is not told so",

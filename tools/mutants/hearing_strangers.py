@@ -39,7 +39,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    if count > 1 and len(send.body.metadata) > MOST_REST and",
         new="    if False and",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="read together each message gets whatever the metadata say",
@@ -55,7 +55,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old=" | grows)",
         new=")",
         world=GATEWAY,
-        test="tests/actors/pulsar/codec/test_vectorized_decoder.py::test_what_would_grow_is_looked_at_alone",
+        test="tests/actors/pulsar/codec/test_vectorized_decoder.py::test_frame_that_would_grow_is_decoded_alone",
     ),
     Mutant(
         name="a chunk is one of as many as its client says",
@@ -63,7 +63,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="0 <= chunk < chunks <= MOST_CHUNKS:",
         new="0 <= chunk < chunks:",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="metadata may have a group",
@@ -71,7 +71,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    if any(field.wire_type == _GROUP for field in UnknownFieldSet(metadata)):",
         new="    if False:",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="an encryption key is any bytes",
@@ -79,7 +79,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    for encoded in metadata.encryption_keys:",
         new="    for encoded in ():",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="a payload becomes as much as is said",
@@ -87,7 +87,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    _check_inflated(metadata, payload)\n\n",
         new="\n",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="what passes as it came in LZ4 is not tried",
@@ -95,7 +95,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="            check_lz4(payload, metadata.uncompressed_size)\n",
         new="            pass\n",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="chunks make a message of any size",
@@ -103,7 +103,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    if not 0 <= size <= chunks * MAX_MESSAGE_BYTES:",
         new="    if False:",
         world=GATEWAY,
-        test=f"{MESSAGES}::test_what_is_malformed_is_refused_alone",
+        test=f"{MESSAGES}::test_malformed_send_is_refused_alone",
     ),
     Mutant(
         name="what is sent counts as it came",
@@ -111,7 +111,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    return max(send.size, inflated) + int(metadata.num_messages) * each",
         new="    return send.size",
         world=GATEWAY,
-        test=f"{AMOUNTS}::test_what_is_sent_counts_as_what_it_becomes",
+        test=f"{AMOUNTS}::test_sends_count_at_their_inflated_size",
     ),
     Mutant(
         name="all that was read is taken up, whatever it becomes",
@@ -119,7 +119,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        if self._taken_up > GROUP_BYTES:",
         new="        if False:",
         world=GATEWAY,
-        test=f"{AMOUNTS}::test_what_is_sent_counts_as_what_it_becomes",
+        test=f"{AMOUNTS}::test_sends_count_at_their_inflated_size",
     ),
     Mutant(
         name="a rate counts the messages that a client claims",
@@ -143,7 +143,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="consumer.asked.settings.type not in ONE_HAS_ALL:",
         new="False:",
         world=GATEWAY,
-        test=f"{ODD}::test_who_shares_a_subscription_cannot_acknowledge_up_to",
+        test=f"{ODD}::test_cumulative_ack_is_refused_when_shared",
     ),
     Mutant(
         name="a client says of itself what it likes",
@@ -151,7 +151,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="    if said > MOST_SAID:",
         new="    if False:",
         world=GATEWAY,
-        test=f"{ODD}::test_what_a_client_says_of_itself_is_bounded",
+        test=f"{ODD}::test_a_clients_names_and_properties_are_bounded",
     ),
     Mutant(
         name="an acknowledgement is taken up at once, however long",
@@ -183,7 +183,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="        if self.left < 0:",
         new="        if False:",
         world=GATEWAY,
-        test=f"{SCHEMAS}::test_what_takes_too_long_to_compare_is_refused",
+        test=f"{SCHEMAS}::test_schema_too_long_to_compare_is_refused",
     ),
     Mutant(
         name="as many schemas are compared at once as there are clients",

@@ -22,7 +22,7 @@ LIMITING: list[Mutant] = [
         old="                bucket.take_over(before)\n",
         new="                pass\n",
         world=GATEWAY,
-        test=f"{LIMITS}::test_what_is_owed_is_owed_under_another_rate",
+        test=f"{LIMITS}::test_debt_remains_under_another_rate",
     ),
     Mutant(
         name="an owner rests although what it knows of retention is old",
@@ -30,6 +30,6 @@ LIMITING: list[Mutant] = [
         old="min(MOST_REST_MS, self._kept.fresh_for(), self._thresholds.fresh_for())",
         new="MOST_REST_MS",
         world=OWNERS,
-        test="tests/actors/policies/test_retention.py::test_what_is_said_holds_within_a_minute",
+        test="tests/actors/policies/test_retention.py::test_changed_retention_holds_within_a_minute",
     ),
 ]

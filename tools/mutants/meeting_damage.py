@@ -133,7 +133,7 @@ MEETING_DAMAGE: list[Mutant] = [
         old="        if self._damage and now - self._looked < DAMAGED_MS:\n",
         new="        if False:\n",
         world=BROKER,
-        test=f"{POLICIES}/test_policy_records.py::test_what_is_damaged_is_not_read_all_the_time",
+        test=f"{POLICIES}/test_policy_records.py::test_damaged_record_is_read_seldom",
     ),
     Mutant(
         name="a gateway that refuses hides the others",
@@ -277,6 +277,6 @@ MEETING_DAMAGE: list[Mutant] = [
         old="        self._handling.end()\n",
         new="",
         world="gateway",
-        test="tests/actors/pulsar/conversation/consuming/test_whole_batches.py::test_what_is_others_is_not_asked_for_any_more",
+        test="tests/actors/pulsar/conversation/consuming/test_whole_batches.py::test_batch_end_already_asked_is_not_asked_again",
     ),
 ]

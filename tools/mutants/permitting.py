@@ -48,7 +48,7 @@ PERMITTING: list[Mutant] = [
         old="self._looked is None or self._ports.clock.monotonic() - self._looked > FRESH_MS",
         new="self._looked is None",
         world=GATEWAY,
-        test=f"{KNOWN}::test_nobody_is_let_in_by_old_knowledge",
+        test=f"{KNOWN}::test_stale_cache_admits_no_client",
     ),
     Mutant(
         name="who could not be judged is judged no more",
@@ -56,7 +56,7 @@ PERMITTING: list[Mutant] = [
         old="= {**keys, **self._changed}, every or self._any_changed",
         new="= self._changed, self._any_changed",
         world=GATEWAY,
-        test=f"{KNOWN}::test_who_cannot_be_judged_is_judged_later",
+        test=f"{KNOWN}::test_unreadable_rights_are_judged_later",
     ),
     Mutant(
         name="a right that goes while a producer opens is not looked at again",
@@ -104,7 +104,7 @@ PERMITTING: list[Mutant] = [
         old="                await forget_rights(self._meta, key)\n",
         new="                pass\n",
         world=GATEWAY,
-        test="tests/actors/policies/test_permissions.py::test_what_was_granted_for_topics_goes_with_their_namespace",
+        test="tests/actors/policies/test_permissions.py::test_deleting_a_namespace_removes_grants_for_its_topics",
     ),
     Mutant(
         name="a public key that others can replace is believed",
@@ -128,7 +128,7 @@ PERMITTING: list[Mutant] = [
         old='        "partition_metadata",\n',
         new='        "partition_metadata",\n        "lookup",\n',
         world=GATEWAY,
-        test="tests/actors/pulsar/conversation/test_lookups.py::test_who_makes_a_topic_and_hangs_up_is_written_down",
+        test="tests/actors/pulsar/conversation/test_lookups.py::test_topic_made_by_a_client_that_left_is_audited",
     ),
     Mutant(
         name="who only connects keeps every tool out",

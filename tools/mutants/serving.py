@@ -38,7 +38,7 @@ SERVING: list[Mutant] = [
         old="        return self.choked or self.connecting or self.throttled or busy",
         new="        return self.connecting or self.throttled or busy",
         world=GATEWAY,
-        test=f"{INTAKE}::test_who_does_not_read_is_not_read",
+        test=f"{INTAKE}::test_client_that_does_not_read_is_not_read",
     ),
     Mutant(
         name="who floods with sends leaves no room to others",
@@ -46,7 +46,7 @@ SERVING: list[Mutant] = [
         old="        return now - (self._other_at if who is self._last else self._last_at) < SPEAKS_MS",
         new="        return False",
         world=GATEWAY,
-        test=f"{INTAKE}::test_who_publishes_makes_room_while_others_speak",
+        test=f"{INTAKE}::test_publisher_takes_turns_while_others_speak",
     ),
     Mutant(
         name="who never acknowledges is sent more without end",
@@ -54,7 +54,7 @@ SERVING: list[Mutant] = [
         old="        return self._size > max(OWN_BYTES, MOST_BYTES - self._everybody.total)",
         new="        return False",
         world=GATEWAY,
-        test="tests/actors/pulsar/conversation/consuming/test_unacknowledged.py::test_who_never_acknowledges_gets_half_and_others_go_on",
+        test="tests/actors/pulsar/conversation/consuming/test_unacknowledged.py::test_client_that_never_acks_gets_half_others_go_on",
     ),
     Mutant(
         name="requests under way are not counted",
@@ -70,7 +70,7 @@ SERVING: list[Mutant] = [
         old="            if name in QUESTIONS or not turn.begun:",
         new="            if False:",
         world=GATEWAY,
-        test=f"{INTAKE}::test_what_was_asked_ends_with_the_connection",
+        test=f"{INTAKE}::test_requests_end_with_the_connection",
     ),
     Mutant(
         name="sends of many producers are taken up at once",
@@ -142,7 +142,7 @@ SERVING: list[Mutant] = [
         old="if self._sure_at is not None and self._gateway.ports.clock.monotonic() - self._sure_at > SURE_MS:",
         new="if False:",
         world="relay",
-        test=f"{MEANWHILE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{MEANWHILE}::test_waiting_row_done_by_another_is_not_sent",
     ),
     Mutant(
         name="what came while a client read nothing is not asked about",
@@ -150,7 +150,7 @@ SERVING: list[Mutant] = [
         old="        if self._came_at is not None:",
         new="        if False:",
         world="relay",
-        test=f"{MEANWHILE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{MEANWHILE}::test_waiting_row_done_by_another_is_not_sent",
     ),
     Mutant(
         name="what waited is asked about one part after the other",
@@ -198,7 +198,7 @@ SERVING: list[Mutant] = [
         old="            part.close(its[np.isin(part.positions[its], done)])\n",
         new="            pass\n",
         world="relay",
-        test=f"{MEANWHILE}::test_what_waited_is_not_sent_if_another_did_it",
+        test=f"{MEANWHILE}::test_waiting_row_done_by_another_is_not_sent",
     ),
     Mutant(
         name="what came of a batch stands for all of it",
@@ -230,7 +230,7 @@ SERVING: list[Mutant] = [
         old="key=lambda each: each[:2])",
         new="key=lambda each: each[0])",
         world="relay",
-        test=f"{WHOLE}::test_what_another_one_held_comes_behind_what_followed_it",
+        test=f"{WHOLE}::test_rows_held_by_another_come_behind_later_rows",
     ),
     Mutant(
         name="batches in the midst of a part are taken to be whole",
@@ -246,7 +246,7 @@ SERVING: list[Mutant] = [
         old="positions[ends] - starts[begins] + 1",
         new="positions[ends] - positions[begins] + 1",
         world="relay",
-        test=f"{WHOLE}::test_what_goes_to_a_client_with_little_room",
+        test=f"{WHOLE}::test_little_room_cuts_behind_whole_batches",
     ),
     Mutant(
         name="what comes beside the rest of a batch is sent without room",
@@ -278,7 +278,7 @@ SERVING: list[Mutant] = [
         old="positions=positions[~self._state.cursor.is_acknowledged(positions)]",
         new="positions=positions",
         world=GATEWAY,
-        test=f"{WHOLE}::test_what_is_done_of_a_batch_is_not_waited_for",
+        test=f"{WHOLE}::test_done_rows_of_a_batch_are_not_waited_for",
     ),
     Mutant(
         name="a batch is cut where its counts differ",
@@ -294,7 +294,7 @@ SERVING: list[Mutant] = [
         old=" and waiting.isdisjoint(inside):",
         new=":",
         world="relay",
-        test=f"{WHOLE}::test_what_is_left_and_the_first_have_ids_of_their_own",
+        test=f"{WHOLE}::test_rest_of_a_batch_and_its_first_have_own_ids",
     ),
     Mutant(
         name="all sends of a run have the first one's id",
@@ -350,7 +350,7 @@ SERVING: list[Mutant] = [
         old="            taken = taken[: wrong + 1]\n",
         new="            self._refused, self.ready = False, True\n",
         world=GATEWAY,
-        test=f"{REFUSED}::test_what_was_refused_is_stored_when_it_comes_again",
+        test=f"{REFUSED}::test_refused_send_is_stored_when_sent_again",
     ),
     Mutant(
         name="all chunks of a message have one number",
@@ -470,7 +470,7 @@ SERVING: list[Mutant] = [
         old="if waits >= max(request.limit, 1) else None",
         new="if waits else None",
         world=GATEWAY,
-        test="tests/actors/policies/test_eviction.py::test_who_is_below_the_limit_keeps_what_waits",
+        test="tests/actors/policies/test_eviction.py::test_subscription_below_the_limit_keeps_its_backlog",
     ),
     Mutant(
         name="every consumer replaces the properties of its subscription",

@@ -38,7 +38,7 @@ _PROPERTIES, _NAME, _NUMBER, _PUBLISHED, _KEY, _MESSAGES, _EVENT, _ORDER, _DUE =
 
 
 class Addressee(NamedTuple):
-    """Whom frames are for. partition: as clients number it, -1 for a topic without partitions."""
+    """The consumer that frames go to. partition: as clients number it, -1 for a topic without partitions."""
 
     consumer_id: int
     partition: int
@@ -137,7 +137,9 @@ def _metadata(
 
 
 def _properties(rows: pa.RecordBatch, alone: npt.NDArray[np.bool_]) -> list[pa.Array] | None:
-    """Those of messages that travel alone, if there are any; None if they have to be encoded one by one."""
+    """Encode the properties of messages that travel alone: a column, or no column if no message has any; None if they
+    have to be encoded one by one.
+    """
     if "properties" not in rows.schema.names or rows.column("properties").null_count == rows.num_rows:
         return []
     column = rows.column("properties")

@@ -1,4 +1,4 @@
-"""What the metadata of a frame must and may say, so that every client can read the message.
+"""Checks the metadata of a frame, so that every client can read the message.
 
 Much of them passes through unread. A client that is sent what it cannot read does not leave that message out: it hangs
 up, comes back and is sent it again, or its process ends. So one such message would keep every consumer of its topic

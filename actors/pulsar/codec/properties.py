@@ -1,7 +1,7 @@
 """Properties of many messages at once: pairs of text, any number of them in a message.
 
 In: where the pairs lie is found as every field is, then all of them are read at once. Out: all pairs are encoded as one
-column, of which each message has a range.
+column, and each message has a range of that column.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def run_of(rows: pa.RecordBatch, *, now: int, producer: str) -> StoredBatch:
 
 
 def stored(rows: _Rows, *, producer: str) -> StoredBatch:
-    """What `run_of` makes of these rows, without columns in between, of which one message would pay for each step.
+    """Make the same as `run_of`, without columns in between: for one message each of those steps is costly.
 
     Nothing is checked: `_unpack` and `_add` have.
     """
@@ -414,7 +414,7 @@ def _single(packed: _Packed) -> _Rows:
 
 
 def _batch(packed: _Packed) -> _Rows:
-    """The messages of a batch, one after the other."""
+    """Decode the messages of a batch in order."""
     metadata, payload, rows, at, end = packed.metadata, packed.payload, _Rows(), 0, len(packed.payload)
     rest = _rest(packed)
     for index in range(packed.count):

@@ -16,7 +16,7 @@ _FEW = 32
 
 
 def unread_messages(rests: pa.Array) -> Ints:
-    """Of each row that travels alone how many messages clients make of it, int64, 1 or more. rests: column `pulsar`."""
+    """Count the messages that clients make of each row that travels alone, int64, 1 or more. rests: column `pulsar`."""
     counts = np.ones(len(rests), np.int64)
     if len(rests) < _FEW or _TAG in joined(rests):
         for row, rest in enumerate(rests.to_pylist()):

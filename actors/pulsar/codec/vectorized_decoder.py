@@ -1,8 +1,8 @@
 """Decodes the SEND frames of one read together, in a few dozen steps, however many frames there are.
 
-That is how nearly all frames come: with a checksum, unencrypted, not compressed. A producer of which one frame is
-otherwise has all of its frames of that read decoded one by one (actors.pulsar.codec.send_decoder), so that their order
-stays. Either way gives the same rows.
+Nearly all frames come with a checksum, unencrypted, not compressed. A producer with one frame that does not has all of
+its frames of that read decoded one by one (actors.pulsar.codec.send_decoder), so that their order stays. Either way
+gives the same rows.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _receipts(count: int, message_id: list[Field], names: tuple[Ints | int, Ints
 
 @dataclass(slots=True)
 class _Read:
-    """What was found of n frames. at, end: the payload. odd: those that are decoded one by one.
+    """The fields found in n frames. at, end: the payload. odd: frames that are decoded one by one.
 
     rests: of each what comes up to the end of its command, and what follows it; binary (2 n,).
     """
@@ -385,13 +385,13 @@ def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, 
 
 
 def _begins_of(producers: Ints) -> Ints:
-    """Where the frames of another one begin, the first one among them."""
+    """Return the first frame of each run of frames of one producer, int64; 0 is the first."""
     begins: Ints = np.concatenate([[0], np.flatnonzero(np.diff(producers)) + 1])
     return begins
 
 
 def _slice(batch: StoredBatch, begin: int, stop: int) -> StoredBatch:
-    """These rows as a batch of their own."""
+    """Return rows begin .. stop-1 as a batch of their own."""
     part = batch.slice(begin, stop)
     if part.deliver_at is None or part.deliver_at.any():
         return part
@@ -399,8 +399,8 @@ def _slice(batch: StoredBatch, begin: int, stop: int) -> StoredBatch:
 
 
 def _is_as_it_came(read: _Read, frames: Ints, keys: pa.Array) -> bool:
-    """Whether what follows the commands of frames is for consumers as it is. It may have to be made anew where some are
-    delayed, of which the time may be changed, or have a key that is no text.
+    """Whether the bodies of frames may go to consumers unchanged. A body may have to be made again if a message is
+    delayed, because its time may be changed, or has a key that is no text.
     """
     return not (read.metadata.value[_DUE][frames] > 0).any() and is_text(keys)
 

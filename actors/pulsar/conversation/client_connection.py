@@ -97,7 +97,7 @@ class ClientConnection(ClientSession):
     # -- in -------------------------------------------------------------------------------------------------------
 
     def data(self, chunk: bytes | memoryview) -> None:
-        """These bytes were read, and may be written over afterwards.
+        """Take bytes that were read; the caller may overwrite them afterwards.
 
         Never raises: a client that breaks the protocol is told and closed.
         """

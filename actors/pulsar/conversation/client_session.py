@@ -205,7 +205,7 @@ class ClientSession:
 
     @property
     def roles(self) -> Sequence[str]:
-        """Those of the client; none before it is known."""
+        """The client's roles; none before the client is known."""
         return () if self.identity is None else self.identity.roles
 
     @property

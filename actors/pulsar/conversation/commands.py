@@ -137,7 +137,7 @@ class CommandHandlers:
         self._session.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
 
     def _making(self, wanted: bool = True) -> TopicMaker | None:
-        """Where a topic that is not there is made, if it is."""
+        """Return a maker of missing topics, whose making is audited; None unless `wanted`."""
         made = partial(self._session.audit, "create topic")
         return TopicMaker(self._gateway.namespaces, made) if wanted else None
 
@@ -300,7 +300,9 @@ class CommandHandlers:
         return wanted_consumer(asked, name, start, self._session.role)
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
-        """Where a reader begins: after a seek there, else where it says, else at its initial position."""
+        """Return the position at which a reader begins: after a seek there, else at its rollback time or start id, else
+        at its initial position.
+        """
         if (sought := self._session.seeks.start(asked.consumer_id, (tp.topic, tp.partition, name))) is not None:
             return sought
         if asked.start_rollback_seconds:
@@ -471,7 +473,7 @@ class CommandHandlers:
 
 
 def _wishes_of_producer(asked: Any) -> list[Wish]:
-    """Whoever makes a subscription together with a producer has to have the right for both."""
+    """Return the rights that a PRODUCER needs: to produce, and to consume if it makes an initial subscription too."""
     topic, _ = split_name(asked.topic)
     first = asked.initial_subscription
     return [of_topic("produce", topic), *([of_topic("consume", topic, quoted(first))] if first else [])]

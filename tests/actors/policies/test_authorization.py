@@ -1,4 +1,4 @@
-"""Who may do what: the decision alone, for every kind of role and of wish."""
+"""The authorization decision alone, for every kind of role and of wish."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WISHES = {
 
 
 @pytest.mark.parametrize("wish", WISHES, ids=str)
-def test_who_may_do_it(wish: Wish) -> None:
+def test_each_wish_is_permitted_to_its_roles_alone(wish: Wish) -> None:
     assert [role for role in ROLES if SETTINGS.permits((role,), wish, RIGHTS)] == WISHES[wish].split()
 
 

@@ -1,4 +1,4 @@
-"""What clients of Pulsar send, made by hand: frames, batches, metadata."""
+"""Bytes as clients of Pulsar send them, made by hand: frames, batches, metadata."""
 
 from __future__ import annotations
 

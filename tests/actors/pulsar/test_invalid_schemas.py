@@ -131,7 +131,7 @@ def record_of(count: int) -> bytes:
 
 @pytest.mark.parametrize("made_of", [lambda n: union_of(n, "a"), record_of], ids=["branches", "fields"])
 @pytest.mark.parametrize("asked", ["put", "check_reader"])
-async def test_what_takes_too_long_to_compare_is_refused(
+async def test_schema_too_long_to_compare_is_refused(
     asked: str, made_of: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few hundred thousand bytes could take an hour, and nothing else would go on meanwhile."""

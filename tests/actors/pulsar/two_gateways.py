@@ -111,7 +111,7 @@ class Clients:
         wire.say("flow", consumer_id=0, permits=1_000)
 
     def numbers(self, client: str) -> list[int]:
-        """Of the messages that came to a client, in order."""
+        """Return the numbers of the messages that came to a client, in order."""
         return [message.number for message in self.came.get(client, [])]
 
     async def send(self, wire: Wire, name: str) -> None:

@@ -82,7 +82,7 @@ class RowRange:
 
 
 def begun_in(part: Received, first: int = 0) -> PartialBatch | None:
-    """The batch that a part ends in the midst of, from a row on; None if it does not."""
+    """Return the batch whose middle a part ends in, from row `first` on; None if the part ends with a whole batch."""
     if part.follows <= 0 or not part.open[-1]:
         return None
     last = int(part.positions[-1])
@@ -131,8 +131,9 @@ def continued(begun: PartialBatch, part: Received, first: int) -> int:
 
 
 def unsure_ends(part: Received, first: int, end: int) -> Rows:
-    """Of the batches that begin in rows first .. end-1 of a part: the last open row of each behind which the part does
-    not show that the batch ends; int64, ascending. The last row of the part is none of them: see Received.follows.
+    """Return the last open row of each batch that may go on behind it, as far as the part shows; int64, ascending.
+
+    Only batches that begin in rows first .. end-1 count, and never the last row of the part: see Received.follows.
     """
     if "batch_index" not in part.schema.names:
         return np.empty(0, np.int64)
@@ -190,14 +191,14 @@ class BatchReassembler:
         return sum(end - first for _, first, end in self.unsent())
 
     def unsent(self) -> list[tuple[Received, int, int]]:
-        """What came and was not sent: rows first .. end-1 of parts."""
+        """Return all rows that came and were not sent, as (part, first, end): rows first .. end-1."""
         ready = [(stretch.part, stretch.first, stretch.end) for stretch in self.ready]
         begun = [(begun.part, begun.first, len(begun.part)) for begun in self._begun]
         return ready + begun + [(part, 0, len(part)) for part in (*self._joined, *self._queue)]
 
     @property
     def waiting_bytes(self) -> int:
-        """What they keep in memory, without those that wait for something that is still to come."""
+        """The bytes that waiting parts keep in memory, without parts that wait for the rest of a batch."""
         return sum(part.kept for part in (*dict.fromkeys(stretch.part for stretch in self.ready), *self._queue))
 
     def let_go(self, part: Received, end: int) -> None:
@@ -284,7 +285,7 @@ class BatchReassembler:
         return first
 
     def _goes_on_first(self, part: Received, first: int) -> tuple[int, PartialBatch]:
-        """Where a part, from a row on, first belongs to a batch that was begun or lies behind one, and which that is.
+        """Return the first row, from `first` on, that belongs to a begun batch or lies behind one, and that batch.
         Where it lies behind some and belongs to another, those come first: they have earlier messages of its keys.
         """
         found = [(goes_on_at(begun, part, first), begun.last, begun) for begun in self._begun]
@@ -302,7 +303,7 @@ class BatchReassembler:
             self._ports.spawn(self._be_patient(begun), "patience")
 
     async def _put(self, part: Received, first: int, end: int) -> None:
-        """These rows of a part may be sent. If later messages have come, the rest of a batch is not waited for."""
+        """Make rows first .. end-1 ready to be sent. The rest of a batch is not waited for if later messages came."""
         if first < end:
             self.ready.append(RowRange(part, first, end, rest=await self._is_cut(part, first, end)))
 

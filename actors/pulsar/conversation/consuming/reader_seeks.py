@@ -1,4 +1,4 @@
-"""Where the readers of one connection continue after a seek.
+"""The positions at which readers of one connection continue after a seek.
 
 A reader that seeks is sent away and subscribes again, and what it then says of its start may be wrong: a client that
 sought a time names the beginning of the topic. So the seek is remembered until that reader, by the number that its
@@ -29,7 +29,7 @@ class Seeks:
             del self._targets[next(iter(self._targets))]
 
     def start(self, number: int, reader: ReaderKey) -> int | None:
-        """Where it goes on; None if it was not moved."""
+        """Return the position that the reader has sought; None if it sought none."""
         known, target = self._targets.get(number, (None, None))
         return target if known == reader else None
 
@@ -39,5 +39,5 @@ class Seeks:
             del self._targets[number]
 
     def forget(self, number: int) -> None:
-        """It does not come back."""
+        """Forget the seek of a reader that does not come back."""
         self._targets.pop(number, None)

@@ -1,4 +1,4 @@
-"""What a client's SUBSCRIBE wants, in Sluice's own terms: one more field of that command is read here."""
+"""Translates a client's SUBSCRIBE into Sluice's own terms: one more field of that command is read here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def is_reader(asked: Any) -> bool:
 
 
 def wanted_consumer(asked: Any, name: str, start: int | None, role: str) -> WantedConsumer:
-    """Of a SUBSCRIBE that was checked. name: what the consumer is called, whoever chose it. Raises Invalid."""
+    """Translate a SUBSCRIBE that was checked. name: the consumer's, chosen by the client or not. Raises Invalid."""
     settings = SubscriptionSettings(
         type=TYPES[asked.type],
         durable=asked.durable,

@@ -71,13 +71,13 @@ NONE_READY: deque[RowRange] = deque()
 
 
 def earlier(one: int | None, other: int) -> int:
-    """The earlier one of two moments, of which there may be one only."""
+    """Return the earlier of two moments; the first may be None."""
     return other if one is None else min(one, other)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumingClient:
-    """What a consumer has of its connection.
+    """The parts of a connection that its consumer uses.
 
     write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life.
     share: what it may leave unacknowledged.
@@ -396,7 +396,7 @@ class WireConsumer:
             self._whole.ready.appendleft(stretch)
 
     async def _ask_what_is_open(self) -> None:
-        """Of what waited, send only what nobody has acknowledged who was the active consumer meanwhile."""
+        """Close waiting rows that another active consumer has acknowledged meanwhile: only open rows are sent."""
         assert self._whole is not None
         assert isinstance(self._part, PartitionConsumer)
         while self._unsent:
@@ -520,7 +520,9 @@ class WireConsumer:
         return True
 
     def _forget(self, positions: Rows) -> list[tuple[Received, Rows]]:
-        """These are not at the client any more, which may still name their ids; returns the rows, by part."""
+        """Take frames from the client's unacknowledged ones; return their rows, by part. The client may still name the
+        ids, so the gateway remembers how many rows each stands for.
+        """
         rows, counts = self._sent.take(positions)
         known = counts > 0
         if known.any():

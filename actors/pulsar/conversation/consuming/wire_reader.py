@@ -44,14 +44,14 @@ class _GivenBack:
         return len(self.positions)
 
     def add(self, part: Received, rows: np.ndarray) -> None:
-        """These rows of a part come once more."""
+        """Note rows of a part for redelivery, each with one redelivery more, at most 255."""
         counts = np.minimum(part.redeliveries[rows].astype(np.int64) + 1, 255).astype(np.uint8)
         positions = np.concatenate([self.positions, part.positions[rows]])
         self.positions, first = np.unique(positions, return_index=True)
         self._counts = np.concatenate([self._counts, counts])[first]
 
     def take(self, positions: Positions) -> np.ndarray:
-        """Those of these positions (ascending) that are here are so no more; returns the redeliveries of each."""
+        """Remove the positions (ascending) that are noted here; return the redelivery count of each removed one."""
         taken = np.isin(self.positions, positions)
         counts: np.ndarray = self._counts[taken]
         self.positions, self._counts = self.positions[~taken], self._counts[~taken]
@@ -117,7 +117,7 @@ class LogReader:
         return False
 
     def acknowledge(self, part: Received, rows: np.ndarray | None = None) -> None:
-        """These need not come again."""
+        """Close rows of a part, all by default: they need not come again."""
         part.close(rows)
         self._tell_end()
 

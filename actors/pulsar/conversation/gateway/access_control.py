@@ -1,6 +1,6 @@
-"""Who of a gateway's clients may do what, and whom a right that was revoked sends away.
+"""Authorizes a gateway's clients, and disconnects their producers and consumers when a right is revoked.
 
-What a client asks for is checked when it asks. Producers and consumers are remembered with the right that they live by,
+A client's wish is checked when it asks. Producers and consumers are remembered with the right that they live by,
 and checked again when permissions change: no message waits for that, and none is asked about. Without settings that
 name rights everybody may do everything, and nothing is remembered. Many may live by a right that changes, so they are
 checked in turns, and others have theirs between.
@@ -77,12 +77,12 @@ class AccessControl:
             raise Forbidden(NO_PROXIES)
 
     def admit(self, one: object, roles: Sequence[str], wishes: Sequence[Wish], on_revoked: Callable[[], None]) -> None:
-        """A producer or consumer lives by these rights. Whoever opens it checks them once more afterwards."""
+        """Register a producer or consumer with the rights that it needs. The caller checks them again afterwards."""
         if self.permissions is not None:
             self._admitted[one] = _Admitted(roles, wishes, on_revoked)
 
     def forget(self, one: object) -> None:
-        """It has gone. Idempotent."""
+        """Drop a producer or consumer that has gone. Idempotent."""
         self._admitted.pop(one, None)
 
     async def run(self) -> None:

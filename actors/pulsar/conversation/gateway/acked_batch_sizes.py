@@ -1,9 +1,9 @@
 """How many messages an id stands for: a client that got it on an earlier connection may acknowledge it later.
 
 An id names the first row of what was sent as one frame, and not how many rows that were. Clients repeat
-acknowledgements, and acknowledge on a new connection what they were sent on an earlier one. What is not known stands
-for its first row alone: to take the rest of the producer's batch for acknowledged, part of which another consumer may
-have, would lose messages, while one that comes again is only a duplicate.
+acknowledgements, and acknowledge on a new connection what they were sent on an earlier one. An unknown id stands for
+its first row alone: another consumer may have a part of the producer's batch, so to take the rest for acknowledged
+would lose messages, while a message that comes again is only a duplicate.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class AckedBatchSizes:
         self._reported = 0
 
     def remember(self, key: Key, positions: Rows, counts: Rows) -> None:
-        """What began at each of these had so many rows, int64; if it is said again with another number of them, the
-        least counts.
+        """Record how many rows the frame at each position has, int64; of different counts for one position the least
+        is kept.
         """
         self._reports.append((key, positions, counts))
         self._reported += len(positions)
@@ -92,7 +92,7 @@ def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
 
 
 def acknowledged_rows(count: int, ack_set: Iterable[int]) -> Rows:
-    """Of `count` rows, ascending from 0, those that an acknowledgement means: all, or those whose bit is not set.
+    """Return the rows of 0 .. count-1, ascending, that an acknowledgement means: all, or those whose bit is not set.
 
     A single row may be a batch that nobody reads here, and the bits those of its messages: it is done when all are.
     """

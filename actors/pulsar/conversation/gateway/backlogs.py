@@ -32,7 +32,7 @@ class ThrottledProducer(Protocol):
     """A producer that is connected here."""
 
     def give_way(self) -> None:
-        """It is to come again."""
+        """Send the producer away: its client is to come again."""
 
 
 class Backlogs:

@@ -111,7 +111,7 @@ class ConsumerHere(Protocol):
         """Whether it reads the log past every subscription."""
 
     def come_back(self) -> None:
-        """Its client has to subscribe again."""
+        """Send the consumer away: its client has to subscribe again."""
 
     async def answers(self) -> bool:
         """Whether its client shows a sign of life soon; the connection of one that does not is over."""
@@ -131,7 +131,7 @@ class ProducerHere(Protocol):
         """Another producer has the topic to itself from now on."""
 
     async def come_again(self) -> None:
-        """Its client has to ask for it again, once everything it sent has its outcome."""
+        """Send the producer away once all of its sends are settled: its client has to ask for it again."""
 
     async def answers(self) -> bool:
         """Whether its client shows a sign of life soon; the connection of one that does not is over."""
@@ -210,7 +210,7 @@ class Gateway:
         self._readers.setdefault((consumer.tp.topic, consumer.tp.partition), {})[consumer] = None
 
     def reads_no_more(self, consumer: ConsumerHere) -> None:
-        """It has gone. Idempotent."""
+        """Drop a consumer that has gone. Idempotent."""
         key = consumer.tp.topic, consumer.tp.partition
         others = self._readers.get(key, {})
         others.pop(consumer, None)

@@ -1,8 +1,8 @@
 """Which producers and consumers a connection opens, and which of these its client closes before they are there.
 
 A client that has waited long enough for its PRODUCER or SUBSCRIBE says CLOSE_PRODUCER or CLOSE_CONSUMER, to be sure
-that nothing is left of it, and may ask for the same id again. What is not there yet cannot be closed. So a request that
-opens something is noted as it is read, a CLOSE behind it takes it back, and whoever carries it out looks here last.
+that nothing is left of it, and may ask for the same id again. An object that is not open yet cannot be closed. So a
+request to open one is noted as it is read, a CLOSE behind it takes it back, and its handler looks here last.
 
 What is there takes a while to close: a producer's sends get their receipts, and a consumer's acknowledgements are
 passed on. A request for the same id that was read behind that CLOSE does not mean the one that ends: who was told that
@@ -26,7 +26,7 @@ _ID = {
 
 
 class Openings:
-    """What one connection has asked to open, and has not taken back."""
+    """The producers and consumers that one connection has asked to open, and has not taken back."""
 
     def __init__(self) -> None:
         self._wanted: dict[tuple[str, int], list[Any]] = {}

@@ -85,7 +85,7 @@ class PortHolder:
         return self.listens
 
     async def run(self) -> None:
-        """Try until it works, then keep the ports; lets go of them when it is cancelled."""
+        """Try until the ports are open, then keep them; release them when cancelled."""
         try:
             while not self.listens and not await self.open():
                 await self._ports.clock.sleep(AGAIN_MS)
@@ -94,6 +94,6 @@ class PortHolder:
             self._machine_ports.close()
 
     def close(self) -> None:
-        """Let go of the ports."""
+        """Release the ports."""
         self._over.set()
         self._machine_ports.close()

@@ -1,10 +1,10 @@
 """The schemas that clients registered for topics, in order, each once.
 
 The record `schema/<topic>` lists a topic's versions: of each its kind and digests. What a version says is a record of
-its own, `schema-definition/<topic>/<digest>`, which is written first and never changed. Whoever adds a version writes
-the list's next number, and of two who do that at once the second looks again. Lists of earlier releases hold the
-schemas themselves; they are read as they are, and whoever adds a version gives each a record. Two schemas are the same
-if kind and definition are.
+its own, `schema-definition/<topic>/<digest>`, which is written first and never changed. A gateway that adds a version
+writes the list's next number; if two do that at once the second looks again. Lists of earlier releases hold the schemas
+themselves; they are read as they are, and the next added version gives each a record. Two schemas are the same if kind
+and definition are.
 A new one must go with what is there, by the namespace's strategy (`compatibility.py`). That a topic's schema was
 deleted is an empty version: as with Pulsar nobody finds what was before it any more, and what is registered again is
 new, under a number that no earlier one had.
@@ -236,7 +236,7 @@ def _listed(encoded: bytes) -> ListedSchema:
 
 
 def _number_of(wanted: ListedSchema, versions: list[ListedSchema]) -> int | None:
-    """Where a version is among those since the last deletion; None if it is new."""
+    """Return the number of a version since the last deletion; None if the version is new."""
     begin = _begin(versions)
     if not wanted.digest:
         return begin - 1 if 0 < begin == len(versions) else None
@@ -249,7 +249,7 @@ def _begin(versions: list[ListedSchema]) -> int:
 
 
 def _checked(versions: list[ListedSchema]) -> list[ListedSchema]:
-    """Those since the last deletion that others must go with."""
+    """Return the versions since the last deletion that a new one must be compatible with."""
     return [version for version in versions[_begin(versions) :] if version.kind not in UNCHECKED]
 
 

@@ -26,7 +26,7 @@ ASK_MS = 5_000
 
 
 async def answers_of(net: Net, gateways: Iterable[Address], request: Request[R], timeout: int) -> list[R]:
-    """Of those that answer. One that refuses, as one of an earlier version does, keeps nobody from the others'."""
+    """Return the answers of the gateways that answer. A refusal, as by an earlier version, hides no other answer."""
 
     async def one(gateway: Address) -> R | Unknown:
         try:
@@ -68,7 +68,7 @@ class HeadCount:
         return [row["address"] for row in told["actors"] if row["kind"] == "gateway" and row["address"]]
 
     async def _present(self, tp: TopicPartition) -> dict[str, list[dict[str, Any]]]:
-        """Who is connected to a partition, at all gateways that answer."""
+        """Collect the producers and consumers connected to a partition, at all gateways that answer."""
         request = ClientsHere(topic=tp.topic, partition=tp.partition)
         gateways = dict.fromkeys([*await self.others(), self._ports.me])
         found: dict[str, list[dict[str, Any]]] = {"producers": [], "consumers": []}

@@ -11,7 +11,7 @@ room for what comes of it. Reading stops
 * while all connections together hold BUFFER_BYTES, for each that holds more than OWN_BYTES of them.
 
 It goes on when there is room again. What was read before it stopped waits, in its order, and commands are taken up in
-turns, so that whoever floods gets a share of the gateway, and not all of it. What a turn costs shows only afterwards,
+turns, so that a client that floods gets a share of the gateway, not all of it. What a turn costs shows only afterwards,
 in the tasks that it has begun: they make the event loop late for everybody. So a connection rests after a turn, and the
 later the loop was, the longer.
 
@@ -19,9 +19,9 @@ SENDs are what a gateway is for. A connection that has the gateway to itself has
 together as there are. While others speak they are part of a turn: a message of another one then waits for a turn, and
 not for a megabyte of this one's.
 
-SENDs of thousands of producers are as many pieces of work, though, each of which makes every turn of the event loop
-longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
-sessions and appends are given up of which nothing is wrong. So a connection with MANY_PRODUCERS has its SENDs taken up
+SENDs of thousands of producers are as many pieces of work, though, and each makes every turn of the event loop longer
+until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second, healthy
+sessions and appends are given up. So a connection with MANY_PRODUCERS has its SENDs taken up
 TURN_OF_MANY at a time; and as nobody but the loop's lateness tells how much is left to do of those before, it rests for
 as long as that wants. With fewer producers several messages of one wait behind its append, and go together: taken up in
 turns they would cost more, and not less.
@@ -93,7 +93,7 @@ class Speakers:
         """When the last one was heard, and when the last one before it."""
 
     def heard(self, who: object, now: int) -> None:
-        """It has said something."""
+        """Note that a connection has said something."""
         if who is not self._last:
             self._last, self._other_at = who, self._last_at
         self._last_at = now
@@ -150,14 +150,16 @@ class Turn:
         self.begun, self._since = True, ports.clock.monotonic()
 
     async def rest(self, clock: Clock) -> None:
-        """It has its answer. Others of its connection that wait for their turn leave time to other connections, which
-        speak.
+        """Pause after an answer if more requests of the connection wait for their turn, so that other connections get
+        time.
         """
         if self._intake.queued:
             await rest(clock, clock.monotonic() - self._since)
 
     def over(self) -> None:
-        """It has its answer, or waits for another client and counts as one of the connection's producers meanwhile."""
+        """Give back the request's turn, at most once: it is answered, or it waits for another client and counts as one
+        of the connection's producers meanwhile.
+        """
         if not self._over:
             self._over = True
             for semaphore in self._taken:
@@ -244,7 +246,7 @@ class Intake:
         self.look()
 
     def throttle(self, throttled: bool) -> None:
-        """What it publishes exceeds a rate, or does no more."""
+        """Note whether the connection's publishing exceeds a rate."""
         self.throttled = throttled
         self.look()
 

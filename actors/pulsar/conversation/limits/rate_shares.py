@@ -1,7 +1,7 @@
-"""What each gateway lets pass of the rates that hold for all of them (`rates.py`).
+"""Tells each gateway how much the others let pass of their common rates (`rates.py`).
 
-They are asked only where something has a rate and was used. One that does not answer lets nothing pass, as far as is
-known: then the others have its share.
+Other gateways are asked only where a rate is set and was used. A gateway that does not answer counts as letting nothing
+pass: then the others have its share.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RateShares:
         self._rates.share([_decoded(reply.json) for reply in replies])
 
     def here(self) -> str:
-        """What passes here, for others."""
+        """Return the use of the rates at this gateway, encoded for the others."""
         return msgspec.json.encode(list(self._rates.uses.items())).decode()
 
 

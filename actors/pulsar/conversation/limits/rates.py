@@ -6,8 +6,8 @@ period allows passes as well, and over some periods the rate holds.
 
 A rate holds for all gateways together. Each tells the others now and then what it lets pass (`rate_shares.py`). What
 the others need is theirs, and the rest is its own, but never less than an equal share among those who need something.
-So whoever is alone has the whole rate, and two who want everything have half of it each. Until they have heard of each
-other both have the whole.
+So a gateway that is alone has the whole rate, and two that want everything have half of it each. Until they have heard
+of each other both have the whole.
 
 What is owed may take hours. Who waits for that looks now and then whether it still does: the rate may be another one by
 then, or there may be none any more.
@@ -40,7 +40,7 @@ class Passed(NamedTuple):
 
 
 class Limited(NamedTuple):
-    """What has a rate: a partition of a topic or, with OF_ROLE, a role; what is published, or what is handed out."""
+    """The subject of a rate: a partition or, with OF_ROLE, a role; its publishing, or its deliveries."""
 
     name: str
     number: int
@@ -65,7 +65,7 @@ class TokenBucket:
         self._taken, self._since = [0, 0], now
 
     def take(self, messages: int, size: int, now: int) -> int:
-        """These pass. How many milliseconds nothing more may; 0: it may at once."""
+        """Take `messages` of `size` bytes; return for how many milliseconds nothing more may pass, 0 for none."""
         period, passed = self.rate.period_s * 1000, now - self.used
         self.used, wait = now, 0.0
         for index, taken in enumerate((messages, size)):
@@ -77,12 +77,12 @@ class TokenBucket:
         return 0 if wait <= 0 else int(wait) + 1
 
     def take_over(self, before: TokenBucket) -> None:
-        """What is owed under an earlier rate is owed under this one."""
+        """Take over the debt under an earlier rate."""
         owed = [left if most > 0 else 0.0 for most, left in zip(before._most, before._left, strict=True)]
         self._left = [left if debt >= 0 else debt for left, debt in zip(self._left, owed, strict=True)]
 
     def use(self, now: int) -> Use:
-        """What has passed since this was asked last."""
+        """Return how much passed a second since the last call, in messages and bytes."""
         passed = max(now - self._since, 1)
         messages, size = (taken * 1000 / passed for taken in self._taken)
         self._taken, self._since = [0, 0], now
@@ -108,11 +108,11 @@ class RateLimiter:
         """What passed here between the last two looks."""
 
     def published(self, passed: Passed) -> int:
-        """These came. For how many milliseconds no more of that partition and that client should be taken."""
+        """Count published messages; return for how many ms no more of that partition and client should be taken."""
         return self._take(passed, True, self.role_publish)
 
     def delivered(self, passed: Passed) -> int:
-        """These went out. For how many milliseconds no more of that partition should be handed to that client."""
+        """Count delivered messages; return for how many ms no more of that partition should go to that client."""
         return self._take(passed, False, self.role_dispatch)
 
     def at_once(self, topic: str, role: str, most: int) -> int:

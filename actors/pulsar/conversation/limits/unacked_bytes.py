@@ -20,7 +20,7 @@ STEP = 1024 * 1024
 
 
 class UnackedBytes:
-    """What all connections of a gateway have."""
+    """The unacknowledged bytes of all connections of a gateway, with a common limit."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -40,7 +40,7 @@ class UnackedBytes:
             self._look(share)
 
     def wait(self, share: UnackedShare) -> None:
-        """Somebody of this connection waits."""
+        """Note that a consumer of this connection waits for room."""
         self._waiting[share] = None
 
     def _look(self, share: UnackedShare) -> None:
@@ -51,7 +51,7 @@ class UnackedBytes:
 
 
 class UnackedShare:
-    """What one connection has."""
+    """The unacknowledged bytes of one connection."""
 
     def __init__(self, everybody: UnackedBytes) -> None:
         self._everybody = everybody

@@ -70,7 +70,7 @@ class Numbers:
         return number >= 0 and last <= self._spans[number][1]
 
     def add(self, first: int, last: int) -> None:
-        """These are sent; `last` is above everything that was sent before."""
+        """Note sent numbers first .. last; `last` is above everything that was sent before."""
         self.last = last
         if self._spans and first <= self._spans[-1][1] + 1:
             begin, _ = self._spans.pop()

@@ -377,7 +377,7 @@ class WireProducer:
         return encode(answer)
 
     async def flush(self) -> None:
-        """Wait until every send has its outcome."""
+        """Wait until every send is settled."""
         await self._part.flush()
 
     def give_way(self) -> None:
@@ -385,9 +385,9 @@ class WireProducer:
         self._session.fenced(self)
 
     async def come_again(self) -> None:
-        """Take nothing more, and send the client away when all that was taken has its outcome.
+        """Take nothing more, and send the client away when every send that was taken is settled.
 
-        One that is being opened stays: its client would wait for an answer that is never said.
+        A producer that is being opened stays: its client would wait for an answer that never comes.
         """
         if self.ready:
             self.ready = False

@@ -37,7 +37,7 @@ def stored(frames: list[bytes]) -> Sends:
 
 
 def said(data: bytes) -> list[Any]:
-    """Of each frame what a consumer sees: its command, and of each message key, properties, number and payload."""
+    """Return what a consumer sees of each frame: its command, and each message's key, properties, number, payload."""
     seen: list[Any] = []
     for asked, metadata, payload in told(data):
         if not metadata.HasField("num_messages"):
@@ -73,8 +73,8 @@ with_text_keys = st.builds(lambda message, key: {**message, "partition_key": key
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(sent_frames(with_text_keys, st.just({})), min_size=1, max_size=40), st.data())
-def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """Of any rows, with some frames remembered and others not, in two stretches; done pieces are left out."""
+def test_cached_frames_equal_encoded_ones(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    """Rows are chosen at random, with some frames cached and others not, in two stretches; done pieces are left out."""
     mine = [one for number, one in frames if number == frames[0][0]]
     sends = stored(mine)
     whole = given_of(sends)
@@ -162,7 +162,7 @@ def test_messages_of_one_size_are_found_inside_a_batch() -> None:
     assert recent.inside(FIRST + 10, 1) is None
 
 
-def test_what_is_delayed_is_not_remembered() -> None:
+def test_delayed_frame_is_not_cached() -> None:
     asked = command("send", producer_id=1, sequence_id=0)
     body = batch({"payload": b"a"}, deliver_at_time=NOW).body
     assert stored([frame(asked, bytes(body.metadata), bytes(body.payload))]).bodies is None
@@ -176,7 +176,7 @@ def test_the_oldest_go_first() -> None:
     assert (found.starts.tolist(), found.counts.tolist(), len(found.bodies)) == ([2, 4], [2, 2], 2)
 
 
-def test_what_was_read_at_once_counts_once() -> None:
+def test_frames_read_at_once_count_once() -> None:
     """And as long as some of it is kept."""
     recent, several = FrameCache(lambda: 0, 1, most=250), bodies(b"x" * 96, b"y" * 96)
     for number in range(2):

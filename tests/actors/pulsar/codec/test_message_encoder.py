@@ -38,7 +38,7 @@ who = st.builds(Addressee, st.integers(0, 1 << 40), st.integers(-1, 500), st.one
 
 @st.composite
 def parts(draw: st.DrawFn, fields: Any) -> Received:
-    """What a consumer is given of a few clients' batches and single messages, in pieces and partly seen before."""
+    """Draw what a consumer is given of a few clients' batches and single messages: pieces, partly seen before."""
     message = st.fixed_dictionaries(
         {"payload": fields["payload"]}, optional={name: value for name, value in fields.items() if name != "payload"}
     )
@@ -108,7 +108,7 @@ def test_pieces_that_are_done_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 1 << 30], ids=["vectorized", "alone"])
-def test_what_is_not_done_of_a_batch_is_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_messages_of_a_batch_are_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_encoder, "VECTORIZED_FROM", least)
     (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till")
     some = part(group.batch)

@@ -135,7 +135,7 @@ def test_few_rows_are_what_columns_make_of_them(given_frames: list[tuple[int, by
 
 @given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=4), st.data())
 def test_a_damaged_byte_is_found_or_changes_nothing(given_frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """What stands in front of the checksum is not covered by it, so there the frame may say something else."""
+    """Bytes in front of the checksum are not covered by it, so damage there may change the meaning of the frame."""
     frames = [bytearray(one) for _, one in given_frames]
     victim = data.draw(st.integers(0, len(frames) - 1))
     covered = bytes(frames[victim]).index(b"\x0e\x01")
@@ -171,7 +171,7 @@ def test_messages_whose_numbers_grow_are_found_at_once(first: int, counts: list[
 
 
 @pytest.mark.parametrize(("count", "name", "plain"), [(60_000, 200, False), (60_000, 5, True), (300, 200, True)])
-def test_what_would_grow_is_looked_at_alone(count: int, name: int, plain: bool) -> None:
+def test_frame_that_would_grow_is_decoded_alone(count: int, name: int, plain: bool) -> None:
     """Each message gets what the metadata say: of small ones that would be many times the frame."""
     one = Single(payload_size=0).SerializeToString()
     payload = (U32.pack(len(one)) + one) * count

@@ -15,7 +15,7 @@ from tests.sim.world import World
 
 
 def test_one_connect_is_under_way() -> None:
-    """What is behind it waits, and is dropped when nobody is let in; who is gone is not verified any more."""
+    """Commands behind CONNECT wait, and are dropped if it is refused; a client that is gone is not verified."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub = Stub()
@@ -80,7 +80,7 @@ def test_a_large_frame_is_none_before_the_greeting() -> None:
 
 
 def test_a_proxy_that_asks_for_somebody_else_is_refused() -> None:
-    """Whoever comes through it would have its rights. Where there are no rights it does not matter who asks."""
+    """Every client behind the proxy would have the proxy's rights. Without rights it does not matter who asks."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         async def authenticate(method: str, data: bytes) -> ClientIdentity:

@@ -32,8 +32,8 @@ class Topics:
         await self._stub.wait(self._world)
 
 
-def test_who_makes_a_topic_and_hangs_up_is_written_down() -> None:
-    """Else whoever ends the connection at once would leave no trace."""
+def test_topic_made_by_a_client_that_left_is_audited() -> None:
+    """Else a client that ends the connection at once would leave no trace."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub, told = Stub(), list[Audited]()

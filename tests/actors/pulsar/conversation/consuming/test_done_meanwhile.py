@@ -1,4 +1,4 @@
-"""What another consumer of a Failover subscription has done meanwhile is not sent, wherever at the gateway it waits."""
+"""Messages that another Failover consumer has done meanwhile are not sent, wherever at the gateway they wait."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.sim.worlds.wire import Wire, message_id
 
 
 @pytest.mark.parametrize(("room", "chokes"), [(12, False), (100, True), (12, True)])
-def test_what_waited_is_not_sent_if_another_did_it(room: int, chokes: bool) -> None:
-    """Of a Failover subscription. What came waits for room, or for a client that reads, and another consumer is active
+def test_waiting_row_done_by_another_is_not_sent(room: int, chokes: bool) -> None:
+    """On a Failover subscription messages wait for room, or for a client that reads, and another consumer is active
     meanwhile.
     """
 
@@ -73,7 +73,7 @@ async def waited(clients: Clients, wire: Wire, late: Callable[[], Coroutine[Any,
 
 
 def test_an_answer_does_not_cover_what_came_meanwhile() -> None:
-    """Of a Failover subscription: another consumer is active while the owner is asked, and does all of it."""
+    """On a Failover subscription another consumer is active while the owner is asked, and does all messages."""
 
     async def scenario(clients: Clients) -> None:
         wire, other = [await clients.join(f"c{number}", GATEWAYS[number]) for number in range(2)]
@@ -96,7 +96,7 @@ def test_an_answer_does_not_cover_what_came_meanwhile() -> None:
 
 
 def test_messages_go_on_while_every_answer_is_slow() -> None:
-    """Of a Failover subscription: what comes during a question waits for so long that it needs another."""
+    """On a Failover subscription messages that come during a question wait so long that they need another one."""
 
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])
@@ -113,9 +113,9 @@ def test_messages_go_on_while_every_answer_is_slow() -> None:
 
 
 @pytest.mark.parametrize("slow", [0, 50, 300])
-def test_what_was_joined_is_asked_about_as_well(slow: int) -> None:
-    """One message, and a batch of ten of which the first five, the next three and the last two come one after the
-    other. slow: how long (ms) the owner takes to say what is done.
+def test_joined_rows_are_asked_about_as_well(slow: int) -> None:
+    """One message comes, and a batch of ten in parts: the first five, the next three, the last two. slow: how long (ms)
+    the owner takes to say what is done.
     """
 
     async def scenario(clients: Clients) -> None:

@@ -29,7 +29,7 @@ def frames(sequence: int, chunks: int = 1) -> list[bytes]:
 
 
 async def who_got(clients: Clients, sends: list[list[bytes]]) -> list[list[int]]:
-    """What the two consumers got. sends: written one after the other, each when the one before it is stored."""
+    """Return what each of the two consumers got. sends: each is written when the one before it is stored."""
     for number, name in enumerate(CONSUMERS):
         await clients.consumer(await clients.join(name, GATEWAYS[number]), KEY_SHARED, name)
     wire: Wire = await clients.join("c0", GATEWAYS[0])

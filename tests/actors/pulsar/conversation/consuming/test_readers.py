@@ -27,7 +27,7 @@ async def reading(clients: Clients, count: int) -> Wire:
     return wire
 
 
-def test_what_is_wanted_again_comes_before_what_lies_behind() -> None:
+def test_redelivery_comes_before_later_messages() -> None:
     async def scenario(clients: Clients) -> None:
         wire = await reading(clients, 7)
         done = [message_id(clients.ids["c0"][number]) for number in (1, 4)]
@@ -42,7 +42,7 @@ def test_what_is_wanted_again_comes_before_what_lies_behind() -> None:
 
 
 def test_single_messages_come_again() -> None:
-    """Those that are acknowledged do not."""
+    """Acknowledged messages do not come again."""
 
     async def scenario(clients: Clients) -> None:
         wire = await reading(clients, 5)
@@ -58,7 +58,7 @@ def test_single_messages_come_again() -> None:
     with_gateways(scenario, topic={"roll_entries": EACH})
 
 
-def test_what_was_not_sent_yet_comes_again_once() -> None:
+def test_unsent_messages_are_redelivered_once() -> None:
     """The client has room for some of it alone."""
 
     async def scenario(clients: Clients) -> None:
@@ -104,8 +104,8 @@ def test_a_reader_that_closed_asks_for_nothing(again: bool) -> None:
     with_gateways(scenario)
 
 
-def test_of_who_never_acknowledges_little_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it read long before counts as done."""
+def test_reader_that_never_acknowledges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that the reader got long before count as done."""
     monkeypatch.setattr(wire_consumer, "MOST_UNACKNOWLEDGED", 4)
 
     async def scenario(clients: Clients) -> None:

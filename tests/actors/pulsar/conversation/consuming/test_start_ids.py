@@ -1,4 +1,4 @@
-"""Where a reader begins whose first id is no message's: numbers are read as Pulsar's broker does, with their signs."""
+"""Start ids of readers that name no message: numbers are read as Pulsar's broker does, with their signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client says of a subscription when it subscribes: its type, and what goes with it, and nothing else."""
+"""Subscription settings that a SUBSCRIBE changes: the type, and what goes with it, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STICKY = {"mode": 1, "hash_ranges": [{"start": 0, "end": 65535}]}
 
 
 async def in_force(clients: Clients) -> SubscriptionSettings:
-    """What the subscription works with."""
+    """Return the settings that the subscription's owner works with."""
     broker = clients.broker
     directory = Directory(broker.ports, CONTROLLER)
     process = broker.world.at(await directory.dispatcher("orders", 0, "pulsar"))
@@ -31,7 +31,7 @@ async def in_force(clients: Clients) -> SubscriptionSettings:
 @pytest.mark.parametrize("second", GATEWAYS)
 @pytest.mark.parametrize(("before", "after"), [(MANY, EXCLUSIVE), (KEYED, MANY), (FAILOVER, KEYED)])
 def test_a_type_changes_when_nobody_is_connected(before: int, after: int, second: str) -> None:
-    """Whoever comes with another one before that is refused, also at a gateway that knows the subscription."""
+    """A client with another type is refused before that, also at a gateway that knows the subscription."""
     names = ("exclusive", "shared", "failover", "key_shared")
 
     async def scenario(clients: Clients) -> None:

@@ -1,4 +1,4 @@
-"""What is at a client: the columns against a plain dictionary; ids of acknowledgements against protobuf."""
+"""Frames at a client: the columns against a plain dictionary; ids of acknowledgements against protobuf."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_what_is_taken_is_what_was_sent_last(given_steps: list[tuple[str, list[int]]]) -> None:
+def test_taken_frames_are_the_last_sent(given_steps: list[tuple[str, list[int]]]) -> None:
     told: list[int] = []
     sent = UnackedFrames(told.append)
     model: dict[int, tuple[Received, int, int]] = {}
@@ -74,7 +74,7 @@ def test_what_is_taken_is_what_was_sent_last(given_steps: list[tuple[str, list[i
 
 
 @pytest.mark.parametrize(("rows", "each"), [(1, 1), (10, 1), (1_000, 1), (1_000, 100), (1_000, 1_000)])
-def test_what_is_counted_is_what_it_costs(rows: int, each: int) -> None:
+def test_counted_bytes_match_the_memory_used(rows: int, each: int) -> None:
     """Within a fifth, with what the consumer keeps of each part and without the messages' contents."""
     told: list[int] = []
     sent, holding, at = UnackedFrames(told.append), Holding(), 1 << 40

@@ -1,4 +1,4 @@
-"""What a client has and does not acknowledge is known by its ids alone, and even of these there is a most.
+"""Messages that a client does not acknowledge are known by their ids alone, and the number of ids has a limit.
 
 What a reader reads again is in test_readers.
 """
@@ -49,7 +49,7 @@ async def send(clients: Clients, wire: Wire, numbers: range) -> None:
 
 
 async def come(clients: Clients, count: int) -> None:
-    """So many messages have come."""
+    """Wait until `count` messages have come, and 100 ms of quiet."""
     await clients.broker.until(lambda: len(clients.numbers("c0")) >= count)
     await clients.broker.quiet(100)
 
@@ -129,8 +129,8 @@ async def acknowledged(clients: Clients, wire: Wire, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, MANY, FAILOVER, KEYED])
-def test_who_never_acknowledges_gets_half_and_others_go_on(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
-    """It goes on as well once it acknowledges."""
+def test_client_that_never_acks_gets_half_others_go_on(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    """The client gets more once it acknowledges."""
     few(monkeypatch, 60)
 
     async def scenario(clients: Clients) -> None:
@@ -147,7 +147,7 @@ def test_who_never_acknowledges_gets_half_and_others_go_on(monkeypatch: pytest.M
     with_gateways(scenario)
 
 
-def test_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_client_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch, 60)
 
     async def scenario(clients: Clients) -> None:
@@ -162,7 +162,7 @@ def test_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_never_acknowledges_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It forgets what it was sent first."""
+    """The gateway forgets what the reader was sent first."""
     few(monkeypatch, 20)
 
     async def scenario(clients: Clients) -> None:

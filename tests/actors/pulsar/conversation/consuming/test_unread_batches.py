@@ -37,7 +37,7 @@ async def send_unread(clients: Clients, wire: Wire, first: int) -> None:
     [(EXCLUSIVE, False), (EXCLUSIVE, True), (MANY, False), (FAILOVER, False), (FAILOVER, True), (KEYED, False)],
 )
 def test_a_part_of_an_unread_batch_is_not_the_whole(kind: int, cumulative: bool) -> None:
-    """It comes again as a whole, until all of it is done."""
+    """The batch comes again as a whole, until all of it is done."""
 
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])

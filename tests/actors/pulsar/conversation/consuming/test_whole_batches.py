@@ -1,4 +1,4 @@
-"""Where all messages are at one consumer: batches go out whole, and what an id stands for at another gateway."""
+"""Subscriptions with all messages at one consumer: whole batches go out; the rows of an id at another gateway."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_batch_for_which_there_is_no_room_goes_whole(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [ONE, FAILOVER])
-def test_what_never_came_is_not_acknowledged_elsewhere(kind: int) -> None:
+def test_unsent_rows_are_not_acknowledged_elsewhere(kind: int) -> None:
     """A client has what it had room for, its gateway dies, and it is done with that at another one."""
 
     async def scenario(clients: Clients) -> None:
@@ -218,7 +218,7 @@ async def test_the_log_says_whether_a_batch_was_cut(done: bool) -> None:
 
 
 async def sent_of(parts: list[Received]) -> list[list[int]]:
-    """The positions of what is sent together when these came, the last of which ends the waiting for a rest.
+    """Return the positions that are sent together when `parts` come; the last part ends the waiting for a rest.
 
     Once everything was sent, no rows are kept.
     """
@@ -263,7 +263,7 @@ async def sent_of(parts: list[Received]) -> list[list[int]]:
 def test_nothing_overtakes_what_was_begun_of_a_batch(
     positions: list[int], index: list[int | None], sent: list[list[int]]
 ) -> None:
-    """The rest of a batch, or what lies behind it, comes in the midst of a part: the beginning goes first."""
+    """The rest of a batch, or what lies behind it, comes in the middle of a part: the beginning goes first."""
     begun = part_of([5, 6, 7], [0, 1, 2], follows=7)
     assert asyncio.run(sent_of([begun, part_of(positions, index)])) == sent
 
@@ -279,14 +279,14 @@ def test_nothing_overtakes_what_was_begun_of_a_batch(
         ([([3, 5, 6], [1, 3, 4], 3), ([0], [0], 1), ([1, 7, 8, 9], [1, 5, 6, 7], 0)], [[0, 1], [3, *range(5, 10)]]),
     ],
 )
-def test_what_another_one_held_comes_behind_what_followed_it(
+def test_rows_held_by_another_come_behind_later_rows(
     parts: list[tuple[list[int], list[int | None], int]], sent: list[list[int]]
 ) -> None:
-    """It is part of the batch that was begun without it, or goes before the end of a later one."""
+    """The held rows join the batch that was begun without them, or go before the end of a later batch."""
     assert asyncio.run(sent_of([part_of(*part) for part in parts])) == sent
 
 
-def test_what_is_done_of_a_batch_is_not_waited_for() -> None:
+def test_done_rows_of_a_batch_are_not_waited_for() -> None:
     """Nor does an id stand for less because of it: all that there was to send was sent."""
 
     async def scenario(clients: Clients) -> None:
@@ -314,7 +314,7 @@ def test_what_is_done_of_a_batch_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "one"])
-def test_what_is_given_back_comes_again_whole(name: str) -> None:
+def test_batch_given_back_comes_again_whole(name: str) -> None:
     """Also where some of it was not sent yet, and so has another count."""
 
     async def scenario(clients: Clients) -> None:
@@ -339,8 +339,8 @@ def test_what_is_given_back_comes_again_whole(name: str) -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_the_beginning_is_not_sent_if_another_did_it(done: bool) -> None:
-    """Of a batch whose rest was waited for, and comes when the first consumer is the active one again. If the other one
-    did nothing of it, it comes again, and is sent once.
+    """The rest of the batch comes when the first consumer is the active one again. If the other consumer did nothing of
+    the batch, the beginning comes again, and is sent once.
     """
 
     async def scenario(clients: Clients) -> None:
@@ -378,10 +378,10 @@ def test_the_beginning_is_not_sent_if_another_did_it(done: bool) -> None:
         ([16, 17, 18], [11, 12, None], 13, 2),
     ],
 )
-def test_what_goes_to_a_client_with_little_room(
+def test_little_room_cuts_behind_whole_batches(
     positions: list[int], index: list[int | None] | None, room: int, end: int
 ) -> None:
-    """Whole batches, the last one of which begins where there is room; what is done within them counts."""
+    """Whole batches go out, as long as a batch begins where there is room; done rows within them count."""
     count = len(positions)
     part = part_of(positions, index)
     whole = RowRange(part, 0, count, rest=True)
@@ -394,7 +394,7 @@ def test_what_goes_to_a_client_with_little_room(
         assert leading(second, 100) == (second, None)
 
 
-def test_what_is_left_and_the_first_have_ids_of_their_own() -> None:
+def test_rest_of_a_batch_and_its_first_have_own_ids() -> None:
     """The first message of a batch waits while others of it are at the client, which acknowledges single messages."""
 
     async def scenario(clients: Clients) -> None:
@@ -420,7 +420,7 @@ def test_what_is_left_and_the_first_have_ids_of_their_own() -> None:
     with_gateways(scenario)
 
 
-async def test_what_is_others_is_not_asked_for_any_more() -> None:
+async def test_batch_end_already_asked_is_not_asked_again() -> None:
     """However long nobody can read the log: clients that come again and again would add to what is asked for."""
     asked, begun, answered, works = list[int](), asyncio.Event(), asyncio.Event(), list[asyncio.Task[None]]()
 

@@ -26,7 +26,7 @@ def test_the_last_open_bit_of_an_unknown_id_is_one_of_its_rows() -> None:
     assert acknowledged_rows(count, (0b10100,)).tolist() == [0, 1, 3]
 
 
-def test_what_was_sent_is_known_again() -> None:
+def test_sent_sizes_are_known_again() -> None:
     pieces = AckedBatchSizes()
     remember(pieces, 7, 5)
     assert pieces.count(KEY, 7, ()) == (5, True)
@@ -34,8 +34,8 @@ def test_what_was_sent_is_known_again() -> None:
     assert acknowledged_rows(5, (0b00010,)).tolist() == [0, 2, 3, 4]
 
 
-def test_of_two_lengths_the_shorter_counts() -> None:
-    """Who was sent the shorter one is done with no more than that."""
+def test_shorter_of_two_lengths_counts() -> None:
+    """A client that was sent the shorter frame has acknowledged no more than that."""
     pieces = AckedBatchSizes()
     remember(pieces, 7, 2)
     remember(pieces, 7, 5)

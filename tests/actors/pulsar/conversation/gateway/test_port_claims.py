@@ -1,4 +1,4 @@
-"""Who has the ports of a simulated machine, and what becomes of a number that clients were told."""
+"""Claims of the ports of a simulated machine, and the fate of a port number that clients were told."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def ask_stub(connection: ClientConnection, world: World, data: bytes = b"x") -> 
     return stub
 
 
-def test_who_does_not_read_is_not_read() -> None:
+def test_client_that_does_not_read_is_not_read() -> None:
     """The answers that wait stay few, whatever was asked at once; when they were taken it goes on, and none is lost."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
@@ -192,7 +192,7 @@ class Topic:
 
 
 @pytest.mark.parametrize(("vectorized", "most"), [(True, VECTORIZED_TURN), (False, TURN)])
-def test_who_publishes_makes_room_while_others_speak(vectorized: bool, most: int) -> None:
+def test_publisher_takes_turns_while_others_speak(vectorized: bool, most: int) -> None:
     """Alone all that was read is taken up at once; beside another connection no more than a turn, and the rest soon."""
     sends = b"".join(map(send, range(2_000)))
 
@@ -245,8 +245,8 @@ def test_sends_of_many_producers_are_taken_up_in_turns(
     played(scenario)
 
 
-def test_who_waits_for_its_turn_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not listened to while what it sent is taken up, for longer than anybody may be silent, or a frame take."""
+def test_client_waiting_for_its_turn_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway takes longer to serve what the client sent than a client may be silent, or a frame may take."""
     count = 200 * TURN_OF_MANY
     monkeypatch.setattr(client_connection, "MANY_PRODUCERS", count)
 
@@ -304,7 +304,7 @@ def test_few_questions_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     [(False, True, MOST_REQUESTS, 1.25, 2), (True, True, MOST_REQUESTS, 3, 10), (False, False, TURN, 1, 1.1)],
     ids=["together", "one at a time", "alone"],
 )
-def test_who_asks_much_leaves_time_to_who_speaks(
+def test_busy_client_leaves_time_to_others(
     large: bool, speak: bool, count: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question keeps the event loop busy for a millisecond, and waits for one. least, most: ms for each in all."""
@@ -334,7 +334,7 @@ def test_who_asks_much_leaves_time_to_who_speaks(
     played(scenario)
 
 
-def test_what_has_no_room_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handle_without_room_costs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer or a consumer too many is refused before anybody is asked for its topic."""
     monkeypatch.setattr(client_session, "MOST_HANDLES", 0)
 
@@ -377,7 +377,7 @@ def test_large_answers_wait_for_who_takes_them() -> None:
     played(scenario)
 
 
-def test_what_was_asked_ends_with_the_connection() -> None:
+def test_requests_end_with_the_connection() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub = ask_stub(connection, world)
         connection.data(lookups(3 * MOST_REQUESTS))
@@ -408,7 +408,7 @@ def test_a_frame_that_does_not_end_ends_the_connection() -> None:
 
 
 def test_all_connections_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who holds much is not read while all hold too much, and is read again when others have gone."""
+    """A connection that holds much is not read while all hold too much, and is read again when others have gone."""
     monkeypatch.setattr(intake, "BUFFER_BYTES", 1_000_000)
     monkeypatch.setattr(intake, "OWN_BYTES", 10_000)
 
@@ -429,8 +429,8 @@ def test_all_connections_share_what_is_held(monkeypatch: pytest.MonkeyPatch) -> 
     played(scenario)
 
 
-def test_who_takes_what_it_is_written_lives() -> None:
-    """It is not listened to meanwhile; who takes nothing has gone."""
+def test_client_that_takes_its_answers_lives() -> None:
+    """The client is not read meanwhile; a client that takes nothing counts as gone."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         connection.data(PING * 5_000)

@@ -32,7 +32,7 @@ def test_bytes_and_messages_both_count() -> None:
     assert 20 <= passed(Rate(messages=1, bytes=1_000_000), [(1, 1_000)], 20_000) <= 22
 
 
-def test_what_is_larger_than_a_period_passes_and_is_paid_for() -> None:
+def test_message_larger_than_a_period_passes_into_debt() -> None:
     bucket = TokenBucket(Rate(bytes=100), 0)
     assert bucket.take(1, 1_000, 0) == 9_001
     assert bucket.take(1, 1, 9_001) > 0
@@ -50,7 +50,9 @@ def test_no_rate_is_no_limit() -> None:
 
 
 def together(*wanted: int) -> list[float]:
-    """Of what gateways under one rate of 100 messages a second want: what passes in a second, when they know it all."""
+    """Return what passes each gateway in a second, under one rate of 100 messages a second, once they know each other's
+    wishes. wanted: messages a second that each gateway wants.
+    """
     buckets = [TokenBucket(Rate(messages=100), 0) for _ in wanted]
     passed, until = [0] * len(wanted), [0] * len(wanted)
     for now in range(0, 60_001, 10):
@@ -83,7 +85,7 @@ def test_gateways_share_a_rate_by_their_needs(wanted: list[int], get: list[int])
     assert together(*wanted) == pytest.approx(get, rel=0.1, abs=0.5)
 
 
-def test_what_has_no_rate_has_no_share() -> None:
+def test_bytes_without_a_rate_have_no_share() -> None:
     bucket = TokenBucket(Rate(messages=100), 0)
     bucket.share([Use(1_000, 1_000)])
     assert bucket.take(0, 10**12, 0) == 0

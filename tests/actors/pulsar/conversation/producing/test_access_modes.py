@@ -61,7 +61,7 @@ def test_the_epoch_outlives_the_gateway_and_the_owner() -> None:
     with_gateways(scenario)
 
 
-def test_who_was_alone_comes_back_by_another_gateway() -> None:
+def test_exclusive_producer_returns_by_another_gateway() -> None:
     """The death of a gateway costs a reconnection."""
 
     async def scenario(clients: Clients) -> None:
@@ -75,7 +75,7 @@ def test_who_was_alone_comes_back_by_another_gateway() -> None:
     with_gateways(scenario)
 
 
-def test_who_is_alone_stays_so_when_the_owner_changes() -> None:
+def test_exclusive_access_survives_a_change_of_owner() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         await clients.producer(first, "a", EXCLUSIVE)
@@ -88,7 +88,7 @@ def test_who_is_alone_stays_so_when_the_owner_changes() -> None:
     with_gateways(scenario)
 
 
-def test_who_waits_comes_when_the_other_leaves() -> None:
+def test_waiting_producer_opens_when_the_other_leaves() -> None:
     async def scenario(clients: Clients) -> None:
         first, second = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         await clients.producer(first, "a", EXCLUSIVE)

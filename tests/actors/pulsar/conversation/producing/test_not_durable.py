@@ -70,8 +70,8 @@ def test_a_durable_one_outlives_its_gateway() -> None:
     with_gateways(scenario)
 
 
-def test_who_comes_back_elsewhere_goes_on() -> None:
-    """What was acknowledged does not come again, and the rest does."""
+def test_consumer_that_returns_elsewhere_goes_on() -> None:
+    """Acknowledged messages do not come again, and the rest does."""
 
     async def scenario(clients: Clients) -> None:
         broker = clients.broker

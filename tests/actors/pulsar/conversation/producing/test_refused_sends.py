@@ -34,7 +34,7 @@ def frame(number: int, *, key: bytes = b"k") -> bytes:
 
 
 async def stored(clients: Clients, *expected: int) -> None:
-    """These are on the topic, in this order, and nothing else."""
+    """Check that the topic has the expected messages, in this order, and nothing else."""
     reader = await clients.join("reader", GATEWAYS[1])
     await clients.consumer(reader, ONE, "r")
     await clients.broker.until(lambda: len(clients.numbers("reader")) >= len(expected))
@@ -43,7 +43,7 @@ async def stored(clients: Clients, *expected: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["damaged", "key"])
-def test_what_was_refused_is_stored_when_it_comes_again(wrong: str) -> None:
+def test_refused_send_is_stored_when_sent_again(wrong: str) -> None:
     """4, 5 and 6 go out together, and 5 cannot be stored. It comes again mended under its number."""
 
     async def scenario(clients: Clients, wire: Wire) -> None:
@@ -116,7 +116,7 @@ def late(clients: Clients, number: int) -> bytes:
 
 @pytest.mark.parametrize("gathered", [False, True], ids=["one by one", "in one read"])
 @pytest.mark.parametrize("first", [4, 40], ids=["few", "many"])
-def test_what_the_topic_refuses_stops_what_is_behind_it(first: int, gathered: bool) -> None:
+def test_send_refused_by_the_topic_stops_later_ones(first: int, gathered: bool) -> None:
     """The topic says no when the runs behind that one are under way already. What is before it is stored."""
 
     async def scenario(clients: Clients) -> None:
@@ -139,7 +139,7 @@ def test_what_the_topic_refuses_stops_what_is_behind_it(first: int, gathered: bo
 
 @pytest.mark.parametrize("count", [5, 50], ids=["few", "many"])
 @pytest.mark.parametrize("refused", [{0}, {3}, {2, 4}])
-def test_what_the_topic_refuses_fails_alone(refused: set[int], count: int) -> None:
+def test_send_refused_by_the_topic_fails_alone(refused: set[int], count: int) -> None:
     """Without deduplication. The frames were read at once, and are published together."""
 
     async def scenario(clients: Clients) -> None:
