@@ -1,4 +1,4 @@
-"""Whom a data folder belongs to: what is in it is believed, so nobody else may have had a hand in it."""
+"""The owner of a data folder: its content is believed, so no other user may have had a hand in it."""
 
 from __future__ import annotations
 

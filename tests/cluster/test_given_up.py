@@ -27,7 +27,7 @@ COUNT = 100
 
 
 class Held:
-    """A net of which one answer of a kind is not heard until it is released; the request was carried out."""
+    """A net that holds back one answer of a kind until it is released; the request was carried out."""
 
     def __init__(self, client: Client, kind: type, patch: pytest.MonkeyPatch) -> None:
         self._call, self._kind = client._net.call, kind
@@ -196,6 +196,6 @@ def test_who_waits_while_the_client_is_closed_is_told_so(tmp_path: Path, monkeyp
 
 
 def tasks(client: Client) -> list[str]:
-    """What goes on in the background of a client."""
+    """Return the names of a client's background tasks."""
     names: Callable[[], list[str]] = lambda: [task.get_name() for task in client._tasks._tasks]  # noqa: E731
     return client._loop.ask(names)

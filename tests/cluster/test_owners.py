@@ -182,7 +182,9 @@ with sluice.connect(sys.argv[1]) as client:
 
 
 def test_a_consumer_frozen_beyond_its_lease_is_fenced(client: Client) -> None:
-    """Its messages go to others in order; when it goes on, its acknowledgements count for nothing."""
+    """Messages of the frozen consumer go to others in order; when it goes on, its acknowledgements count for
+    nothing.
+    """
     client.create_topic("lease")
     producer = client.create_producer("lease")
     producer.send_batch(batch(10, 10)).result(PATIENCE_S)

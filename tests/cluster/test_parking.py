@@ -73,7 +73,7 @@ def reject(client: Client, consumer: Consumer, keys: str, *others: str) -> None:
 
 
 def stats(client: Client) -> dict[str, Any]:
-    """Of the subscription."""
+    """Return the statistics of the subscription on the first partition."""
     return client.stats("orders", "billing")[0]
 
 

@@ -27,7 +27,7 @@ LATE_S = 20.0
 
 
 class Told:
-    """What a callback on the client's thread raised. It is not waited for where it waits for ever."""
+    """The error of a callback on the client's thread. A callback that waits for ever is not waited for."""
 
     def __init__(self, client: Client, ask: Callable[[], object]) -> None:
         self._ask, self._done = ask, threading.Event()
@@ -99,7 +99,7 @@ def test_rows_as_a_list_are_acknowledged(client: Client) -> None:
 
 
 def test_who_waits_for_a_lost_broker_hears_of_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing the client ended the question, and whoever waited for its answer waited for ever."""
+    """Closing the client ended the question, and a thread that waited for its answer waited for ever."""
     asked, answered, told = threading.Event(), threading.Event(), list[Any]()
 
     async def append(*_: object) -> None:
@@ -161,7 +161,7 @@ def test_a_redelivery_delay_is_known_when_subscribing(client: Client, delay: Any
 
 
 def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> None:
-    """What it was to limit was done to everything."""
+    """An unknown argument was ignored, so a call that it should have limited reached everything."""
     with client.subscribe("orders", "billing", initial_position="earliest"):
         client.create_producer("orders").send_batch(batch(1, 4)).result(PATIENCE_S)
     with pytest.raises(Invalid, match="unknown argument of clear_backlog 'dry_run'"):

@@ -69,10 +69,10 @@ class Program:
     # What the consumer asks of its loop: done by the loop's thread, when it comes to that.
 
     def check_process(self) -> None:
-        """It is the right one."""
+        """Accept every process."""
 
     def check_thread(self) -> None:
-        """It is none that must not wait."""
+        """Accept every thread."""
 
     def soon(self, call: Callable[[], object]) -> None:
         self.calls.append(call)
@@ -90,7 +90,7 @@ class Program:
         return part_of(count, self.next - count)
 
     def deliver(self, *parts: Received) -> None:
-        """What the loop's thread does: it delivers these, and does what it is asked to do."""
+        """Deliver these as the loop's thread does, and then make the calls that it was given."""
         for part in parts:
             self.consumer.received(part)
             while self.calls:
@@ -160,7 +160,9 @@ def test_what_is_taken_back_unseen_comes_to_no_thread(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_at_once_are_all_or_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who wants three at once gets three or none, and what it did not get comes to the others, in order."""
+    """A receiver of three at once gets three or none, and the messages that it did not get come to the others, in
+    order.
+    """
     program = Program(seed, monkeypatch)
     parts = [program.part(count) for count in (2, 2, 1, 3)]
 

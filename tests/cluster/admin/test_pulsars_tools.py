@@ -116,7 +116,7 @@ admin tenants list
 
 
 def said(tool: Tool, folder: Path, commands: str, more: str = "") -> dict[str, str]:
-    """What the tool prints for each command. more: further lines of its settings."""
+    """Return the tool's output by command. more: further lines of its settings."""
     if shutil.which("java") is None or not SHELL.exists():
         pytest.skip("no Java, or PULSAR_HOME does not name Pulsar's distribution")
     script, settings = folder / "commands", folder / "client.conf"

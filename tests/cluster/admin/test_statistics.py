@@ -1,4 +1,4 @@
-"""What is said of a topic with partitions, from what is known of each."""
+"""Statistics of a topic with partitions, added up from those of each partition."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_lies_within_is_that_of_all_partitions() -> None:
 
 
 def test_a_cursor_before_a_ledger_is_at_no_message() -> None:
-    """It is before the first of the ledger."""
+    """The cursor stands before the first message of the ledger."""
     told = (show(position(4, MAX_ENTRY)), "4:17", "earliest", None)
     for told_as, shown in zip(told, ("5:-1", "4:17", "-1:-1", "-1:-1"), strict=True):
         row = internal({"ledgers": []}, {"s": {"markDeletePosition": told_as}})

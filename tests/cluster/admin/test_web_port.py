@@ -110,7 +110,7 @@ def test_what_would_be_ignored_is_refused(tool: Tool) -> None:
 
 
 def test_a_subscription_keeps_properties(tool: Tool) -> None:
-    """Those that it is made with, on every partition; and those that replace them."""
+    """Properties are kept on every partition: those of its creation, and those that replace them."""
     tool.ask("PUT", f"{BASE}/kept/partitions", 2)
     path, start = f"{BASE}/kept/subscription/one", {"ledgerId": -1, "entryId": -1}
     assert tool.ask("PUT", path, {**start, "properties": {"a": "b"}}).status == 204
@@ -168,7 +168,7 @@ DEEP = [
 @pytest.mark.parametrize("depth", [200, 2_000, 30_000])
 @pytest.mark.parametrize(("method", "path"), DEEP)
 def test_json_of_any_depth_is_refused(tool: Tool, method: str, path: str, depth: int) -> None:
-    """It was answered with 500 and a traceback in the log."""
+    """An earlier version answered with 500, and with a traceback in the log."""
     for begin in ("[", '{"a":'):
         inner = begin * min(depth, 60_000 // len(begin) // 2)
         body = (
@@ -199,7 +199,9 @@ def test_half_of_a_letter_in_json_is_refused(tool: Tool, method: str, path: str)
 
 
 async def test_many_connections_hold_nothing_for_ever(tool: Tool) -> None:
-    """Who comes when all places are taken is sent away, and so the port answers when they are free again."""
+    """A connection that comes when all places are taken is closed, and so the port answers when places are free
+    again.
+    """
     opened = [await asyncio.open_connection("127.0.0.1", tool.port) for _ in range(230)]
     ends = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
     done, _ = await asyncio.wait(ends, timeout=60, return_when=asyncio.FIRST_COMPLETED)
@@ -275,7 +277,7 @@ def test_with_a_certificate_tools_connect_by_tls(tmp_path: Path) -> None:
 
 
 def test_tools_show_a_certificate_where_clients_do(tmp_path: Path) -> None:
-    """Who shows none does not connect; the name in it is as good as a token."""
+    """A client without a certificate cannot connect; the name in a certificate is as good as a token."""
     key = tmp_path / "token.key"
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What the consumer that users hold refuses by itself, and when it wakes the loop's thread."""
+"""The users' consumer: calls that it refuses by itself, and the moments at which it wakes the loop's thread."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Calls:
     """A loop that notes what it was asked to do, and does it when the test says so."""
 
     def check_process(self) -> None:
-        """It is the right one."""
+        """Accept every process."""
 
     def check_thread(self) -> None:
-        """It is none that must not wait."""
+        """Accept every thread."""
 
     def __init__(self) -> None:
         self.at_once: list[Callable[[], object]] = []
@@ -255,7 +255,7 @@ def test_rows_are_any_numbers_of_the_batchs_rows(rows: Any) -> None:
 
 
 def test_what_another_consumer_received_is_refused() -> None:
-    """It was done on this one's thread, and not yet durable when a receipt said so."""
+    """An earlier version acknowledged on this consumer's thread, and a receipt called it durable too soon."""
     loop, told = Calls(), Told()
     mine, other = consumer_on(loop, told, 1_000), consumer_on(loop, Told(), 1_000)
     other.received(part_of(2))
@@ -280,7 +280,7 @@ def test_what_is_no_message_is_refused(what: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [float("nan"), "5"])
 def test_a_time_out_that_is_no_number_is_refused(timeout: Any) -> None:
-    """Of no number it is never known that it has passed: the wait had no end, and never slept."""
+    """A wait for a time-out that is no number had no end, and never slept, because no comparison with it is true."""
     consumer = consumer_on(Calls(), Told(), 1_000)
     for receive in (consumer.receive, consumer.receive_batch, lambda given: asyncio.run(consumer.receive_async(given))):
         with pytest.raises(Invalid, match="a time-out is a number of milliseconds, not"):

@@ -1,4 +1,4 @@
-"""What a producer refuses by itself, and how single messages become batches."""
+"""The users' producer: calls that it refuses by itself, and the way from single messages to batches."""
 
 from __future__ import annotations
 
@@ -281,7 +281,9 @@ def test_what_cannot_be_stored_is_refused_by_the_call(wrong: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("wait", [timedelta(milliseconds=1001), timedelta(milliseconds=1000, microseconds=1)])
 def test_a_wait_ends_no_earlier_than_was_said(wait: timedelta) -> None:
-    """In milliseconds of which a fraction of a second, as a float, has too few, and in what is shorter than one."""
+    """Cover waits for which a float of seconds is too coarse, in milliseconds, and waits of less than one
+    millisecond.
+    """
     stage = Stage()
     stage.producer.send_async("later", deliver_after=wait)
     stage.loop.turn()
@@ -362,7 +364,7 @@ def test_a_batch_of_odd_size_is_refused(value: Any) -> None:
 
 
 def test_partitions_are_flushed_together() -> None:
-    """One after the other, each of them had the whole time-out. Here each one ends when the others have begun."""
+    """In turn, each partition had the whole time-out. Here each flush ends only when the others have begun."""
     loop, stage = LoopThread("test"), Stage(partitions=3)
     begun = list[int]()
     all_begun = asyncio.Event()

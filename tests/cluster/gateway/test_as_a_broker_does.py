@@ -1,4 +1,4 @@
-"""What clients take for granted of a broker, where the protocol alone does not say it."""
+"""Behaviour that clients take for granted of a broker, where the protocol alone does not say it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def subscribe(raw: Raw, topic: str, number: int = 0, **asked: Any) -> None:
 
 
 def test_what_is_left_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Client) -> None:
-    """Of clients that acknowledge single messages of a batch."""
+    """Clients that acknowledge single messages of a batch rely on this."""
 
     def subscribed() -> pulsar.Consumer:
         return client.subscribe("left", "s", initial_position=EARLIEST, batch_index_ack_enabled=True)
@@ -93,7 +93,7 @@ def test_up_to_a_message_of_a_part_of_a_batch(server: Client, client: pulsar.Cli
 def test_up_to_an_id_of_an_earlier_connection(
     server: Client, client: pulsar.Client, raw: Raw, ack_set: list[int], left: int
 ) -> None:
-    """Of a batch: everything up to it is done, however much of it this connection was sent."""
+    """Everything up to an id in a batch is done, however much of the batch this connection was sent."""
     topic = f"up-to-{left}"
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     for count in (4, 6):
@@ -123,7 +123,7 @@ def test_a_reader_begins_at_the_last_message_or_behind_it(client: pulsar.Client)
 
 
 def test_a_reader_waits_for_nothing_that_is_gone(server: Client, client: pulsar.Client) -> None:
-    """What every subscription has passed is deleted, and is not the last message any more."""
+    """A message that every subscription has passed is deleted, and is not the last message any more."""
     server.create_topic("gone", roll_entries=5, retention_ms=0)
     consumer = client.subscribe("gone", "s", initial_position=EARLIEST)
     producer = client.create_producer("gone")
@@ -190,7 +190,7 @@ def test_a_reader_that_shows_no_sign_of_life_makes_room(server: Client, raw: Raw
 
 
 def test_a_table_of_the_last_values(client: pulsar.Client, raw: Raw) -> None:
-    """Nobody has compacted the topic, so its reader is given everything, and the client keeps the last ones."""
+    """The topic is not compacted, so its reader is given everything, and the client keeps the last values."""
     producer = client.create_producer("table")
     for value in (b"old", b"new"):
         producer.send(value, partition_key="k")
@@ -203,7 +203,7 @@ def test_a_table_of_the_last_values(client: pulsar.Client, raw: Raw) -> None:
 
 
 def test_a_subscription_that_is_made_with_a_producer(raw: Raw, client: pulsar.Client) -> None:
-    """What dead letter producers ask for, so that nothing is lost before somebody looks."""
+    """Producers of dead letters ask for one, so that nothing is lost before the first consumer comes."""
     raw.greet()
     raw.say("producer", topic="dead", producer_id=0, request_id=1, initial_subscription="later")
     assert raw.next("producer_success").producer_ready
@@ -307,7 +307,7 @@ def test_what_is_not_here_is_said_in_its_own_answer(raw: Raw, name: str, asked: 
 
 
 def test_to_ask_for_partitions_makes_no_topic(server: Client, client: pulsar.Client) -> None:
-    """It has none yet, and whoever asked can still make it with some, or be the first to use it."""
+    """The topic has no partitions yet, so it can still be made with some, or by its first use."""
     asked = "persistent://public/default/asked"
     assert client.get_topic_partitions("asked") == [asked]
     assert "asked" not in [row["topic"] for row in server.topics()]

@@ -1,4 +1,4 @@
-"""Who a client is, by what settings say, and which settings go together."""
+"""The identity of a client by the settings, and the settings that go together."""
 
 from __future__ import annotations
 

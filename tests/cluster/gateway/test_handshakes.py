@@ -35,13 +35,13 @@ class Door:
         self.sock = socket.create_server(("127.0.0.1", 0))
 
     def trusting(self, authority: Authority) -> ssl.SSLContext | None:
-        """What a handshake goes on with while this authority is trusted."""
+        """Return the TLS context for handshakes while this authority is trusted."""
         names = {"certificate_file": self.pair.certificate, "key_file": self.pair.key}
         trust = {"pulsar_tls_trust_certs_file": authority.trust}
         return context_of({f"pulsar_tls_{name}": path for name, path in names.items()} | trust)
 
     def listening(self, most: int) -> Handshakes:
-        """So many may shake hands at a time."""
+        """Listen with room for `most` handshakes at a time."""
         handshakes = Handshakes(admin_ports(), lambda: self.context, most, most)
         handshakes.listen(self.sock, Greeting)
         return handshakes

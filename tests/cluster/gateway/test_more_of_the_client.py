@@ -1,4 +1,4 @@
-"""What fewer users of `pulsar-client` do: types of subscriptions, schemas, patterns, chunks, limits."""
+"""Features of `pulsar-client` that fewer users need: types of subscriptions, schemas, patterns, chunks, limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Order(Record):  # type: ignore[misc]
 
 
 def send_batch(client: pulsar.Client, topic: str, count: int) -> Any:
-    """So many messages in one batch; the producer."""
+    """Send `count` messages in one batch, and return the producer."""
     producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=200)
     for number in range(count):
         producer.send_async(b"%d" % number, lambda *_: None)
@@ -37,7 +37,7 @@ def send_batch(client: pulsar.Client, topic: str, count: int) -> Any:
 
 
 def row_of(message: pulsar.Message) -> int:
-    """Where it lies in its ledger, whether it came in a batch or alone."""
+    """Return the row of a message in its ledger, whether it came in a batch or alone."""
     place = message.message_id()
     return int(place.entry_id()) + max(int(place.batch_index()), 0)
 

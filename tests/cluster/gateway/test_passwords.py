@@ -150,7 +150,7 @@ def test_what_is_wrong_with_the_file_is_said(tmp_path: Path) -> None:
 
 
 def test_who_has_gone_is_not_verified(tmp_path: Path) -> None:
-    """Who waits for its turn when its client leaves is dropped, so others need not wait for it; few may wait."""
+    """A waiting verification is dropped when its client leaves, so others need not wait for it; few may wait."""
     busy, go, compared = threading.Event(), threading.Event(), []
 
     def check(given: bytes, hashed: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Who is not let in, and who breaks the protocol: told, closed, and nobody else feels anything."""
+"""Clients that are not let in or break the protocol: told, closed, and no other client feels anything."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_who_acknowledges_what_is_not_there_is_answered(server: Client, raw: Raw
 
 @pytest.mark.parametrize("kind", range(4), ids=TYPES)
 def test_who_acknowledges_nothing_of_a_message_is_answered(server: Client, raw: Raw, kind: int) -> None:
-    """Its id with an ack_set in which everything is open; and what it acknowledges afterwards is confirmed."""
+    """Acknowledge an id with an ack_set that leaves everything open; later acknowledgements are confirmed."""
     topic = f"nothing-{kind}"
     raw.greet()
     raw.say("subscribe", topic=topic, subscription="s", type=kind, consumer_id=1, request_id=1, initial_position=1)
@@ -156,7 +156,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a cluster listens that wants tokens."""
+    """Yield the URL of a cluster that wants tokens."""
     folder = tmp_path_factory.mktemp("data")
     with running(ClusterOptions(data_dir=folder, pulsar_port=0, pulsar_token_key_file=str(key))):
         yield service_url(folder, 0)

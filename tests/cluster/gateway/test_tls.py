@@ -33,13 +33,13 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where certificates and keys of these tests lie."""
+    """Return a folder for the certificates and keys of these tests."""
     return tmp_path_factory.mktemp("certificates")
 
 
 @pytest.fixture(scope="module")
 def authority(folder: Path) -> Authority:
-    """Whom both sides trust."""
+    """Return the authority that both sides trust."""
     return Authority(folder)
 
 
@@ -71,7 +71,7 @@ def key(folder: Path) -> bytes:
 def strict(
     tmp_path_factory: pytest.TempPathFactory, shown: dict[str, Any], authority: Authority, folder: Path, key: bytes
 ) -> Iterator[str]:
-    """Where a cluster listens that speaks nothing but TLS, and wants a certificate and one of two proofs."""
+    """Yield the URL of a cluster that speaks nothing but TLS, and wants a certificate and one of two proofs."""
     data = tmp_path_factory.mktemp("strict")
     more: dict[str, Any] = {
         "pulsar_tls_trust_certs_file": authority.trust,
@@ -89,7 +89,7 @@ def joined(url: str, **options: Any) -> pulsar.Client:
 
 
 def round_trip(client: pulsar.Client, topic: str) -> bytes:
-    """What is received of what is sent."""
+    """Send a message, and return the payload that comes back."""
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     client.create_producer(topic).send(b"paid")
     message = consumer.receive(PATIENCE)
@@ -230,7 +230,9 @@ def test_by_http_a_token_counts_before_a_certificate(
 
 
 def test_a_certificate_says_until_when_it_counts(folder: Path) -> None:
-    """Its connection ends then, as with a token: else whoever got in once stays for ever."""
+    """A connection ends with its certificate, as with a token: otherwise an expired certificate would count for
+    ever.
+    """
     pair = Authority(folder, "brief").issue("till")
     told = ssl._ssl._test_decode_cert(pair.certificate)  # type: ignore[attr-defined]
     identity = identity_of(told)

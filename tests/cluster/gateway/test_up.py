@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def round_trip(said: str) -> bytes:
-    """What a client sends and receives at the address that was said."""
+    """Send a message at the printed address, and return the payload that comes back."""
     found = re.search(r"pulsar://127\.0\.0\.1:[0-9]+", said)
     assert found is not None
     client = pulsar.Client(found[0], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))

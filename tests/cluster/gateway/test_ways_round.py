@@ -1,4 +1,4 @@
-"""Ways to get round permissions, each of which is refused: one team tries everything to reach the topics of another.
+"""Ways to get round permissions, all of them refused: one team tries everything to reach the topics of another.
 
 `red` may produce and consume in `red/ns`, and `blue` in `blue/ns`; that namespace has topics, with a subscription
 `kept`.
@@ -263,7 +263,7 @@ def test_who_is_connected_stays_who_he_is(teams: Teams, name: str) -> None:
 
 
 def test_nothing_is_done_before_it_is_known_who_asks(teams: Teams) -> None:
-    """What came with a CONNECT that is refused, and what comes without one."""
+    """Commands behind a CONNECT that is refused, and commands without a CONNECT, change nothing."""
     greeting = command("connect", client_version="raw", auth_method_name="token", auth_data=b"none")
     made = "persistent://red/ns/too-early"
     for first in (encode(greeting), b""):
@@ -358,7 +358,7 @@ def test_several_roles_of_one_token_add_up(teams: Teams) -> None:
 
 
 def test_a_token_lasts_longer_than_the_right(teams: Teams) -> None:
-    """Who is connected is sent away, who comes back is refused, and the token is as valid as before."""
+    """A connected client is sent away, a client that comes back is refused, and the token is as valid as before."""
     granted = "/admin/v2/namespaces/blue/ns/permissions/guest"
     assert teams.ask("POST", granted, ["produce"], "blue-chief").status == 204
     raw, _ = teams.enter(teams.token("guest"))

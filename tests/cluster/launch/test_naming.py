@@ -27,7 +27,7 @@ TIMEOUT = 30_000
 
 
 async def find(host: str) -> Endpoint | Unknown:
-    """What the process that is asked knows."""
+    """Answer for the process at the door."""
     return KNOWN if host == KNOWN.name else Unknown(f"no process {host}", gone=True)
 
 
@@ -164,7 +164,7 @@ async def test_there_is_no_door_to_another_cluster_or_machine(tmp_path: Path) ->
 
 
 async def test_without_a_token_file_no_door_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token is in the environment only: whoever came in by the door could not prove to know it."""
+    """With the token in the environment only, a process that came in by the door could not prove that it knows it."""
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     keep(tmp_path).close()
     assert not (tmp_path / DOOR_FILE).exists()

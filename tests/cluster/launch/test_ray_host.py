@@ -38,7 +38,7 @@ class Handle:
         return "ref"
 
     def get(self, ref: str) -> None:
-        """What ray.get does with the reference."""
+        """Fail as often as was asked for, as ray.get would."""
         assert ref == "ref"
         if self.left:
             self.left -= 1
@@ -47,7 +47,7 @@ class Handle:
 
 @pytest.mark.parametrize("failures", [0, 1, 3])
 def test_a_host_is_called_until_it_is_awake(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-    """Each failed call is followed by another; after the one that works there is no more."""
+    """Each failed call is followed by another; the first one that works is the last."""
     handle: Any = Handle(failures)
     monkeypatch.setattr(ray, "get", handle.get)
     host.wake_host(handle, pause_s=0)

@@ -1,4 +1,4 @@
-"""Where values come from, which keys exist, and what is said about a wrong one."""
+"""Sources of values, existing keys, and messages about a wrong one."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_has_no_end_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_part_of_a_second_is_not_none() -> None:
-    """Of 0 s every ledger would leave at once."""
+    """With 0 s every ledger would leave at once."""
     wanted = {"500ms": 1, "1500ms": 2, "2s": 2, "0": 0, "7": 7}
     settings = [load().values.topic_settings(offload_threshold_seconds=text) for text in wanted]
     assert [each.offload_threshold_seconds for each in settings] == list(wanted.values())

@@ -26,7 +26,7 @@ SECRET = "s" * 40
 
 
 class Load:
-    """Two consumers, of which pressing takes one away."""
+    """A load of two consumers; a press takes one away."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -83,7 +83,7 @@ def panel(load: Load, tmp_path: Path) -> Panel:
 
 
 def parts(address: str) -> tuple[str, dict[str, str]]:
-    """Where the server of an address is, and the headers that it wants."""
+    """Split an address into the server's URL and the headers that it wants."""
     split = urlsplit(address)
     return f"http://{split.netloc}", {"Authorization": f"Bearer {split.fragment.removeprefix('token=')}"}
 

@@ -33,7 +33,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 class Record:
-    """What handlers saw: numbers by key in order of the calls, and whether a key was ever beside itself."""
+    """A record of handlers' calls: numbers by key in order, and whether calls of a key ever overlapped."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -318,7 +318,7 @@ def test_what_ray_does_not_have_is_named() -> None:
 
 
 def test_a_pool_on_ray_needs_a_program_that_uses_ray() -> None:
-    """Else Ray would start a cluster of its own, of which nobody knows."""
+    """Ray would start a cluster of its own, unknown to everybody else."""
     with pytest.raises(Invalid, match="Ray"):
         Workers("orders", "billing", print, ray_actor_options={}).start()
 
