@@ -1,8 +1,8 @@
 """Columns of the payloads of a topic whose clients registered Avro or JSON schemas: implements PayloadColumns.
 
 Registered schemas are read again for each file (actors.pulsar.conversation.gateway.schemas keeps the records). A
-message names the version that it was written with, which was registered before; schemas that were deleted since count as
-well.
+message names the version that it was written with, which was registered before; schemas that were deleted since count
+as well.
 """
 
 from __future__ import annotations

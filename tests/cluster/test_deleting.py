@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_deletion_by_verb_is_that_of_the_controller(tmp_path: Path) -> None:
-    """The controller would find deleted owners gone, and start them again."""
+    """If the verb deleted only the owners, the controller would find them gone and start them again."""
     with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders", 2)
         consumer = client.subscribe("orders", "billing")

@@ -1,4 +1,4 @@
-"""Questions of the admin ports to all owners: an owner that cannot be started leaves the others without an answer."""
+"""Questions of the admin ports to all owners: an owner that cannot be started hides no answer of the others."""
 
 from __future__ import annotations
 

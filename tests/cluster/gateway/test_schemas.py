@@ -94,7 +94,7 @@ def test_records_come_as_they_were_sent(client: pulsar.Client, folder: Path, kin
 
 
 def test_schemas_by_the_paths_of_the_tool(client: pulsar.Client, folder: Path) -> None:
-    """A definition that a client registers afterwards is the same version if it is the same definition."""
+    """A client that then registers the same definition gets the same version."""
     client.create_producer("tool").close()
     base = "schemas/public/default/tool"
     assert ask(folder, "GET", f"{base}/schema")[0] == 404

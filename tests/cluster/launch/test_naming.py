@@ -27,7 +27,7 @@ TIMEOUT = 30_000
 
 
 async def find(host: str) -> Endpoint | Unknown:
-    """Answer for the process at the door."""
+    """Return the endpoint of the one known process, and Unknown for every other."""
     return KNOWN if host == KNOWN.name else Unknown(f"no process {host}", gone=True)
 
 

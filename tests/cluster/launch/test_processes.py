@@ -89,7 +89,7 @@ class Net:
 
 
 def processes(process: Process | None, make: Any = Handle) -> RayProcesses:
-    """Return the processes of a controller that reaches this one."""
+    """Return the processes as a controller sees them that reaches this one."""
     net: Any = Net(process)
     return RayProcesses({}, make, net)
 
@@ -190,7 +190,7 @@ async def test_head_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPa
 
 
 def answers_slowly(address: str) -> bool:
-    """Tell whether an address answers slowly: one of the documentation's neither answers nor refuses."""
+    """Tell whether an address answers: one of the documentation's neither answers nor refuses."""
     if address.startswith("192.0.2."):
         threading.Event().wait(module.CONNECT_TIMEOUT)
         return False

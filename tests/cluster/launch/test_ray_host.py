@@ -38,7 +38,7 @@ class Handle:
         return "ref"
 
     def get(self, ref: str) -> None:
-        """Fail as often as was asked for, as ray.get would."""
+        """Fail `left` times and then succeed, in place of ray.get."""
         assert ref == "ref"
         if self.left:
             self.left -= 1

@@ -318,7 +318,7 @@ def test_what_ray_does_not_have_is_named() -> None:
 
 
 def test_a_pool_on_ray_needs_a_program_that_uses_ray() -> None:
-    """Ray would start a cluster of its own, unknown to everybody else."""
+    """Otherwise Ray would start a cluster of its own that no user knows."""
     with pytest.raises(Invalid, match="Ray"):
         Workers("orders", "billing", print, ray_actor_options={}).start()
 
