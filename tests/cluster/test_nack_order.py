@@ -67,7 +67,7 @@ def test_a_pool_is_joined_without_its_settings(client: Client) -> None:
         client.subscribe("orders", "billing").close()
 
 
-def test_what_was_seen_comes_again_behind_it(client: Client) -> None:
+def test_seen_messages_come_again_behind_the_one_given_back(client: Client) -> None:
     send(client, [b"a", b"a", b"b", b"a"])
     with consumer_of(client, "key") as consumer:
         first = everything(consumer, 3)

@@ -141,7 +141,7 @@ def test_a_frozen_owner_that_comes_back_breaks_nothing(client: Client, kind: str
         consumer.close()
 
 
-def test_who_comes_while_the_controller_is_away_waits_for_it(client: Client) -> None:
+def test_new_client_waits_for_a_controller_that_is_away(client: Client) -> None:
     """A client that never asked anything: nothing that it could know from before helps it."""
     client.create_topic("waiting", partitions=2)
     victim = psutil.Process(pid_of("controller/controller"))

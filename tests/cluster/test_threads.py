@@ -148,7 +148,7 @@ def test_every_message_comes_to_one_thread_of_three(seed: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_is_taken_back_unseen_comes_to_no_thread(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_taken_back_unseen_reaches_no_thread(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program, back = Program(seed, monkeypatch), list[int]()
     part = program.part(6)
     program.threads.start(lambda: program.deliver_and_take_back(part, back))
@@ -176,7 +176,7 @@ def test_many_at_once_are_all_or_none(seed: int, monkeypatch: pytest.MonkeyPatch
     assert all(mine == sorted(mine) for mine in program.got)
 
 
-def test_what_is_not_enough_stays_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_too_few_stay_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program(0, monkeypatch)
     part = program.part(3)
     program.threads.start(lambda: program.deliver(part))
@@ -210,7 +210,7 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
     assert woken == [0.5] * 3
 
 
-async def test_who_is_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks wait for one message; the first is woken and cancelled before it can look."""
     monkeypatch.setattr(sluice.cluster.client.receiver_queue, "LOOK_S", PATIENCE_S)
     queue = ReceiverQueue("orders", lambda _: cast(Any, Partition()), lambda *_: None)

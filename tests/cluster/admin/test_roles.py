@@ -140,7 +140,7 @@ async def test_a_stream_for_a_role_ends_and_is_asked_for_again(door: Door, monke
     await asyncio.sleep(0)
 
 
-async def test_what_is_done_for_who_has_left_is_written_down(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_change_for_a_lost_caller_is_written_to_the_audit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that hangs up at once must leave a trace."""
     begun, lost, goes_on, written = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
     erase, gone, write = AdminHttp._erasing, HeadAlone.connection_lost, AuditLog.__call__

@@ -31,7 +31,7 @@ def test_shares_and_settings_do_not_add_up() -> None:
     assert [whole[name] for name in unlimited] == [-1, -1, -1]
 
 
-def test_what_is_wrong_with_one_partition_is_told_of_all() -> None:
+def test_trouble_on_one_partition_is_told_of_the_topic() -> None:
     shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
     wrong = {
         "blockedSubscriptionOnUnackedMsgs": True,
@@ -59,7 +59,7 @@ def test_each_of_equal_names_has_a_rate_of_its_own() -> None:
     assert [rates(10_000, 20), rates(12_000, 60)] == [[0, 0], [0, 20]]
 
 
-def test_what_lies_within_is_that_of_all_partitions() -> None:
+def test_nested_statistics_cover_all_partitions() -> None:
     """The delayed index, the order sentinel and the drains were those of the first partition alone."""
     shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
 

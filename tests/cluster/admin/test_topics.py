@@ -44,7 +44,7 @@ def test_a_topic_may_come_back_with_other_partitions(tool: Tool, client: pulsar.
     assert len(client.get_topic_partitions("again")) == 4
 
 
-def test_who_is_connected_keeps_a_topic(tool: Tool, client: pulsar.Client) -> None:
+def test_connected_client_keeps_a_topic(tool: Tool, client: pulsar.Client) -> None:
     producer = client.create_producer("kept")
     assert tool.ask("DELETE", f"{BASE}/kept").status == 412
     producer.close()

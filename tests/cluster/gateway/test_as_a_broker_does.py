@@ -35,7 +35,7 @@ def subscribe(raw: Raw, topic: str, number: int = 0, **asked: Any) -> None:
     raw.say("subscribe", topic=topic, consumer_id=number, request_id=number, **asked)
 
 
-def test_what_is_left_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Client) -> None:
+def test_rest_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Client) -> None:
     """Clients that acknowledge single messages of a batch rely on this."""
 
     def subscribed() -> pulsar.Consumer:
@@ -219,7 +219,7 @@ def test_a_name_that_is_made_up_is_short(raw: Raw) -> None:
     assert len(Metadata(producer_name=name.encode(), sequence_id=1, publish_time=1 << 41).SerializeToString()) <= 32
 
 
-def test_what_is_small_enough_only_as_it_is_compressed_passes(client: pulsar.Client) -> None:
+def test_message_small_enough_when_compressed_passes(client: pulsar.Client) -> None:
     consumer = client.subscribe("squeezed", "s", initial_position=EARLIEST)
     data = b"paid " * 1_300_000
     for batching in (False, True):
@@ -233,7 +233,7 @@ def test_what_is_small_enough_only_as_it_is_compressed_passes(client: pulsar.Cli
     assert nothing_comes(consumer)
 
 
-def test_who_subscribes_in_vain_is_told_why(raw: Raw) -> None:
+def test_refused_subscription_is_told_why(raw: Raw) -> None:
     raw.greet()
     subscribe(raw, "in-vain", 0, type=3, key_shared={"mode": 1})
     assert raw.next("error").error == ServerError.CONSUMER_ASSIGN
@@ -254,7 +254,7 @@ def test_a_passing_subscription_goes_with_its_last_consumer(server: Client, raw:
     until(lambda: server.subscriptions("passing") == [])
 
 
-def test_who_is_active_is_told(raw: Raw) -> None:
+def test_failover_consumers_learn_which_one_is_active(raw: Raw) -> None:
     raw.greet()
     told = []
     subscribe(raw, "relay", 0, type=FAILOVER, consumer_name="a")
@@ -266,7 +266,7 @@ def test_who_is_active_is_told(raw: Raw) -> None:
     assert [(each.consumer_id, each.is_active) for each in told] == [(0, True), (1, False), (1, True)]
 
 
-def test_who_is_active_changes_with_who_comes(server: Client, raw: Raw) -> None:
+def test_new_consumer_changes_the_active_one(server: Client, raw: Raw) -> None:
     """The second partition belongs to the second name, of the first level of priorities."""
     server.create_topic("turns", partitions=2)
     raw.greet()
@@ -300,7 +300,7 @@ def test_permits_without_measure_are_given_a_little_at_a_time(raw: Raw, client: 
         ("partition_metadata", {"topic": "persistent://tenant/ns/there"}, ServerError.TOPIC_NOT_FOUND),
     ],
 )
-def test_what_is_not_here_is_said_in_its_own_answer(raw: Raw, name: str, asked: dict[str, Any], code: int) -> None:
+def test_missing_service_is_told_in_its_own_answer(raw: Raw, name: str, asked: dict[str, Any], code: int) -> None:
     raw.greet()
     raw.say(name, request_id=3, **asked)
     assert raw.next(f"{name}_answer").error == code
@@ -332,7 +332,7 @@ def test_nothing_is_read_twice_after_a_seek(client: pulsar.Client) -> None:
     assert nothing_comes(consumer)
 
 
-def test_what_is_acknowledged_before_a_consumer_closes_is_done(server: Client, client: pulsar.Client, raw: Raw) -> None:
+def test_acknowledgement_before_a_close_counts(server: Client, client: pulsar.Client, raw: Raw) -> None:
     """Also by ids of an earlier connection, which are looked up first."""
     producer = client.create_producer("closes", batching_enabled=False)
     consumer = client.subscribe("closes", "s")
@@ -348,7 +348,7 @@ def test_what_is_acknowledged_before_a_consumer_closes_is_done(server: Client, c
     until(lambda: backlog(server, "closes", "s") == 0)
 
 
-def test_what_is_given_back_together_comes_again_in_order(client: pulsar.Client, raw: Raw) -> None:
+def test_messages_given_back_together_return_in_order(client: pulsar.Client, raw: Raw) -> None:
     producer = client.create_producer("in-order", batching_enabled=False)
     for number in range(6):
         producer.send(b"%d" % number)

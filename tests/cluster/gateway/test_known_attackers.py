@@ -121,14 +121,14 @@ def large(server: Client) -> None:
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("name", FLOODS)
-def test_who_floods_its_own_and_reads_nothing_costs_little(server: Client, name: str) -> None:
+def test_client_that_floods_and_never_reads_costs_little(server: Client, name: str) -> None:
     what, make = FLOODS[name]
     check_costs_little(server, lambda: known(server, what), flood(make))
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("kind", ["reader", "exclusive", "failover", "key_shared"])
-def test_who_reads_on_and_never_acknowledges_costs_little(server: Client, kind: str) -> None:
+def test_client_that_never_acknowledges_costs_little(server: Client, kind: str) -> None:
     """The gateway keeps a client's messages by their ids alone, however many there are."""
     client = joined(server)
     if kind == "reader":

@@ -46,7 +46,7 @@ def test_clients_are_told_and_keep_to_it(url: str) -> None:
     client.close()
 
 
-def test_who_does_not_keep_to_it_is_closed(url: str) -> None:
+def test_client_over_the_limit_is_closed(url: str) -> None:
     for total, fits in ((LARGEST + HEADROOM, True), (LARGEST + HEADROOM + 1, False)):
         raw = Raw(url)
         raw.send(HELLO)
@@ -59,7 +59,7 @@ def test_who_does_not_keep_to_it_is_closed(url: str) -> None:
 
 @pytest.mark.parametrize("size", [LARGEST, LARGEST + 1, 3 * LARGEST])
 @pytest.mark.parametrize("about", [100, 2 * HEADROOM])
-def test_what_is_small_as_it_is_compressed_stays_small(url: str, size: int, about: int) -> None:
+def test_compressed_message_stays_compressed(url: str, size: int, about: int) -> None:
     """A client hangs up on a frame that is larger than it was told, and is sent the frame again when it comes back."""
     topic, text = f"compressed-{size}-{about}", b"z" * size
     small = pa.Codec("zstd").compress(text, asbytes=True)

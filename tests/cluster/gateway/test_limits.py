@@ -102,9 +102,7 @@ def test_one_producer_or_consumer_too_many_is_refused(raw: Raw, monkeypatch: pyt
     assert raw.next("producer_success").request_id == 6
 
 
-def test_who_sends_more_than_is_stored_is_read_no_further(
-    client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_producer_waits_for_the_storage(client: pulsar.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything arrives all the same, in order."""
     monkeypatch.setattr(intake, "PENDING_BYTES", 20_000)
     paused = itertools.count()

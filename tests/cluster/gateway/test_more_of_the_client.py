@@ -212,7 +212,7 @@ def test_a_message_that_is_refused_harms_no_other(client: pulsar.Client) -> None
         client.create_producer("refused", producer_name=producer.producer_name())
 
 
-def test_what_was_stored_before_is_stored_once(server: Client, client: pulsar.Client) -> None:
+def test_repeated_message_is_stored_once(server: Client, client: pulsar.Client) -> None:
     """Over a reconnection and by the producer's name; the client learns where it stands."""
     server.create_topic("once", deduplication_enabled=True)
     consumer = client.subscribe("once", "s", initial_position=EARLIEST)
@@ -322,9 +322,7 @@ def test_acknowledging_again_takes_nothing_from_others(server: Client, client: p
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_what_a_client_sent_is_moved_when_it_fails_too_often(
-    server: Client, client: pulsar.Client, batched: bool
-) -> None:
+def test_message_that_fails_too_often_is_moved(server: Client, client: pulsar.Client, batched: bool) -> None:
     """By a subscription that counts redeliveries itself. Of a batch the middle alone fails, and comes alone then."""
     topic = f"failing-{batched}"
     server.create_topic(topic)

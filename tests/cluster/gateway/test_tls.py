@@ -122,7 +122,7 @@ def test_both_ports_serve_the_same_topics(both: Path, authority: Authority) -> N
     sealed.close()
 
 
-def test_what_comes_in_many_records_at_once_is_read(both: Path, authority: Authority) -> None:
+def test_many_records_at_once_are_read(both: Path, authority: Authority) -> None:
     """Each command is a record of its own, and all of them are there when the gateway looks."""
     inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
     sealed = ssl.create_default_context(cafile=authority.trust).wrap_bio(inward, outward, server_hostname="127.0.0.1")
@@ -156,7 +156,7 @@ def test_what_comes_in_many_records_at_once_is_read(both: Path, authority: Autho
         assert all(answer.HasField("pong") for answer in said(50))
 
 
-def test_what_is_read_in_slices_lies_in_one_buffer() -> None:
+def test_slices_of_a_read_lie_in_one_buffer() -> None:
     """As asyncio reads what is there in several records."""
     one = _Socket(cast(Gateway, None), OpenConnections(1, 1), lambda *_: None, memoryview(bytearray(6)))
     for at, piece in enumerate((b"or", b"de", b"rs")):
@@ -266,7 +266,7 @@ def test_with_a_role_for_those_who_show_nothing_they_come_in(
         assert round_trip(joined(url, authentication=token, **trust), "with-token") == b"paid"
 
 
-def test_what_is_wrong_with_files_is_said(authority: Authority, shown: dict[str, Any]) -> None:
+def test_fault_in_the_files_is_told(authority: Authority, shown: dict[str, Any]) -> None:
     over = authority.issue("broker-over", days=-1)
     wrong = [
         ({"pulsar_tls_certificate_file": "x"}, "pulsar_tls_key_file is not set"),

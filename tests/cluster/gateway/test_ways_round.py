@@ -250,7 +250,7 @@ def varint(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["auth_response", "connect"])
-def test_who_is_connected_stays_who_he_is(teams: Teams, name: str) -> None:
+def test_token_of_another_role_ends_the_connection(teams: Teams, name: str) -> None:
     """Another one's token, on a connection that is open, ends it."""
     raw, _ = teams.enter(teams.token("red"))
     token = teams.token("root").encode()
@@ -385,7 +385,7 @@ def test_a_subscription_is_for_those_who_are_named(teams: Teams) -> None:
     assert teams.told("blue", "subscribe", **asked) is None
 
 
-def test_who_looks_breaks_nothing(teams: Teams) -> None:
+def test_watcher_sees_statistics_and_changes_nothing(teams: Teams) -> None:
     assert teams.ask("GET", f"{AT}/stats", None, "watcher").status == 200
     assert teams.ask("GET", "/admin/v2/tenants/blue", None, "watcher").body["adminRoles"] == ["blue-chief"]
     for method, path in (("DELETE", AT), ("POST", f"{AT}/subscription/kept/skip_all"), ("GET", f"{AT}/examinemessage")):

@@ -103,7 +103,7 @@ def test_fields_are_columns_and_new_ones_are_added(site: Site, schema: Any) -> N
     assert site.status("orders")["undecoded"] == 0
 
 
-def test_what_is_no_order_is_null_and_counted(site: Site) -> None:
+def test_payload_that_is_no_order_is_null_and_counted(site: Site) -> None:
     """A client claims the schema and sends something else: everything leaves all the same."""
     settings(site, "orders", 4)
     wrong = pulsar.schema.BytesSchema()

@@ -157,7 +157,7 @@ def test_acknowledging_goes_on_after_a_store_refused(
     assert rows(client, "orders", "billing", "msgBacklog") == 0
 
 
-def test_who_changes_columns_afterwards_changes_nothing(one: tuple[EmbeddedCluster, Client]) -> None:
+def test_later_change_of_columns_changes_no_message(one: tuple[EmbeddedCluster, Client]) -> None:
     """Requests pass the codec within a process too."""
     _, client = one
     producer, consumer = opened(client, 1)
@@ -311,7 +311,7 @@ def test_a_damaged_metadata_log_is_refused_untouched(tmp_path: Path, damage: str
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_who_is_second_on_a_folder_is_told_who_is_first(tmp_path: Path) -> None:
+def test_second_process_on_a_folder_names_the_first(tmp_path: Path) -> None:
     child = begin(HOLD, str(tmp_path))
     try:
         assert child.stdout is not None
@@ -352,7 +352,7 @@ def test_a_program_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
         assert [row["topic"] for row in client.topics()] == ["orders"]
 
 
-def test_it_can_be_opened_again_and_again(tmp_path: Path) -> None:
+def test_folder_can_be_opened_again_and_again(tmp_path: Path) -> None:
     """Subscriptions, acknowledgements and producers' sequences are where they were."""
     for number in range(3):
         with sluice.connect(embedded=True, data_dir=tmp_path) as client:

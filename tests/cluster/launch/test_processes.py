@@ -197,7 +197,7 @@ def answers_slowly(address: str) -> bool:
     return True
 
 
-async def test_what_the_head_said_last_holds_while_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_answer_holds_while_the_head_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread asks it, however often it is looked for."""
     monkeypatch.setattr(module, "HEAD_S", 0.05)
     over = threading.Event()
@@ -253,7 +253,7 @@ async def test_a_process_is_asked_over_its_own_connection() -> None:
     assert await asked.stop("broker-0-a", "t", 1_000) is None
 
 
-async def test_what_has_ended_is_gone() -> None:
+async def test_ended_process_is_gone() -> None:
     """Between being listed and being asked."""
     asked = processes(None)
     for told in (await asked.introduce("broker-0-a", 20), await asked.stop("broker-0-a", "t", 20)):
@@ -286,7 +286,7 @@ async def test_no_process_comes_up_on_a_node_that_ends(monkeypatch: pytest.Monke
     assert await until_ended(ended) is handle
 
 
-async def test_what_is_in_use_again_is_not_ended_late(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
+async def test_process_in_use_again_is_not_ended_late(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
     """A process was to be ended while Ray's head was away, and came into use again: when the head is back it stays."""
     over, asked = threading.Event(), threading.Event()
 

@@ -66,7 +66,7 @@ def eventually_batch(queue: KeyedQueue, count: int) -> list[Item]:
     return found
 
 
-def test_what_is_put_is_got_with_its_key(queue: KeyedQueue) -> None:
+def test_item_arrives_with_its_key(queue: KeyedQueue) -> None:
     queue.put({"order": 7}, key="customer")
     queue.put(None)
     got = taken(queue, 2)
@@ -111,7 +111,7 @@ def test_each_item_reaches_one_of_many_readers(client: Client, queue: KeyedQueue
     assert sorted(got) == list(range(300))
 
 
-def test_what_was_put_before_any_reader_is_kept(tmp_path: Path) -> None:
+def test_item_put_before_any_reader_is_kept(tmp_path: Path) -> None:
     with KeyedQueue("jobs", embedded=True, data_dir=tmp_path / "data") as queue:
         queue.put("first", key="a")
         queue.put("second", key="a")
@@ -119,7 +119,7 @@ def test_what_was_put_before_any_reader_is_kept(tmp_path: Path) -> None:
         assert [item.value for item in taken(again, 2)] == ["first", "second"]
 
 
-def test_what_is_given_back_comes_again(queue: KeyedQueue) -> None:
+def test_item_given_back_comes_again(queue: KeyedQueue) -> None:
     queue.put("work")
     queue.nack(queue.get(timeout=PATIENCE_S))
     assert taken(queue, 1)[0].redelivery_count == 1
@@ -240,7 +240,7 @@ async def test_a_cancelled_wait_keeps_the_order_of_a_key(queue: KeyedQueue) -> N
     assert [item.redelivery_count for item in got] == [0] * 5
 
 
-async def test_nobody_stands_before_the_queue_after_a_cancel(queue: KeyedQueue) -> None:
+async def test_cancelled_wait_leaves_the_queue_to_others(queue: KeyedQueue) -> None:
     await queue.put_async("first")
     queue.ack(await queue.get_async(timeout=PATIENCE_S))
     waiting = asyncio.create_task(queue.get_async())

@@ -103,7 +103,7 @@ def test_a_topic_without_messages_is_an_empty_dataset(client: Client) -> None:
     assert len(table) == 0
 
 
-def test_what_cannot_be_read_is_told(client: Client) -> None:
+def test_unreadable_topic_and_options_are_told(client: Client) -> None:
     with pytest.raises(NotFound):
         sluice.read_dataset("nowhere")
     with pytest.raises(Invalid, match="messages_per_task"):

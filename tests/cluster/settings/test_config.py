@@ -67,7 +67,7 @@ def test_every_setting_of_the_actors_is_a_key() -> None:
             assert f"{section}.{field.name}" in known_keys()
 
 
-def test_what_is_printed_reads_back(tmp_path: Path) -> None:
+def test_printed_settings_read_back(tmp_path: Path) -> None:
     first = load(bookies=7, topic={"partitions": 3}, data_dir='some where/"quoted"')
     file = tmp_path / "printed.toml"
     file.write_text(to_toml(first))
@@ -91,7 +91,7 @@ def test_bad_durations(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["retention_ms", "retention_bytes", "offload_threshold_seconds"])
-def test_what_has_no_end_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unlimited_value_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """On the command line, in the environment and in a file every value may be a text."""
     assert getattr(load().values.topic_settings(**{name: "-1"}), name) == -1
     with pytest.raises(Invalid, match="-2"):

@@ -109,7 +109,7 @@ async def test_only_the_printed_token_opens_not_the_clusters(load: Load, tmp_pat
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"kind": 1, "target": "a"}', '"x"'])
-async def test_what_is_no_fault_is_refused_in_one_line(load: Load, tmp_path: Path, body: str) -> None:
+async def test_unknown_fault_is_refused_in_one_line(load: Load, tmp_path: Path, body: str) -> None:
     with panel(load, tmp_path) as shown:
         base, right = parts(shown.address)
         async with (

@@ -68,7 +68,7 @@ def finish(client: Client, topic: str, pool: Workers) -> None:
     eventually(drained, lambda: str(pool.status()))
 
 
-def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -> None:
+def test_returned_value_is_published(topics: tuple[Client, str, str]) -> None:
     client, source, output = topics
 
     def handle(message: Message) -> str:
@@ -80,7 +80,7 @@ def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -
     assert stored(client, output) == wanted("!")
 
 
-def test_what_generators_yield_is_published_in_order(topics: tuple[Client, str, str]) -> None:
+def test_yielded_values_are_published_in_order(topics: tuple[Client, str, str]) -> None:
     client, source, output = topics
 
     async def handle(message: Message) -> AsyncIterator[bytes]:

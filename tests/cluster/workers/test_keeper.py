@@ -205,7 +205,7 @@ def test_a_keeper_that_was_replaced_touches_nothing(kept: Start, places: FakePla
     assert [worker.did for worker in places.begun] == [[], [], [], []]
 
 
-def test_what_is_wanted_changes_the_number(kept: Start, places: FakePlaces) -> None:
+def test_new_limits_change_the_number_of_workers(kept: Start, places: FakePlaces) -> None:
     keeper = kept(min_workers=2)
     eventually(lambda: len(places.begun) == 2, lambda: "")
     keeper.limit(1, 1)

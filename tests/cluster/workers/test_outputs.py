@@ -45,7 +45,7 @@ def rows_of_results(
         ((one for one in "ab"), [Result("a"), Result("b")]),
     ],
 )
-def test_what_a_handler_may_give(returned: Any, results: list[Result]) -> None:
+def test_allowed_results_become_rows(returned: Any, results: list[Result]) -> None:
     assert results_of(returned) == results
 
 
@@ -59,7 +59,7 @@ def test_what_a_handler_may_give(returned: Any, results: list[Result]) -> None:
         ((str(number) for number in range(MOST_RESULTS + 1)), f"at most {MOST_RESULTS}"),
     ],
 )
-def test_what_it_may_not_give_is_told(returned: Any, told: str) -> None:
+def test_forbidden_results_are_refused(returned: Any, told: str) -> None:
     with pytest.raises(Invalid, match=told):
         results_of(returned)
 
