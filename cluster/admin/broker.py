@@ -97,7 +97,7 @@ class Broker:
         return dict((await self.ask_controller(ListTopics())).topics)
 
     async def topics_in(self, space: str) -> dict[str, TopicSettings]:
-        """Those of a namespace. Raises NotFound if it is not there."""
+        """Return the topics of a namespace, by name. Raises NotFound if there is no such namespace."""
         if space in await self.namespaces.all_of():
             return topics_in(space, await self.topics())
         return listed(await self.topics(), space)
@@ -136,7 +136,7 @@ class Broker:
     # -- owners ---------------------------------------------------------------------------------------------------
 
     async def owner(self, topic: str, partition: int, subscription: str | None = None) -> Address:
-        """Who owns a partition, or a subscription on it. Raises NotFound."""
+        """Find the address of a partition's owner, or of a subscription's owner on it. Raises NotFound."""
         if subscription is None:
             return await self.directory.topic(topic, partition)
         return await self.directory.dispatcher(topic, partition, subscription)

@@ -96,7 +96,9 @@ class TopicChangeRoutes:
         )
 
     async def _offloading(self, which: Named, request: Offload) -> OffloadStatus:
-        """Of one partition, as Pulsar's tools ask: they name partitions of a topic that has any."""
+        """Ask the owner of one partition. Raises Conflict for a topic that has partitions, unless the path names one of
+        them.
+        """
         settings = await self._broker.settings(which)
         if settings.has_partitions and which.partition is None:
             raise Conflict(f"Topic {full_name(which.topic)} has partitions: name one of them")
@@ -118,7 +120,7 @@ class TopicChangeRoutes:
         return web.json_response({"status": word, "lastError": error})
 
     async def _compaction(self, which: Named, request: Compact) -> list[CompactionStatus]:
-        """Of one partition, or of all."""
+        """Ask one partition, or all of them."""
         return list((await self._broker.replies(which, None, request)).values())
 
     async def _partitions(self, topic: str) -> int:

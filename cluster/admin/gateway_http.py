@@ -55,7 +55,7 @@ class GatewayHttp:
         return await self._clients.answer(request, handler, self._host)
 
     async def _roles(self, request: web.Request) -> Sequence[str]:
-        """Those of who asks: what he presents counts before his certificate.
+        """Return the roles of the caller: presented credentials count before a certificate.
 
         Raises Invalid if nobody is to be let in with that, Overloaded.
         """

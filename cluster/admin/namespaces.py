@@ -85,7 +85,7 @@ class NamespacesByHttp:
 
     @staticmethod
     def _roles_in(body: str) -> tuple[str, ...]:
-        """Who administers the tenant that a body describes. There is one cluster, whatever the body calls it.
+        """Return the administrators of the tenant that a body describes. Names of clusters in the body are ignored.
 
         Raises Invalid.
         """
@@ -119,8 +119,8 @@ class NamespacesByHttp:
         return web.Response(status=204)
 
     async def _forget(self, space: str) -> None:
-        """What is kept of a namespace beside its record goes first: if this ends halfway, the namespace is there to be
-        removed again, and no other one of its name has anything of it.
+        """Remove the policies of a namespace before its record. If this ends halfway, the namespace can be removed
+        again, and a later one of the same name inherits nothing.
         """
         await self._broker.quotas.unset(of_namespace(space))
         await self._broker.ages.unset(of_namespace(space))

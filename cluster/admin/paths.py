@@ -24,7 +24,7 @@ from sluice.cluster.gateway.addresses import Addresses
 
 
 def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
-    """Every route; the last one refuses what there is not, so whoever has routes of his own puts them before these."""
+    """Return every route. The last one refuses unknown paths, so further routes must be added before these."""
     return [
         *Topics(broker, PulsarStats(addresses, broker.ports.clock)).routes(),
         *Subscriptions(broker).routes(),

@@ -10,7 +10,7 @@ GET    T/permissions                      those of the topic and of its namespac
 POST   T/permissions/{role}               as above, for all partitions
 DELETE T/permissions/{role}               412 if the topic has none for this role
 
-Where rights are not enforced, as in a cluster without settings for that, whoever would change them is told so with 501.
+Where rights are not enforced, as in a cluster without settings for that, every change is answered with 501.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PermissionsByHttp:
         return web.json_response(told)
 
     def _changes(self, handler: Handler) -> Handler:
-        """Whoever asks here finds the change in force at once, and all others within moments."""
+        """Apply a change here before the answer; other processes see it within moments."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             if self._broker.permissions is None:
@@ -102,7 +102,7 @@ class PermissionsByHttp:
 
 
 def _name(request: web.Request) -> str:
-    """Of the record of what a path names; as with Pulsar a topic need not be there yet. Raises Invalid."""
+    """Return the name of the record for a path; as with Pulsar a topic need not exist yet. Raises Invalid."""
     return of_topic(topic_of(request)) if "topic" in request.match_info else of_namespace(space_of(request))
 
 

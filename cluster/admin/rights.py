@@ -1,7 +1,7 @@
 """Which right each path by HTTP needs; a path that has no row here is for superusers alone.
 
-The rows are those of Pulsar, but for two. Whoever makes all messages of all subscriptions count as done needs the right
-for those subscriptions that have roles of their own as well. And schemas can be seen by those who produce or consume.
+The rows are those of Pulsar, but for two. To make all messages of all subscriptions count as done needs the right for
+those subscriptions that have roles of their own as well. And schemas can be seen by those who produce or consume.
 `T` is the path of a topic, `S` of a subscription on it, `N` of a namespace.
 """
 
@@ -108,7 +108,7 @@ ROWS = _rows()
 
 
 def wish_of(request: web.Request) -> Wish | None:
-    """What somebody asks for who asks for this; None needs no right. Raises Invalid, NotFound."""
+    """Return the right that a request needs; None if it needs none. Raises Invalid, NotFound."""
     resource = request.match_info.route.resource
     if resource is None:  # there is no such path
         return None

@@ -119,7 +119,7 @@ class AdminHttp(Actor):
             await self._server.close()
 
     async def _roles(self, request: web.Request) -> Sequence[str]:
-        """Those of who comes with other credentials than this interface's token. Raises Invalid, Overloaded."""
+        """Return the roles of a caller whose credentials are not this interface's token. Raises Invalid, Overloaded."""
         if self._clients.authenticate is None:
             raise Invalid("nobody else is known here")
         return (await self._clients.authenticate(*in_header(request.headers.get("Authorization", "")))).roles
@@ -194,8 +194,8 @@ class AdminHttp(Actor):
         return None if isinstance(reply, Unknown) else dict(shown(reply))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        """Of a key every partition is asked, because clients choose partitions in their own ways; `home` is where
-        Sluice's own would have it.
+        """Ask every partition about a key, because clients choose partitions in their own ways; `home` marks the
+        partition that Sluice's own hash chooses.
         """
         query, which = request.query, named(request)
         if "key" in query:

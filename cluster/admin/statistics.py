@@ -1,7 +1,7 @@
 """Statistics of the owners, with the names and the shape that Pulsar's tools read.
 
 What Sluice counts besides stands beside Pulsar's names. What it does not count (bytes that went out, rates of single
-clients) is left out, and the tools show their 0 for it. A rate is the mean since the question before, whoever asked it.
+clients) is left out, and the tools show their 0 for it. A rate is the mean since the previous question of any caller.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _by_name(of: Partition) -> Clients:
 
 
 def _readers(of: Partition) -> dict[str, Row]:
-    """What Pulsar shows of readers: each has a subscription of its own, that is not durable and Exclusive.
+    """Return the rows that Pulsar shows for readers: each has a subscription of its own, not durable and Exclusive.
 
     As the owner of a subscription would tell it, by name.
     """
@@ -310,7 +310,7 @@ def _position(text: str | None) -> str:
 
 
 def _stored(row: Row, messages: int) -> int:
-    """What so many messages take on a disk, by the mean of all that are there: nobody counts it for each."""
+    """Estimate the bytes that a number of messages take on a disk, from the mean size of all stored entries."""
     entries = int(row.get("numberOfEntries", 0))
     return round(messages * int(row.get("storageSize", 0)) / entries) if entries else 0
 

@@ -185,7 +185,9 @@ def _properties_in(body: str, *, whole: bool = False) -> dict[str, str]:
 
 
 def _start_of(body: str) -> tuple[int | str, bool]:
-    """Where a cursor goes: EARLIEST, LATEST or a message id as verbs have it; and whether behind it. Raises Invalid."""
+    """Parse the target of a cursor: EARLIEST, LATEST or a message id as verbs have it; and whether behind it. Raises
+    Invalid.
+    """
     try:
         given = json_in(body) if body.strip() else None
         if given is None:

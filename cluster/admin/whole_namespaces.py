@@ -44,7 +44,7 @@ class WholeNamespaces:
         ]
 
     async def _topics(self, request: web.Request) -> Iterable[str]:
-        """Those of the namespace, and the bundle, that a path names. Raises NotFound, Invalid."""
+        """Return the topics of the namespace, and the bundle, that a path names. Raises NotFound, Invalid."""
         given = request.match_info.get("bundle", WHOLE)
         if given.lower() != WHOLE:
             raise Invalid(f"there is no bundle {given[:40]}: all topics are in {WHOLE}")

@@ -1,4 +1,4 @@
-"""What batch jobs do with topics, Spark's and Ray's alike: read ranges of them as columns, and publish whole batches.
+"""Bulk access to topics for batch jobs of Spark and Ray: read ranges as columns, and publish whole batches.
 
 A job's task may run again, in another process, so both halves are the same when they are repeated: a range never
 changes, and a producer that numbers its rows from 0 under the task's name stores nothing twice.

@@ -502,7 +502,7 @@ class Client(OfThisProcess, StoredMessages):
         return msgspec.structs.asdict(self._ask(DrainNode(node=node, withdrawn=True)))
 
     def alarms(self) -> list[str]:
-        """What is wrong with the cluster, in one line each."""
+        """Return each alarm of the cluster as one line of text."""
         return alarms_of(self.status())
 
     def troubles(self) -> list[str]:
@@ -530,7 +530,9 @@ class Client(OfThisProcess, StoredMessages):
         return shown(self._loop.run(self._directory.ask_owner(topic, partition, subscription, request)))
 
     def ask_controller(self, request: Request[Any], patience_ms: int = OPERATION_TIMEOUT) -> Any:
-        """Its answer, for the parts of this package. One that is away is waited for."""
+        """Ask the controller, for the parts of this package, and return its answer. Wait for a controller that is
+        away.
+        """
         return self._loop.run(self._directory.ask_controller(request, patience=patience_ms))
 
     def _ask(self, request: Request[Any]) -> Any:
@@ -547,7 +549,7 @@ class Client(OfThisProcess, StoredMessages):
     def close(self) -> None:
         """Close every producer and consumer, then the connection. In a forked child they are its parent's, and stay.
 
-        Whoever is interrupted in this closes it again, which goes on with what is left.
+        A close that was interrupted can be repeated, and goes on with the rest.
         """
         if self._closed or not self._loop.is_here:
             return

@@ -150,7 +150,7 @@ class Consumer(OfThisProcess):
             call_user("on_ranges", self.options.on_ranges, partition, event.kind, event.ranges)
 
     def leave(self, *, for_good: bool = False) -> None:
-        """The partitions leave, whoever gave up waiting for it; those that do so already go on."""
+        """Begin to close every partition, also when the caller gave up waiting; partitions that close already go on."""
         for part in self.parts:
             part.begin_close(for_good=for_good)
 
@@ -162,9 +162,9 @@ class Consumer(OfThisProcess):
         return TakingBack(guard=self._receiving.lock)
 
     def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
-        """The next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed.
+        """Return the next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed.
 
-        Receive batches or single messages: what is left of a batch of which `receive` took a message stays for it.
+        Receive batches or single messages: after `receive` took a message of a batch, the rest stays for `receive`.
         """
         self._loop.check_process()
         return self._receiving.receive_batch(timeout_ms)
@@ -180,7 +180,7 @@ class Consumer(OfThisProcess):
         return self._receiving.receive(timeout_millis)
 
     def receive_several(self, most: int) -> list[Message]:
-        """See ReceiverQueue.receive_several: for whoever handles messages one after the other at once."""
+        """Take several messages for a caller that handles them one at a time; see ReceiverQueue.receive_several."""
         self._loop.check_process()
         return self._receiving.receive_several(most)
 
@@ -273,7 +273,7 @@ class Consumer(OfThisProcess):
 
         rows: of a batch, only these. With `nack_order=key` its key waits for that long, and later messages of the key
         that are here are taken back before this returns: those that were received say so (`taken_back`), and come again
-        too, behind it. Whoever is interrupted in this has given it back too, but may receive some of them before it.
+        too, behind it. An interrupted call gives it back too, but some of the later messages may be received before it.
         """
         if isinstance(what, Batch):
             consumer, part, rows = self._partition_of(what), what.received, _checked(what, rows)
@@ -399,7 +399,9 @@ class Consumer(OfThisProcess):
         return consumer, *found
 
     def _partition_of(self, batch: Batch) -> PartitionConsumer:
-        """Where it was received. Raises NotFound: another consumer's partitions may be on another thread."""
+        """Find the partition that received the batch. Raises NotFound: another consumer's partitions may be on another
+        thread.
+        """
         partition = batch.received.partition
         if partition >= len(self.parts) or self.parts[partition] is not batch.consumer:
             raise NotFound("another consumer received this: acknowledge it, or give it back, there")

@@ -56,7 +56,7 @@ class DelayedChanges:
 
 
 def requests(verb: str, chosen: Mapping[str, Any], partitions: int) -> dict[int, Request[Any]]:
-    """What to ask each partition: a message id names its partition, a key or a delay id has one by its hash.
+    """Build the request for each partition: a message id names its partition, a key or a delay id has one by its hash.
 
     Raises Invalid, and NotFound for a message id of a partition that the topic does not have.
     """

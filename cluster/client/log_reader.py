@@ -45,7 +45,7 @@ class StoredRange:
         return [StoredRange(self.partition, self.ledger, start, min(start + most - 1, self.last)) for start in starts]
 
     def within(self, start: int, stop: int) -> StoredRange | None:
-        """What of it lies at or behind position `start` and before `stop`; None if nothing does."""
+        """Return the part of the range at or behind position `start` and before `stop`; None if it is empty."""
         first = max(position(self.ledger, self.first), start)
         last = min(position(self.ledger, self.last), stop - 1)
         return StoredRange(self.partition, self.ledger, entry_of(first), entry_of(last)) if first <= last else None

@@ -24,7 +24,7 @@ CONVERT_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """Where a message is stored: partition, ledger, entry. Comparable within a partition, and printable."""
+    """The place of a stored message: partition, ledger, entry. Comparable within a partition, and printable."""
 
     partition_index: int
     position: int
@@ -218,7 +218,7 @@ class Message(OfThisProcess):
         return bool(self.batch.overtook[self.row])
 
     def taken_back(self) -> bool:
-        """It was taken back by now, since an earlier message of its key was given back (`nack_order=key`)."""
+        """Tell whether the message was taken back: an earlier message of its key was given back (`nack_order=key`)."""
         taken = self.batch.received.taken_back
         return taken is not None and bool(taken[self.row])
 

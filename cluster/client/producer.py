@@ -257,7 +257,7 @@ class Producer(OfThisProcess):
         return SentMessage(gathered.receipt, row)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything sent so far has its outcome."""
+        """Wait until everything sent so far is confirmed or has failed."""
         check_timeout("timeout_s", timeout_s)
         self._loop.soon(self._send_all)
         self._loop.run(self._flush(), timeout_s)
@@ -335,7 +335,7 @@ class Producer(OfThisProcess):
     # -- on the loop's thread -------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Settle what has no outcome yet: the client ends, and with it whoever waited for an answer."""
+        """Settle all open messages as the client ends, so that every waiting call returns with an error."""
         error = Unavailable("the client was closed before this was confirmed; its outcome is unknown")
         for receipt, callbacks in list(self._unsettled.items()):
             self._settle(receipt, receipt.open_rows(), -1, error, callbacks)
@@ -403,7 +403,7 @@ class Producer(OfThisProcess):
     def _settler(
         self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
     ) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
-        """What tells the outcome of so many messages, of some of them or of all at a time."""
+        """Return a function that settles `count` messages, some of them or all at a time."""
         open_messages, open_bytes = count, size
 
         def settle(rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
@@ -428,7 +428,7 @@ class Producer(OfThisProcess):
         error: SluiceError | None,
         callbacks: dict[int, SendCallback],
     ) -> None:
-        """Tell the outcome of some messages to whoever waits for it."""
+        """Tell the outcome of some messages to their receipt and to their callbacks."""
         receipt.settle(rows, first, error)
         if receipt.done():
             self._unsettled.pop(receipt, None)

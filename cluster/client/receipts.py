@@ -63,7 +63,7 @@ class Receipt:
             self._changed.notify_all()
 
     def done(self) -> bool:
-        """Whether every message has its outcome."""
+        """Tell whether every message is confirmed or has failed."""
         return self._open == 0
 
     def result(self, timeout_s: float | None = None) -> Receipt:
@@ -84,7 +84,7 @@ class Receipt:
         return self._changed.wait_for(settled, timeout_s)
 
     def is_settled(self, row: int) -> bool:
-        """Whether this message has its outcome."""
+        """Tell whether this message is confirmed or has failed."""
         return row < len(self._states) and self._states[row] != _OPEN
 
     def open_rows(self) -> npt.NDArray[np.int64]:
@@ -106,7 +106,7 @@ class Receipt:
             raise error
 
     def message_id(self, row: int) -> MessageId:
-        """Where this message is stored."""
+        """Return the place of a stored message."""
         return MessageId(int(self.partitions[row]), int(self.positions[row]))
 
 
@@ -119,7 +119,7 @@ class SentMessage:
         self._receipt, self._row = receipt, row
 
     def done(self) -> bool:
-        """Whether it has its outcome."""
+        """Tell whether the message is confirmed or has failed."""
         return self._receipt.is_settled(self._row)
 
     @property
@@ -133,6 +133,6 @@ class SentMessage:
         return self
 
     def message_id(self) -> MessageId:
-        """Where it is stored. Raises its error; Unavailable while it is not confirmed."""
+        """Return the place of the stored message. Raises its error; Unavailable while it is not confirmed."""
         self.result(0)
         return self._receipt.message_id(self._row)

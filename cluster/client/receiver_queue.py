@@ -125,7 +125,7 @@ class ReceiverQueue:
         return unseen
 
     def forget_current(self) -> None:
-        """What is left of a part that is received one by one is about to be given back."""
+        """Drop the rest of a part that is received one by one, because it is about to be given back."""
         with self.lock:
             self._current = []
 
@@ -155,8 +155,8 @@ class ReceiverQueue:
         """The next message and those that are here of its part, in order; none if it was woken. Raises the error of
         `end`.
 
-        Only the first one counts as shown: whoever goes on moves `shown` on, and looks whether the message is still
-        here (`Received.revoked`, `taken_back`, the lease).
+        Only the first one counts as shown: the caller moves `shown` on, and checks whether each message is still here
+        (`Received.revoked`, `taken_back`, the lease).
         """
         with self.lock:
             first = self._next_message() or self._wait_for(self._next_message, None)
@@ -247,7 +247,9 @@ class ReceiverQueue:
             raise error
 
     def _look_again_s(self) -> float:
-        """What is here although nobody is given it waits for the next answer, which says whether it is still ours."""
+        """Return the seconds until the next look: messages that are here and withheld wait for the next answer, which
+        says whether they are still ours.
+        """
         return LATE_S if self._current or self._queue else LOOK_S
 
     def _is_late(self, part: Received) -> bool:

@@ -23,7 +23,9 @@ MAX_POSITION = position(MAX_LEDGER, MAX_ENTRY)
 
 
 class StoredMessages(ABC):
-    """What a topic stores, as ranges and as messages. `sluice.read_dataset` has both as a Ray Data dataset."""
+    """A view of the stored messages of topics, as ranges and as messages. `sluice.read_dataset` has both as a Ray Data
+    dataset.
+    """
 
     _loop: LoopThread
     _ports: Ports
@@ -42,7 +44,7 @@ class StoredMessages(ABC):
         """How many partitions the topic has."""
 
     def stored(self, topic: str, start: int | None = None, end: int | None = None) -> list[StoredRange]:
-        """What the topic stores now, confirmed, as ranges that never change; by partition, in order.
+        """Return the confirmed messages of a topic as ranges that never change; by partition, in order.
 
         start, end: only what was published at or after the one and before the other, ms since 1970, as far as the
         clocks of the producers agree.

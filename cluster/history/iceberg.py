@@ -9,8 +9,8 @@ history, and those that the objects have of what payloads say, added when they f
 
 **The table follows the partitions' records** (actors.ledger.record), which alone say what there is. `follow` compares
 the objects that they name with the files of the newest snapshot, and commits the difference at once: files that came
-and files that went, because their ledger was trimmed or its messages were written anew. An object's name is never used
-twice. So whoever was interrupted between two steps, or meets another who follows the same table, compares again, and
+and files that went, because their ledger was trimmed or its messages were written again. An object's name is never used
+twice. So a follower that was interrupted between two steps, or meets another one on the same table, compares again, and
 nothing is in the table twice. Copies of what is not stored any more are deleted before the commit, also those that no
 snapshot names: they may hold messages that are to be forgotten. The summary of a snapshot names the ledgers that came
 with it and those that went.
@@ -90,7 +90,7 @@ _PLAIN: dict[pa.DataType, IcebergType] = {
 
 @dataclass(slots=True)
 class TableChange:
-    """What one commit changed; ledgers as PARTITION:LEDGER. snapshot: 0 if there was nothing to commit."""
+    """A record of one commit's changes; ledgers as PARTITION:LEDGER. snapshot: 0 if there was nothing to commit."""
 
     snapshot: int = 0
     added: list[str] = field(default_factory=list)
@@ -353,7 +353,7 @@ def _name_of(one: StoredObject) -> str:
 
 
 def _origin_of(table: Table, path: str) -> str:
-    """The URL of the object that a file is, or the name of the object of which it is a copy."""
+    """Return the URL of the object that a file is, or the name of the object that it copies."""
     return path.removeprefix(_copies(table)).partition("~")[0] if _is_copy(table, path) else path
 
 

@@ -2,14 +2,14 @@
 
 Which messages there are, and where they lie, are two questions. A range of a ledger never changes once it is confirmed
 (cluster.client.log_reader), and whether it is read from the object store or from its partition's owner is decided for
-whole ledgers. So whoever plans a read asks the first question once, of the owners or of the records, and then looks at
+whole ledgers. So the plan of a read asks the first question once, of the owners or of the records, and then looks at
 the newest records for the second one: each message is in exactly one range, wherever it goes meanwhile.
 
 What moves between the plan and the read does this:
 
 * a ledger that was planned from its owner has left for the object store: its owner reads it there;
-* the objects of a ledger are others now, because its messages were written anew: the record names the new ones, and the
-  read goes on in them at the entry that it has come to;
+* the objects of a ledger are others now, because its messages were written again: the record names the new ones, and
+  the read goes on in them at the entry that it has come to;
 * a ledger was trimmed: NotFound, as with a read from its owner. Nothing is left out in silence.
 """
 
@@ -55,7 +55,7 @@ TASK_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoreUrls:
-    """Where a cluster keeps its records and its objects, as URLs (cluster.host.stores), and the S3 server."""
+    """The URLs of a cluster's records and objects (cluster.host.stores), and of the S3 server."""
 
     metadata: str
     objects: str
@@ -63,7 +63,9 @@ class StoreUrls:
 
     @classmethod
     def of(cls, storage: Mapping[str, str]) -> StoreUrls | None:
-        """What a cluster says of itself (`client.status()["storage"]`); None if this process does not see it."""
+        """Read the URLs from a cluster's status (`client.status()["storage"]`); None if this process does not see the
+        stores.
+        """
         if not storage.get("metadata") or not storage.get("objects"):
             return None
         urls = cls(storage["metadata"], storage["objects"], storage.get("s3_endpoint_url") or None)
@@ -71,7 +73,7 @@ class StoreUrls:
 
     @classmethod
     def in_folder(cls, data_dir: str | Path) -> StoreUrls:
-        """Those of a cluster that keeps everything in its data folder."""
+        """Return the URLs of a cluster that keeps everything in its data folder."""
         settings = ClusterOptions(Path(data_dir)).settings()
         return cls(settings["metadata"], settings["objects"])
 
@@ -96,7 +98,8 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What an object's footer says. days: of its first and its last message, since 1970. columns: of what payloads say.
+    """The content of an object's footer. days: of its first and its last message, since 1970. columns: of what payloads
+    say.
 
     in_milliseconds: whether its times are those of an earlier format (storage.history.part).
     """
@@ -141,7 +144,8 @@ class HistoryScan:
     def divide(
         self, ranges: Iterable[StoredRange], records: dict[int, PartitionRecord]
     ) -> tuple[list[StoredPiece], list[StoredRange]]:
-        """What of some ranges is read from the object store, and what only owners can give. records: newer than them.
+        """Divide ranges into pieces in the object store and ranges that only owners can give. records: newer than the
+        ranges.
 
         A ledger that was trimmed in between is in neither.
         """
@@ -187,7 +191,7 @@ class HistoryScan:
         ]
 
     def described(self, one: StoredObject) -> Described:
-        """What an object's footer says. Raises NotFound, Unavailable, Corrupt."""
+        """Read an object's footer. Raises NotFound, Unavailable, Corrupt."""
         columns = _columns(read_objects(self._urls.objects, self._urls.endpoint), one.part)
         return Described(columns.days(), columns.of_payloads(), columns.in_milliseconds)
 
@@ -220,7 +224,7 @@ class HistoryScan:
                 left[:0] = self._moved(rest, now.part)
 
     def _moved(self, rest: StoredRange, gone: HistoryPart) -> list[StoredPiece]:
-        """Where the rest of a range is, of which an object is gone. Raises NotFound if it was trimmed, Corrupt."""
+        """Find the rest of a range after one of its objects is gone. Raises NotFound if it was trimmed, Corrupt."""
         record = self.records().get(rest.partition)
         ledger = None if record is None else record.ledger(rest.ledger)
         if ledger is None:
@@ -245,7 +249,7 @@ def _columns(store: ObjectStore, part: HistoryPart) -> PartColumns:
 
 
 def _ahead(read: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
-    """What is read of each, in order. While one is used, the next ones are on their way."""
+    """Yield the result of `read` for each number, in order. While one is used, the next ones are on their way."""
     with ThreadPoolExecutor(AHEAD, thread_name_prefix="columns") as pool:
         coming: deque[Future[T]] = deque()
         try:
@@ -269,7 +273,7 @@ def stored_topics(urls: StoreUrls) -> list[str]:
 
 
 def stored_ranges(records: dict[int, PartitionRecord], *, unbroken: bool = False) -> list[StoredRange]:
-    """What lies in the object store, by partition, in order; an empty ledger is none.
+    """Return the ranges in the object store, by partition, in order; empty ledgers are left out.
 
     unbroken: of each partition only what comes before the first message that is on bookies alone.
     """

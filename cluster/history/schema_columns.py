@@ -1,7 +1,8 @@
 """Columns of the payloads of a topic whose clients registered Avro or JSON schemas: implements PayloadColumns.
 
-What was registered is read anew for each file (actors.pulsar.conversation.gateway.schemas keeps the records). A message
-names the version that it was written with, which was registered before; schemas that were deleted since count as well.
+Registered schemas are read again for each file (actors.pulsar.conversation.gateway.schemas keeps the records). A
+message names the version that it was written with, which was registered before; schemas that were deleted since count
+as well.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SchemaColumns:
 
     @classmethod
     def of_topic(cls, urls: StoreUrls, topic: str) -> SchemaColumns | None:
-        """Those of a topic; None if it has no fields. Raises NotFound, Unavailable, Corrupt."""
+        """Read the columns of a topic; None if it has no fields. Raises NotFound, Unavailable, Corrupt."""
         with read_metadata(urls.metadata, urls.endpoint) as store:
             found = cls(_definitions(store, topic))
         return found if len(found.schema) else None

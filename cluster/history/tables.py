@@ -61,7 +61,7 @@ class CatalogTables:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> CatalogTables | None:
-        """Those that a cluster's settings name; None if they name none."""
+        """Open the tables that a cluster's settings name; None if they name no catalog."""
         catalog = settings.get("iceberg_catalog")
         if not catalog:
             return None
@@ -116,6 +116,6 @@ class CatalogTables:
 
 
 def default_warehouse(settings: Mapping[str, Any]) -> str:
-    """Where tables keep what is theirs: beside the objects."""
+    """Return the default URL for the files of tables: the URL of the objects with `-iceberg` at its end."""
     objects = str(settings["objects"])
     return f"{objects}-iceberg" if "://" in objects else (Path(objects).resolve().as_uri() + "-iceberg")

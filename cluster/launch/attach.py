@@ -81,9 +81,10 @@ def require_sluice(address: str, *, leave: bool) -> None:
 
 
 def keep_ray_off_stdout() -> None:
-    """Ray prints to standard output that a node is lost, also between the lines that a program reads there.
+    """Keep Ray from printing to standard output that a node is lost, also between the lines that a program reads there.
 
-    A thread of whoever is attached does it, whatever becomes of the output of workers. `status` tells of such nodes.
+    A thread of every attached process prints it, whatever becomes of the output of workers. `status` tells of such
+    nodes.
     """
     worker = import_module("ray._private.worker")
     worker._worker_logs_enabled = False  # type: ignore[attr-defined]

@@ -65,7 +65,9 @@ class SluiceParts:
         self._tables: CatalogTables | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew in the host's process. A controller of another version has other parts, and sends those."""
+        """Begin with fresh parts in the host's process. A controller of another version has other parts, and sends
+        those.
+        """
         self.__dict__.update(vars(SluiceParts()))
 
     def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:

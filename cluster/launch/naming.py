@@ -2,8 +2,8 @@
 
 Attaching to Ray takes a second of processor time, most of it imports, and Ray is wanted for one question only: where
 does the process of this name listen? So the process that takes office as the controller writes into the data folder
-where it listens itself (the door), and answers that question for whoever comes in by it. Who does not see the folder,
-or is on another machine, attaches itself to Ray.
+where it listens itself (the door), and answers that question for every process that comes in by it.
+A process that does not see the folder, or is on another machine, attaches itself to Ray.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def through(data_dir: Path, address: str) -> DirectNet | None:
 
 
 class _Asking:
-    """Finds processes by asking the one that keeps the door, which is written anew by each that takes office."""
+    """A finder of processes that asks the one at the door, which each process that takes office writes again."""
 
     net: DirectNet
 

@@ -1,4 +1,4 @@
-"""What is said to a host process itself, and not to an actor in it.
+"""Requests to a host process itself, and not to an actor in it.
 
 The controller says: who are you, serve this, start, stop. A chaos run says: make yourself worse for a while.
 
@@ -34,7 +34,7 @@ class Introduced(Reply, kw_only=True):
 
 
 class Introduce(Request[Introduced]):
-    """What are you, and what runs in you?"""
+    """A request for the slot, the node and the actors of a process."""
 
     reply: ClassVar[type[Reply]] = Introduced
 
@@ -112,7 +112,7 @@ _KINDS: dict[str, type[Request[Any]]] = {
 
 
 async def answer(host: HostProcessItself, kind: str, packed: Packed) -> Answer:
-    """What becomes of a request to this process."""
+    """Carry out a request to this process and return its packed reply or error."""
     try:
         wanted = _KINDS.get(kind)
         if wanted is None:

@@ -36,7 +36,7 @@ WARM_S, WARM_MS = 5.0, 1_000
 
 
 class Listed:
-    """What Ray's head said last, for everybody in this process.
+    """The last answer of Ray's head, for all callers in this process.
 
     A head that is away is asked by one thread at a time, which may wait for minutes.
     """
@@ -167,7 +167,7 @@ class RayProcesses:
         """Processes that are to be ended as soon as Ray's head answers."""
 
     async def part_from_lost_nodes(self, part: Callable[[str], None]) -> None:
-        """Ask anew where the processes of lost nodes are, again and again. part: forgets how a process is reached.
+        """Ask again and again where the processes of lost nodes are. part: forgets how a process is reached.
 
         A node whose raylet hangs is lost to Ray, and with it what ran there: nobody finds these processes any more. But
         they live, and would go on answering on connections that they have.
@@ -208,7 +208,9 @@ class RayProcesses:
             raise Unavailable((str(error).strip() or type(error).__name__).splitlines()[-1]) from error
 
     async def _unless_lost(self, ready: asyncio.Future[Any], node: str | None) -> None:
-        """Wait for a process; for none on a node that has ended, of which Ray says so a minute or two later."""
+        """Wait for a process to be ready. Raises Unavailable once its node has ended, a minute or two before Ray says
+        so.
+        """
         try:
             while not ready.done():
                 await asyncio.wait([ready], timeout=LOOK_S)

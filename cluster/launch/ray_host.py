@@ -76,7 +76,7 @@ class ActorFactory(Protocol):
 
 
 class Requests:
-    """What this process is asked, by others and by itself. Others wait until it has booted.
+    """The requests to this process, from others and from itself. Others wait until it has booted.
 
     It stands beside the host because Ray wraps every method of an actor's class, also for who calls it directly.
     """
@@ -258,7 +258,7 @@ class Host:
             logger.warning("%s cannot say in the data folder where it listens: %s", self.name, error)
 
     def _leave_office(self, reason: str) -> None:
-        """What ran here runs elsewhere: end at once, and with it whatever was still to be done."""
+        """End the process at once, with all work that is left: its actors run elsewhere."""
         logger.error("%s ends: %s", self.name, reason)
         os._exit(1)
 
@@ -269,7 +269,9 @@ class Host:
             os._exit(1)
 
     async def endpoint(self) -> tuple[object, ...]:
-        """Where this process listens: the fields of an Endpoint. The first to ask makes it listen."""
+        """Return the address where this process listens, as the fields of an Endpoint. The first call makes it
+        listen.
+        """
         if self._endpoint is None:
             bind_address = str(self._settings.get("bind_address", LOOPBACK))
             self._endpoint, self._listener = open_endpoint(
@@ -278,7 +280,7 @@ class Host:
         return msgspec.structs.astuple(self._endpoint)
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:
-        """What a controller that starts anew must know: slot, node, and what runs here.
+        """Tell a controller that has just started: slot, node, and the actors of this process.
 
         The slot is the one that this process stands in for; empty if its name says it, or if it waits. Of every actor:
         kind, address, settings as JSON.

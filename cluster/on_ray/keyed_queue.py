@@ -203,8 +203,8 @@ class KeyedQueue:
         return self.get(block=False)
 
     def get_nowait_batch(self, num_items: int) -> list[Item]:
-        """So many items at once. Raises Empty, and takes none, if there are not so many here: what this reader has
-        taken ahead, which is at most `prefetch`, and of one partition its share of that.
+        """Return `num_items` items at once. Raises Empty, and takes none, if fewer are here: the items that this reader
+        has taken ahead, which are at most `prefetch`, and of one partition its share of that.
         """
         messages = self._reader().receive_nowait(num_items)
         if messages is None:

@@ -59,8 +59,8 @@ def read_dataset(
     messages_per_task: int = MESSAGES_PER_TASK,
     **options: Any,
 ) -> Dataset:
-    """What a topic stores now, or what of it was published at or after `start` and before `end` (a datetime with its
-    zone, or ms since 1970), as a Ray Data dataset with the columns of cluster.client.bulk.ROWS.
+    """Return the stored messages of a topic, or those published at or after `start` and before `end` (a datetime with
+    its zone, or ms since 1970), as a Ray Data dataset with the columns of cluster.client.bulk.ROWS.
 
     client: asked which ranges there are; by default one that is made for that. connect: how each task connects, in the
     words of `sluice.connect`. options: of ray.data.read_datasource. Raises Invalid, NotFound, Unavailable.
@@ -96,7 +96,7 @@ class _Ranges(Datasource):  # type: ignore[misc]
         self._topic, self._pieces, self._connect = topic, pieces, connect
 
     def get_name(self) -> str:
-        """What Ray calls the read."""
+        """Return the name that Ray shows for the read."""
         return f"Sluice({self._topic})"
 
     def estimate_inmemory_data_size(self) -> int | None:
@@ -154,7 +154,7 @@ class SluiceSink(Datasink[int]):  # type: ignore[misc]
         self._connect = connect or {}
 
     def get_name(self) -> str:
-        """What Ray calls the write."""
+        """Return the name that Ray shows for the write."""
         return f"Sluice({self._topic})"
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> int:

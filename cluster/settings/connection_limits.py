@@ -56,7 +56,7 @@ C = TypeVar("C", bound=OpenConnection)
 
 
 class OpenConnections(Generic[C]):
-    """Those that are open, in the order in which they came."""
+    """The open connections, in the order in which they came."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most, self._most_per_address = most, most_per_address
@@ -87,7 +87,7 @@ class OpenConnections(Generic[C]):
         return True
 
     def remove(self, one: C) -> None:
-        """It is over. Idempotent."""
+        """Forget a connection that is over. Idempotent."""
         if one in self._open:
             del self._open[one]
             self._from[one.address] -= 1

@@ -46,10 +46,10 @@ class Owners(Protocol):
 
 
 class Audits(Protocol):
-    """Where an audit is written: see cluster.base.audit."""
+    """A reader of an audit: see cluster.base.audit."""
 
     def new(self) -> list[dict[str, Any]]:
-        """Its lines since the last call."""
+        """Return the lines since the last call."""
 
 
 class Feed:

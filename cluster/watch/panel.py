@@ -40,7 +40,9 @@ _LOOK_EVERY_S = 0.1
 
 
 class Breakable(Protocol):
-    """What can be broken. Its methods are called in threads, and may block and raise SluiceError."""
+    """A cluster with parts that can be broken. Its methods are called in threads, and may block and raise
+    SluiceError.
+    """
 
     def state(self) -> dict[str, Any]:
         """For the page: victims, each {target, label, kinds}; meanings by kind; done, sentences; phase, a sentence;
@@ -60,7 +62,9 @@ class Admin:
         self._data_dir = data_dir
 
     def look(self) -> tuple[str, dict[str, str]]:
-        """Its address, and the headers that it wants. Raises NotFound if there is none."""
+        """Return the address of the admin interface, and the headers that it wants. Raises NotFound if there is
+        none.
+        """
         try:
             port = int((self._data_dir / PORT_FILE).read_text())
             token = (self._data_dir / TOKEN_FILE).read_text().strip()

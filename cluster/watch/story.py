@@ -148,7 +148,7 @@ def events(before: Picture | None, after: Picture) -> list[dict[str, Any]]:
 
 
 def of_audit(at: int, topic: str, subscription: str, lines: Iterable[Stats]) -> list[dict[str, Any]]:
-    """What an audit says of a topic or its namespace, and of a subscription or of none, as events."""
+    """Return an audit's lines about a topic or its namespace, and about a subscription or none, as events."""
     space, _ = namespace_of(topic)
     told = []
     for line in lines:

@@ -93,7 +93,7 @@ class ColumnWorker(HandlerWorker):
         self._now = ()
 
     def _ours(self, batch: Batch, rows: Numbers) -> Numbers:
-        """Those that may be handled now; see HandlerWorker._is_ours."""
+        """Return the rows that may be handled now; see HandlerWorker._is_ours."""
         received = batch.received
         while not received.revoked and batch.consumer.lease_over():
             time.sleep(LATE_S)  # the answer comes with the next poll, and nothing tells of it here

@@ -46,7 +46,7 @@ END_PATIENCE_MS = 60_000
 
 
 class KeeperActor:
-    """What runs in the keeper's process."""
+    """The Ray actor that runs a keeper in a process of its own."""
 
     def __init__(
         self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str, start: str = ""
@@ -64,7 +64,7 @@ class KeeperActor:
         return self._version
 
     def pid(self) -> int:
-        """Its process."""
+        """Return the id of the keeper's process."""
         return os.getpid()
 
     def _keep(self) -> None:

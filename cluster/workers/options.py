@@ -1,4 +1,4 @@
-"""What users set for a pool of workers, and what it may be."""
+"""The options of a pool of workers, and their valid values."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def limits(self) -> ScalingLimits:
-        """What the decision about scaling needs."""
+        """Return the options that decide about scaling."""
         return ScalingLimits(
             min_workers=self.min_workers,
             max_workers=self.max_workers,

@@ -46,7 +46,9 @@ LOOK_S = 1.0
 
 
 class OutputWorker(PlannedWorker):
-    """What both kinds do. Their own steps are those of `ResultSteps`."""
+    """A worker that publishes results, for functions and for coroutine functions. Their own steps are those of
+    `ResultSteps`.
+    """
 
     _called: Handler
     _work: ResultLoop[Message]
@@ -170,7 +172,7 @@ class FunctionOutputWorker(OutputWorker):
             return
 
     def _tell(self) -> None:
-        """Something has come, from any thread."""
+        """Wake the worker for news, from any thread."""
         if not self._told:
             self._told = True
             self._news.set()

@@ -1,4 +1,4 @@
-"""What a handler gives back to be published, as rows of the topics that it goes to."""
+"""The results that a handler gives back to be published, as rows of the topics that they go to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Result:
 
 
 def results_of(returned: Any) -> list[Result]:
-    """What a handler returned or yielded: nothing, a payload, (key, payload), a Result, or several of them.
+    """Return the results that a handler returned or yielded: nothing, a payload, (key, payload), a Result, or several
+    of them.
 
     Raises Invalid.
     """

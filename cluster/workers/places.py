@@ -1,4 +1,4 @@
-"""Where workers run: as threads of this process, or as actors of Ray (`ray_places.py`).
+"""The places of workers: threads of this process, or actors of Ray (`ray_places.py`).
 
 A place makes workers, and knows nothing of how many there should be.
 """
@@ -54,7 +54,7 @@ class PlacedWorker(Protocol):
 
 
 class WorkerPlaces(Protocol):
-    """Where the workers of a pool run: makes them, and has some ready."""
+    """A place that makes the workers of a pool, and keeps some ready."""
 
     def spares(self) -> int:
         """How many processes are ready for a name."""

@@ -1,4 +1,4 @@
-"""What workers that handle several keys at once share: a plan of who may run (`schedule.py`), and an event loop."""
+"""The base of workers that handle several keys at once: a plan of who may run (`schedule.py`), and an event loop."""
 
 from __future__ import annotations
 

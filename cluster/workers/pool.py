@@ -194,7 +194,7 @@ class Workers:
 
 
 def status_of(row: dict[str, Any]) -> PoolStatus:
-    """What a keeper has reported; nothing if it has not reported yet, and of one that has stopped why."""
+    """Return a keeper's last report; an empty one before its first, and one with the reason if it has stopped."""
     why = row.get("stopped", "")
     empty = PoolStatus(
         workers={}, handled=0, failed=0, replaced=0, oldest_age_ms=0, failures={}, overdue={}, reason=why

@@ -71,7 +71,7 @@ class SerialWorker(HandlerWorker):
             self._chunk = ()
 
     def _acknowledge(self, done: list[int]) -> None:
-        """These rows of the part are done; they are forgotten here."""
+        """Acknowledge finished rows of the part, and clear the list."""
         if done:
             self._consumer.acknowledge(self._chunk[0].batch, rows=np.array(done))
             self._handled += len(done)

@@ -1,4 +1,4 @@
-"""What several of these modules use; those that want another cluster have a `client` of their own."""
+"""Fixtures that several of these modules use; modules that want another cluster have a `client` of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of a real cluster share: patience, batches, what a subscription received, and who listens where."""
+"""Helpers of the tests on a real cluster: patience, batches, received messages, and the ports of listeners."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def batch(keys: int, each: int, first: int = 0) -> pa.RecordBatch:
 
 
 class Received:
-    """What the consumers of a subscription got, in order of arrival."""
+    """The messages of a subscription's consumers, in order of arrival."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ class Received:
         return len(self.by_key) == keys and all(len(set(numbers)) == each for numbers in self.by_key.values())
 
     def missing(self, keys: int, each: int) -> str:
-        """What has not come."""
+        """Return the number of missing messages by key, as text."""
         lacking = {f"key-{key}": each - len(set(self.by_key.get(f"key-{key}", []))) for key in range(keys)}
         return f"missing: { {key: count for key, count in lacking.items() if count} }"
 

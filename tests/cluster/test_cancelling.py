@@ -119,7 +119,7 @@ def test_other_subscriptions_get_what_one_gave_up(one: tuple[EmbeddedCluster, Cl
     assert {second.receive(60_000).message_id() for _ in range(2)} == {kept, given_up}
 
 
-def test_what_is_said_outlives_the_cluster(tmp_path: Path) -> None:
+def test_cancellation_outlives_the_cluster(tmp_path: Path) -> None:
     options = ClusterOptions(data_dir=tmp_path / "data")
     with embedded.running(options) as inner, Client(None, inner.net, inner.loop) as client:
         client.create_topic("reminders", 1)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_deletion_by_verb_is_that_of_the_controller(tmp_path: Path) -> None:
-    """Its owners alone would be found gone, and started again."""
+    """If the verb deleted only the owners, the controller would find them gone and start them again."""
     with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders", 2)
         consumer = client.subscribe("orders", "billing")
@@ -31,7 +31,7 @@ def test_a_deletion_by_verb_is_that_of_the_controller(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_was_deleted_is_no_table(tmp_path: Path) -> None:
-    """Its records stay; a query that names something like it would fail at what is not there."""
+    """The records of a deleted topic stay; a query of a similar name would fail on missing data."""
     with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         for topic in ("kept", "gone"):
             client.create_topic(topic, 2)

@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_a_client_of_another_machine_speaks_tls(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine says that it is another one; so it takes no socket of this one, and no descriptor."""
+    """The client's machine claims to be another one, so the client takes no socket and no descriptor of this one."""
     monkeypatch.setattr(endpoint, "this_machine", lambda: "another")
     large = os.urandom(3 << 20)
     with sluice.connect() as client:

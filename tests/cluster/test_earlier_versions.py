@@ -33,7 +33,7 @@ HOUR = 3_600_000
 
 @pytest.mark.parametrize("packed", FOLDERS)
 def test_a_folder_of_an_earlier_version_is_opened(packed: str, tmp_path: Path) -> None:
-    """What was acknowledged stays so; the rest comes in order of each key, and new messages after it."""
+    """Acknowledged messages stay acknowledged; the rest comes in order of each key, and new messages after it."""
     with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
         producer = client.create_producer("orders")
         for number in range(40, 45):

@@ -33,7 +33,7 @@ def publish_and_take_half(client: Client, turn: int) -> None:
 
 
 def check_everything(client: Client, turns: int) -> None:
-    """What nobody acknowledged is all there, in order; what was acknowledged does not come again."""
+    """Check that messages without an acknowledgement are all there, in order, and that no other one comes again."""
     with client.subscribe("orders", "later") as consumer:
         got = Received()
         whole = turns * EACH

@@ -1,4 +1,4 @@
-"""Whom a data folder belongs to: what is in it is believed, so nobody else may have had a hand in it."""
+"""The owner of a data folder: its content is believed, so no other user may have had a hand in it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_reading_is_not_writing(tmp_path: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("planted", [".", TOKEN_FILE, STATE_FILE, "bookies"])
-def test_what_another_user_has_made_is_refused(tmp_path: Path, planted: str) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path, planted: str) -> None:
     """With a token of his own he would be let into the cluster that root starts."""
     path = tmp_path / planted
     if path != tmp_path:

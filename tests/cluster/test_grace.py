@@ -75,7 +75,7 @@ def test_a_rolling_restart_moves_no_hash(client: Client, planned: bool) -> None:
     assert (stats["keptHashes"], stats["handOversTotal" if planned else "placesReturnedTotal"]) == (0, WORKERS)
 
 
-def test_who_leaves_for_good_leaves_its_keys_to_the_others(client: Client) -> None:
+def test_consumer_that_leaves_for_good_frees_its_keys(client: Client) -> None:
     stays, leaves = worker(client, "stays"), worker(client, "leaves")
     leaves.close(for_good=True)
     send(client)

@@ -1,4 +1,4 @@
-"""The heaviest keys of a skewed load are named, by messages and by bytes, and by whoever asks."""
+"""The heaviest keys of a skewed load are named, by messages and by bytes, on each interface."""
 
 from __future__ import annotations
 

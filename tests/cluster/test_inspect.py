@@ -77,7 +77,7 @@ def offloaded(folder: Path, *, on_bookies: bool) -> Path:
 
 
 @pytest.mark.parametrize("on_bookies", [True, False])
-def test_what_is_in_the_object_store_is_read_there(values: Configuration, on_bookies: bool) -> None:
+def test_offloaded_ledger_is_read_in_the_object_store(values: Configuration, on_bookies: bool) -> None:
     file = offloaded(values.data_dir, on_bookies=on_bookies)
     [row] = inspect.ledger(values, verify=True)
     assert (row["ok"], row["objects"]) == (True, ["history/orders/0/1.parquet"])

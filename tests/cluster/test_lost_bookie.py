@@ -54,7 +54,9 @@ def kill(client: Client, kind: str, name: str) -> None:
 
 
 def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
-    """Its folder is deleted after a kill: the count of missing copies returns to zero, old data is read without it."""
+    """A bookie's folder is deleted after a kill: the count of missing copies returns to zero, old data is read without
+    it.
+    """
     folder = tmp_path / "data"
     launch.up(values(folder, bookies=3))
     try:

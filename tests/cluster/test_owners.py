@@ -141,7 +141,7 @@ def test_a_frozen_owner_that_comes_back_breaks_nothing(client: Client, kind: str
         consumer.close()
 
 
-def test_who_comes_while_the_controller_is_away_waits_for_it(client: Client) -> None:
+def test_new_client_waits_for_a_controller_that_is_away(client: Client) -> None:
     """A client that never asked anything: nothing that it could know from before helps it."""
     client.create_topic("waiting", partitions=2)
     victim = psutil.Process(pid_of("controller/controller"))
@@ -182,7 +182,9 @@ with sluice.connect(sys.argv[1]) as client:
 
 
 def test_a_consumer_frozen_beyond_its_lease_is_fenced(client: Client) -> None:
-    """Its messages go to others in order; when it goes on, its acknowledgements count for nothing."""
+    """Messages of the frozen consumer go to others in order; when it goes on, its acknowledgements count for
+    nothing.
+    """
     client.create_topic("lease")
     producer = client.create_producer("lease")
     producer.send_batch(batch(10, 10)).result(PATIENCE_S)

@@ -73,7 +73,7 @@ def reject(client: Client, consumer: Consumer, keys: str, *others: str) -> None:
 
 
 def stats(client: Client) -> dict[str, Any]:
-    """Of the subscription."""
+    """Return the statistics of the subscription on the first partition."""
     return client.stats("orders", "billing")[0]
 
 
@@ -121,7 +121,7 @@ def test_the_next_start_keeps_them(tmp_path: Path) -> None:
         assert take(consumer, "a1", "a2", "a3") == ["a1", "a2", "a3"]
 
 
-def test_what_is_discarded_comes_never_again(client: Client) -> None:
+def test_discarded_message_never_comes_again(client: Client) -> None:
     send(client, "a1", "b1", "a2", "c1", "c2")
     with consumer_of(client) as consumer:
         reject(client, consumer, "a", "b1", "c1", "c2")

@@ -27,7 +27,7 @@ LATE_S = 20.0
 
 
 class Told:
-    """What a callback on the client's thread raised. It is not waited for where it waits for ever."""
+    """The error of a callback on the client's thread. A callback that waits for ever is not waited for."""
 
     def __init__(self, client: Client, ask: Callable[[], object]) -> None:
         self._ask, self._done = ask, threading.Event()
@@ -98,8 +98,8 @@ def test_rows_as_a_list_are_acknowledged(client: Client) -> None:
         assert consumer.receive(PATIENCE_MS).data() == b"next"
 
 
-def test_who_waits_for_a_lost_broker_hears_of_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing the client ended the question, and whoever waited for its answer waited for ever."""
+def test_wait_for_a_lost_broker_ends_with_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the client ended the question, and a thread that waited for its answer waited for ever."""
     asked, answered, told = threading.Event(), threading.Event(), list[Any]()
 
     async def append(*_: object) -> None:
@@ -161,7 +161,7 @@ def test_a_redelivery_delay_is_known_when_subscribing(client: Client, delay: Any
 
 
 def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> None:
-    """What it was to limit was done to everything."""
+    """An unknown argument was ignored, so a call that it should have limited reached everything."""
     with client.subscribe("orders", "billing", initial_position="earliest"):
         client.create_producer("orders").send_batch(batch(1, 4)).result(PATIENCE_S)
     with pytest.raises(Invalid, match="unknown argument of clear_backlog 'dry_run'"):
@@ -173,7 +173,7 @@ def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> Non
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, ray.cloudpickle.dumps])
-def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callable[[object], bytes]) -> None:
+def test_object_bound_to_its_process_names_the_way_out(client: Client, dumps: Callable[[object], bytes]) -> None:
     """Not what of it has no pickle: that is what a task of Ray was refused with."""
     with client.subscribe("orders", "billing") as consumer, client.create_producer("orders") as producer:
         at = producer.send(b"x")

@@ -69,10 +69,10 @@ class Program:
     # What the consumer asks of its loop: done by the loop's thread, when it comes to that.
 
     def check_process(self) -> None:
-        """It is the right one."""
+        """Accept every process."""
 
     def check_thread(self) -> None:
-        """It is none that must not wait."""
+        """Accept every thread."""
 
     def soon(self, call: Callable[[], object]) -> None:
         self.calls.append(call)
@@ -90,7 +90,7 @@ class Program:
         return part_of(count, self.next - count)
 
     def deliver(self, *parts: Received) -> None:
-        """What the loop's thread does: it delivers these, and does what it is asked to do."""
+        """Deliver these as the loop's thread does, and then make the calls that it was given."""
         for part in parts:
             self.consumer.received(part)
             while self.calls:
@@ -148,7 +148,7 @@ def test_every_message_comes_to_one_thread_of_three(seed: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_is_taken_back_unseen_comes_to_no_thread(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_taken_back_unseen_reaches_no_thread(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program, back = Program(seed, monkeypatch), list[int]()
     part = program.part(6)
     program.threads.start(lambda: program.deliver_and_take_back(part, back))
@@ -160,7 +160,9 @@ def test_what_is_taken_back_unseen_comes_to_no_thread(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_at_once_are_all_or_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who wants three at once gets three or none, and what it did not get comes to the others, in order."""
+    """A receiver of three at once gets three or none, and the messages that it did not get come to the others, in
+    order.
+    """
     program = Program(seed, monkeypatch)
     parts = [program.part(count) for count in (2, 2, 1, 3)]
 
@@ -174,7 +176,7 @@ def test_many_at_once_are_all_or_none(seed: int, monkeypatch: pytest.MonkeyPatch
     assert all(mine == sorted(mine) for mine in program.got)
 
 
-def test_what_is_not_enough_stays_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_too_few_stay_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program(0, monkeypatch)
     part = program.part(3)
     program.threads.start(lambda: program.deliver(part))
@@ -208,7 +210,7 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
     assert woken == [0.5] * 3
 
 
-async def test_who_is_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks wait for one message; the first is woken and cancelled before it can look."""
     monkeypatch.setattr(sluice.cluster.client.receiver_queue, "LOOK_S", PATIENCE_S)
     queue = ReceiverQueue("orders", lambda _: cast(Any, Partition()), lambda *_: None)

@@ -15,7 +15,7 @@ GIVING_UP: list[Mutant] = [
         old="        if task is None or task.cancelling():\n",
         new="        if task is not None:\n",
         world="workers",
-        test="tests/cluster/workers/test_pool.py::test_what_is_cancelled_in_a_handler_fails_its_message",
+        test="tests/cluster/workers/test_pool.py::test_cancellation_in_a_handler_fails_its_message",
     ),
     Mutant(
         name="a queue whose flush fails keeps its reader",
@@ -42,7 +42,7 @@ GIVING_UP: list[Mutant] = [
         old="            self._closed = False\n            raise\n",
         new="            raise\n",
         world=BROKER,
-        test="tests/cluster/test_given_up.py::test_who_interrupts_the_end_of_a_client_ends_it_again",
+        test="tests/cluster/test_given_up.py::test_interrupted_end_of_a_client_can_be_repeated",
     ),
     Mutant(
         name="who has closed asks for payloads that nobody can read",

@@ -215,7 +215,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="producer=self.name, largest=largest)",
         new="producer=self.name)",
         world=GATEWAY,
-        test=f"{LARGEST}::test_what_is_small_as_it_is_compressed_stays_small",
+        test=f"{LARGEST}::test_compressed_message_stays_compressed",
     ),
     Mutant(
         name="what stands around a message has no size",
@@ -223,7 +223,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="size + max(around, 0) > largest",
         new="size > largest",
         world=GATEWAY,
-        test=f"{LARGEST}::test_what_is_small_as_it_is_compressed_stays_small",
+        test=f"{LARGEST}::test_compressed_message_stays_compressed",
     ),
     Mutant(
         name="a property without value is a defect",
@@ -255,7 +255,7 @@ HEARING_STRANGERS: list[Mutant] = [
         old="_line(said.producer_name)",
         new='said.producer_name.decode("utf-8", "replace")',
         world=GATEWAY,
-        test=f"{WEB}/test_messages.py::test_what_clients_say_of_a_message_is_shown",
+        test=f"{WEB}/test_messages.py::test_fields_that_clients_set_are_shown_with_a_message",
     ),
     Mutant(
         name="clients may have all files that a process may open",

@@ -96,7 +96,7 @@ PERMITTING: list[Mutant] = [
         old="                carried.add_done_callback(",
         new="                (lambda _: None)(",
         world=GATEWAY,
-        test="tests/cluster/admin/test_roles.py::test_what_is_done_for_who_has_left_is_written_down",
+        test="tests/cluster/admin/test_roles.py::test_change_for_a_lost_caller_is_written_to_the_audit",
     ),
     Mutant(
         name="grants for topics outlive their namespace",
@@ -120,7 +120,7 @@ PERMITTING: list[Mutant] = [
         old="if context is not None and self._open.admit(one):",
         new="if context is not None:",
         world=GATEWAY,
-        test="tests/cluster/gateway/test_handshakes.py::test_who_says_nothing_makes_room_for_others",
+        test="tests/cluster/gateway/test_handshakes.py::test_silent_connection_makes_room_for_others",
     ),
     Mutant(
         name="who makes a topic and hangs up leaves no trace",

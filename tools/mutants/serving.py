@@ -406,7 +406,7 @@ SERVING: list[Mutant] = [
         old="        return self._buffer if known else self._buffer[:GREETING_BYTES]\n",
         new="        return memoryview(bytearray(self._buffer if known else self._buffer[:GREETING_BYTES]))\n",
         world=GATEWAY,
-        test="tests/cluster/gateway/test_tls.py::test_what_is_read_in_slices_lies_in_one_buffer",
+        test="tests/cluster/gateway/test_tls.py::test_slices_of_a_read_lie_in_one_buffer",
     ),
     Mutant(
         name="what retention keeps is deleted",

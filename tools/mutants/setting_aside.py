@@ -16,7 +16,7 @@ SETTING_ASIDE: list[Mutant] = [
         old="                accepted=GIVEN_BY_CLIENTS,\n",
         new="",
         world="dead_letters",
-        test=f"{_CLIENTS}::test_what_a_client_sent_is_moved_when_it_fails_too_often",
+        test=f"{_CLIENTS}::test_message_that_fails_too_often_is_moved",
     ),
     Mutant(
         name="a dead letter is still of its client's batch",
@@ -24,7 +24,7 @@ SETTING_ASIDE: list[Mutant] = [
         old='("properties", "batch_index")',
         new='("properties",)',
         world="dead_letters",
-        test=f"{_CLIENTS}::test_what_a_client_sent_is_moved_when_it_fails_too_often",
+        test=f"{_CLIENTS}::test_message_that_fails_too_often_is_moved",
     ),
     Mutant(
         name="later messages of a parked key go on",

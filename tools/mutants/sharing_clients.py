@@ -41,7 +41,7 @@ SHARING_CLIENTS: list[Mutant] = [
         old="                        self._wake(1)\n",
         new="                        pass\n",
         world=BROKER,
-        test=f"{THREADS}::test_who_is_cancelled_when_woken_wakes_another",
+        test=f"{THREADS}::test_task_cancelled_when_woken_wakes_another",
     ),
     Mutant(
         name="who subscribes in vain stays",

@@ -134,7 +134,7 @@ TELLING: list[Mutant] = [
         old="made[name] = inner[0] if inner else value",
         new="made[name] = rows[0].get(name, value)",
         world="gateway",
-        test=f"{_MERGED}::test_what_is_wrong_with_one_partition_is_told_of_all",
+        test=f"{_MERGED}::test_trouble_on_one_partition_is_told_of_the_topic",
     ),
     Mutant(
         name="only the first partition has a delayed index",
@@ -142,7 +142,7 @@ TELLING: list[Mutant] = [
         old="made[name] = _one_of(inner)",
         new="made[name] = inner[0]",
         world="gateway",
-        test=f"{_MERGED}::test_what_lies_within_is_that_of_all_partitions",
+        test=f"{_MERGED}::test_nested_statistics_cover_all_partitions",
     ),
     Mutant(
         name="a deleted subscription stays on partitions that a topic was to get",

@@ -15,7 +15,7 @@ from tests.cluster.admin.asking import Tool
 
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
-    """Who asks by HTTP."""
+    """Yield a caller of the admin interface by HTTP, at a cluster of its own."""
     data = tmp_path_factory.mktemp("web")
     with running(ClusterOptions(data_dir=data, pulsar_port=0, pulsar_web_port=0)):
         yield Tool(port_of(data, WEB), service_url(data, 0))

@@ -1,4 +1,4 @@
-"""What the admin ports ask of all owners: one that nobody can start is no answer for the others."""
+"""Questions of the admin ports to all owners: an owner that cannot be started hides no answer of the others."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def raw(tool: Tool) -> Iterator[Raw]:
 
 
 def test_a_topic_gets_more_partitions(tool: Tool, client: pulsar.Client) -> None:
-    """What comes on them waits for a subscription that was there before, also before one of its consumers comes."""
+    """Messages on new partitions wait for an earlier subscription, also before one of its consumers comes."""
     tool.ask("PUT", f"{BASE}/grown/partitions", 2)
     client.subscribe("grown", "s").close()
     producer = client.create_producer("grown", batching_enabled=False, message_routing_mode=ROUND_ROBIN)

@@ -41,7 +41,7 @@ def test_a_namespaces_holds_unless_a_topic_has_its_own(tool: Tool) -> None:
     assert "retention_policies" not in tool.get(space)
 
 
-def test_what_cannot_be_is_refused(tool: Tool) -> None:
+def test_impossible_retention_is_refused(tool: Tool) -> None:
     path = f"{SPACES}/public/default"
     for body in (
         None,
@@ -89,7 +89,7 @@ def test_a_new_topic_or_namespace_of_the_name_has_none(tool: Tool) -> None:
         assert tool.ask("GET", f"{kept}/retention").status == 204
 
 
-def test_what_is_older_than_its_time_counts_as_done(tool: Tool, client: pulsar.Client) -> None:
+def test_message_older_than_its_lifetime_counts_as_done(tool: Tool, client: pulsar.Client) -> None:
     tool.ask("PUT", f"{BASE}/short-lived")
     assert tool.ask("POST", f"{BASE}/short-lived/messageTTL?messageTTL=1").status == 204
     client.create_producer("short-lived").send(b"old")

@@ -75,7 +75,7 @@ def test_a_batch_is_one_entry(tool: Tool, ids: list[pulsar.MessageId]) -> None:
     assert b"batch-3" in answer.body
 
 
-def test_what_waits_is_seen_without_taking_it(tool: Tool, ids: list[pulsar.MessageId]) -> None:
+def test_peek_shows_waiting_messages_and_takes_none(tool: Tool, ids: list[pulsar.MessageId]) -> None:
     path = f"{BASE}/seen/subscription/s/position"
     assert tool.get(f"{path}/1") == b"1"
     assert b"batch-3" in tool.get(f"{path}/2")
@@ -84,7 +84,7 @@ def test_what_waits_is_seen_without_taking_it(tool: Tool, ids: list[pulsar.Messa
     assert tool.get(f"{path}/1") == b"1"
 
 
-def test_what_waits_for_nobody_yet_is_seen(tool: Tool, ids: list[pulsar.MessageId]) -> None:
+def test_peek_without_a_consumer_shows_waiting_messages(tool: Tool, ids: list[pulsar.MessageId]) -> None:
     path = f"{BASE}/seen/subscription/nobody"
     assert tool.ask("PUT", path, {"ledgerId": -1, "entryId": -1}).status == 204
     assert tool.get(f"{path}/position/2") == b"1"
@@ -118,7 +118,9 @@ STRANGE = [
 
 
 @pytest.mark.parametrize(("said", "header", "shown"), STRANGE, ids=range(len(STRANGE)))
-def test_what_clients_say_of_a_message_is_shown(tool: Tool, said: dict[str, object], header: str, shown: str) -> None:
+def test_fields_that_clients_set_are_shown_with_a_message(
+    tool: Tool, said: dict[str, object], header: str, shown: str
+) -> None:
     """Whatever it is: no line more in the head of the answer, and no date that there is not."""
     topic = f"strange-{STRANGE.index((said, header, shown))}"
     with Raw(tool.service_url) as raw:

@@ -69,7 +69,7 @@ def test_a_namespace_that_is_half_removed_can_be_removed_again(tool: Tool, monke
 
 
 def test_the_first_namespace_keeps_what_is_said_of_it(tmp_path: Path) -> None:
-    """It is always there, so nobody can remove it."""
+    """The first namespace is always there, so it cannot be removed."""
     with running(ClusterOptions(data_dir=tmp_path, pulsar_port=0, pulsar_web_port=0)):
         tool = Tool(port_of(tmp_path, WEB), service_url(tmp_path, 0))
         assert tool.ask("POST", f"{FIRST}/messageTTL", 60).status == 204

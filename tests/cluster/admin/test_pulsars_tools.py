@@ -116,7 +116,7 @@ admin tenants list
 
 
 def said(tool: Tool, folder: Path, commands: str, more: str = "") -> dict[str, str]:
-    """What the tool prints for each command. more: further lines of its settings."""
+    """Return the tool's output by command. more: further lines of its settings."""
     if shutil.which("java") is None or not SHELL.exists():
         pytest.skip("no Java, or PULSAR_HOME does not name Pulsar's distribution")
     script, settings = folder / "commands", folder / "client.conf"
@@ -137,7 +137,7 @@ def said(tool: Tool, folder: Path, commands: str, more: str = "") -> dict[str, s
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_what_is_offered_works_and_prints_no_stack(tool: Tool, tmp_path: Path) -> None:
+def test_offered_commands_work_and_print_no_stack(tool: Tool, tmp_path: Path) -> None:
     told = said(tool, tmp_path, OFFERED)
     assert list(told) == OFFERED.strip().splitlines()
     ugly = {
@@ -150,7 +150,7 @@ def test_what_is_offered_works_and_prints_no_stack(tool: Tool, tmp_path: Path) -
     assert '"retentionTimeInMinutes" : 60' in told["admin topics get-retention orders"]
 
 
-def test_what_is_not_offered_is_refused_in_one_line(tool: Tool, tmp_path: Path) -> None:
+def test_missing_commands_are_refused_in_one_line(tool: Tool, tmp_path: Path) -> None:
     told = said(tool, tmp_path, "client produce -m one orders\n" + REFUSED.lstrip())
     unclear = {command: text for command, text in told.items() if command in REFUSED and not WORDS.search(text)}
     assert not unclear

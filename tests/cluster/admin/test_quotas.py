@@ -83,7 +83,7 @@ def test_a_namespace_has_one_for_its_topics(tool: Tool, client: pulsar.Client) -
     assert tool.get(f"{path}/backlogQuotaMap") == {"destination_storage": quota(HOLD, 1024)}
 
 
-def test_what_is_not_offered_is_refused(tool: Tool) -> None:
+def test_unsupported_quota_is_refused(tool: Tool) -> None:
     path = f"{SPACES}/public/default/backlogQuota"
     assert tool.ask("POST", f"{path}?backlogQuotaType=message_age", quota(HOLD)).status == 405
     assert tool.ask("POST", f"{path}?backlogQuotaType=message_age", {"policy": HOLD}).status == 412
@@ -97,7 +97,7 @@ def test_what_is_not_offered_is_refused(tool: Tool) -> None:
     assert tool.get(f"{SPACES}/public/default/backlogQuotaMap") == {}
 
 
-def test_what_waits_too_long_keeps_producers_out(tool: Tool, client: pulsar.Client) -> None:
+def test_message_that_waits_too_long_keeps_producers_out(tool: Tool, client: pulsar.Client) -> None:
     """Until it is done; by then both kinds of quotas hold side by side."""
     name, aged = "waiting", "backlogQuotaType=message_age"
     consumer = client.subscribe(name, "s")
@@ -117,7 +117,7 @@ def test_what_waits_too_long_keeps_producers_out(tool: Tool, client: pulsar.Clie
     assert tool.get(f"{BASE}/{name}/backlogQuotaMap") == {"destination_storage": quota(HOLD)}
 
 
-def test_what_waits_too_long_is_evicted(tool: Tool, client: pulsar.Client) -> None:
+def test_message_that_waits_too_long_is_evicted(tool: Tool, client: pulsar.Client) -> None:
     name, body = "evicted", {"limitTime": 1, "policy": "consumer_backlog_eviction"}
     tool.ask("PUT", f"{BASE}/{name}")
     assert tool.ask("POST", f"{BASE}/{name}/backlogQuota?backlogQuotaType=message_age", body).status == 204
@@ -127,7 +127,7 @@ def test_what_waits_too_long_is_evicted(tool: Tool, client: pulsar.Client) -> No
     assert code_of(tool, name) == 0
 
 
-def test_what_is_too_much_is_evicted(tool: Tool, client: pulsar.Client) -> None:
+def test_backlog_over_the_quota_is_evicted(tool: Tool, client: pulsar.Client) -> None:
     name = "too-much"
     tool.ask("PUT", f"{BASE}/{name}")
     assert tool.ask("POST", f"{BASE}/{name}/backlogQuota", quota("consumer_backlog_eviction")).status == 204

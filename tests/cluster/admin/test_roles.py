@@ -140,8 +140,8 @@ async def test_a_stream_for_a_role_ends_and_is_asked_for_again(door: Door, monke
     await asyncio.sleep(0)
 
 
-async def test_what_is_done_for_who_has_left_is_written_down(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else whoever hangs up at once would leave no trace."""
+async def test_change_for_a_lost_caller_is_written_to_the_audit(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that hangs up at once must leave a trace."""
     begun, lost, goes_on, written = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
     erase, gone, write = AdminHttp._erasing, HeadAlone.connection_lost, AuditLog.__call__
 
@@ -173,7 +173,7 @@ async def test_what_is_done_for_who_has_left_is_written_down(door: Door, monkeyp
 
 
 async def test_a_proxy_has_no_say_in_who_asks(door: Door) -> None:
-    """Whoever comes through it would have its rights."""
+    """Otherwise every caller that comes through the proxy would have the proxy's rights."""
     base = f"http://127.0.0.1:{(door.folder / PORT_FILE).read_text()}"
     headers = {"Authorization": f"Bearer {make_token(door.key, {'sub': 'root'})}", "X-Original-Principal": "till"}
     async with aiohttp.ClientSession(base, headers=headers) as browser, browser.get(f"{AT}/stats") as answer:

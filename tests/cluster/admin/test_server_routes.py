@@ -157,7 +157,7 @@ async def test_health_needs_no_token_and_everything_else_does(session: aiohttp.C
 
 @pytest.mark.parametrize("given", ["Bearer \u00fc", "Bearer \udcff", "\u20ac", "Bearer", ""])
 async def test_a_token_of_any_letters_is_only_wrong(session: aiohttp.ClientSession, given: str) -> None:
-    """What is no ASCII is not the token, and no error either."""
+    """A token that is not ASCII is a wrong token, and no error."""
     reader, writer = await asyncio.open_connection("127.0.0.1", session._base_url.port)  # type: ignore[union-attr]
     head = f"GET {BASE} HTTP/1.1\r\nHost: 127.0.0.1:1\r\nAuthorization: {given}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode("utf-8", "surrogateescape"))
@@ -184,7 +184,7 @@ HALF = (
 
 @pytest.mark.parametrize("sent", HALF, ids=["nothing", "half a line", "half a head", "one request", "half a body"])
 async def test_a_client_that_says_no_more_is_let_go(tmp_path: Path, actors: Actors, sent: bytes) -> None:
-    """Its connection is closed; it holds nothing for ever."""
+    """The server closes the connection of a silent client, so it takes no place for ever."""
     server = _server(tmp_path, actors, connection_seconds=0.05)
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -1,4 +1,4 @@
-"""What is said of a topic with partitions, from what is known of each."""
+"""Statistics of a topic with partitions, added up from those of each partition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_shares_and_settings_do_not_add_up() -> None:
     assert [whole[name] for name in unlimited] == [-1, -1, -1]
 
 
-def test_what_is_wrong_with_one_partition_is_told_of_all() -> None:
+def test_trouble_on_one_partition_is_told_of_the_topic() -> None:
     shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
     wrong = {
         "blockedSubscriptionOnUnackedMsgs": True,
@@ -59,7 +59,7 @@ def test_each_of_equal_names_has_a_rate_of_its_own() -> None:
     assert [rates(10_000, 20), rates(12_000, 60)] == [[0, 0], [0, 20]]
 
 
-def test_what_lies_within_is_that_of_all_partitions() -> None:
+def test_nested_statistics_cover_all_partitions() -> None:
     """The delayed index, the order sentinel and the drains were those of the first partition alone."""
     shapes = PulsarStats(Addresses("pulsar://h:1", "http://h:2"), HandMovedClock())
 
@@ -88,7 +88,7 @@ def test_what_lies_within_is_that_of_all_partitions() -> None:
 
 
 def test_a_cursor_before_a_ledger_is_at_no_message() -> None:
-    """It is before the first of the ledger."""
+    """The cursor stands before the first message of the ledger."""
     told = (show(position(4, MAX_ENTRY)), "4:17", "earliest", None)
     for told_as, shown in zip(told, ("5:-1", "4:17", "-1:-1", "-1:-1"), strict=True):
         row = internal({"ledgers": []}, {"s": {"markDeletePosition": told_as}})

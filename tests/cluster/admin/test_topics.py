@@ -44,7 +44,7 @@ def test_a_topic_may_come_back_with_other_partitions(tool: Tool, client: pulsar.
     assert len(client.get_topic_partitions("again")) == 4
 
 
-def test_who_is_connected_keeps_a_topic(tool: Tool, client: pulsar.Client) -> None:
+def test_connected_client_keeps_a_topic(tool: Tool, client: pulsar.Client) -> None:
     producer = client.create_producer("kept")
     assert tool.ask("DELETE", f"{BASE}/kept").status == 412
     producer.close()
@@ -165,7 +165,7 @@ def test_clients_are_sent_away_and_come_back(tool: Tool, client: pulsar.Client) 
 
 
 def test_a_subscription_that_is_refused_is_not_made(tool: Tool, client: pulsar.Client) -> None:
-    """Who corrects the place would hear that it is there, and it would begin elsewhere."""
+    """Otherwise a second request with the right place would find the subscription made, with another start."""
     producer = client.create_producer("placed")
     first, second = (producer.send(text) for text in (b"0", b"1"))
     path = f"{BASE}/placed/subscription/s"

@@ -58,7 +58,7 @@ def test_slashes_in_a_row_mean_one(tool: Tool) -> None:
     assert tool.ask("GET", "//").status == 404
 
 
-def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
+def test_missing_path_is_refused_at_once(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/plain")
     for method, path in (
         ("POST", f"{BASE}/plain/persistence"),
@@ -75,7 +75,7 @@ def test_what_is_not_offered_is_refused_at_once(tool: Tool) -> None:
         assert "Sluice does not offer" in answer.body["reason"]
 
 
-def test_what_tools_cannot_take_as_nothing_is_told(tool: Tool) -> None:
+def test_tools_that_need_an_answer_get_an_empty_one(tool: Tool) -> None:
     """With no answer at all some of Pulsar's commands end in a stack trace."""
     tool.ask("PUT", f"{BASE}/plain")
     space = "/admin/v2/namespaces/public/default"
@@ -92,7 +92,7 @@ def test_what_tools_cannot_take_as_nothing_is_told(tool: Tool) -> None:
     assert tool.ask("DELETE", f"{space}/schemaValidationEnforced").status == 204
 
 
-def test_what_would_be_ignored_is_refused(tool: Tool) -> None:
+def test_option_without_effect_is_refused(tool: Tool) -> None:
     path = f"{BASE}/plain/subscription"
     tool.ask("PUT", f"{BASE}/plain")
     start = {"ledgerId": -1, "entryId": -1}
@@ -110,7 +110,7 @@ def test_what_would_be_ignored_is_refused(tool: Tool) -> None:
 
 
 def test_a_subscription_keeps_properties(tool: Tool) -> None:
-    """Those that it is made with, on every partition; and those that replace them."""
+    """Properties are kept on every partition: those of its creation, and those that replace them."""
     tool.ask("PUT", f"{BASE}/kept/partitions", 2)
     path, start = f"{BASE}/kept/subscription/one", {"ledgerId": -1, "entryId": -1}
     assert tool.ask("PUT", path, {**start, "properties": {"a": "b"}}).status == 204
@@ -128,7 +128,7 @@ def test_a_subscription_keeps_properties(tool: Tool) -> None:
     assert tool.get(f"{path}/properties") == {}
 
 
-def test_what_nobody_set_is_not_set(tool: Tool) -> None:
+def test_policy_that_was_never_set_is_empty(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/unset")
     assert tool.ask("GET", f"{BASE}/unset/retention").status == 204
     assert tool.ask("GET", f"{BASE}/unset/maxProducers").status == 204
@@ -168,7 +168,7 @@ DEEP = [
 @pytest.mark.parametrize("depth", [200, 2_000, 30_000])
 @pytest.mark.parametrize(("method", "path"), DEEP)
 def test_json_of_any_depth_is_refused(tool: Tool, method: str, path: str, depth: int) -> None:
-    """It was answered with 500 and a traceback in the log."""
+    """An earlier version answered with 500, and with a traceback in the log."""
     for begin in ("[", '{"a":'):
         inner = begin * min(depth, 60_000 // len(begin) // 2)
         body = (
@@ -199,7 +199,9 @@ def test_half_of_a_letter_in_json_is_refused(tool: Tool, method: str, path: str)
 
 
 async def test_many_connections_hold_nothing_for_ever(tool: Tool) -> None:
-    """Who comes when all places are taken is sent away, and so the port answers when they are free again."""
+    """A connection that comes when all places are taken is closed, and so the port answers when places are free
+    again.
+    """
     opened = [await asyncio.open_connection("127.0.0.1", tool.port) for _ in range(230)]
     ends = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
     done, _ = await asyncio.wait(ends, timeout=60, return_when=asyncio.FIRST_COMPLETED)
@@ -275,7 +277,7 @@ def test_with_a_certificate_tools_connect_by_tls(tmp_path: Path) -> None:
 
 
 def test_tools_show_a_certificate_where_clients_do(tmp_path: Path) -> None:
-    """Who shows none does not connect; the name in it is as good as a token."""
+    """A client without a certificate cannot connect; the name in a certificate is as good as a token."""
     key = tmp_path / "token.key"
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)
@@ -290,7 +292,7 @@ def test_tools_show_a_certificate_where_clients_do(tmp_path: Path) -> None:
         assert Tool(port, "", context).ask("GET", "/admin/v2/clusters").status == 200
 
 
-def test_who_serves_no_client_serves_no_tool() -> None:
+def test_gateway_without_clients_serves_no_tools() -> None:
     assert wanted_ports({"pulsar_port": -1, "pulsar_web_port": 8080}) == {}
     assert WEB not in wanted_ports({"pulsar_port": 0, "pulsar_web_port": -1})
     both = {"pulsar_port": 1, "pulsar_web_port": 2, "pulsar_tls_port": 3, "pulsar_web_tls_port": 4}
@@ -328,7 +330,7 @@ def test_a_taken_port_of_tls_is_said_as_well(tmp_path: Path) -> None:
         launch.down(data)
 
 
-def test_where_tools_connect_is_said(tmp_path: Path) -> None:
+def test_up_prints_the_address_for_tools(tmp_path: Path) -> None:
     try:
         said = standalone.up(values(tmp_path, pulsar_port=0, pulsar_web_port=0))["pulsar"]
         assert f"its tools to http://127.0.0.1:{port_of(tmp_path, WEB)}" in said

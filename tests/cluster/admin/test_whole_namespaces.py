@@ -1,4 +1,4 @@
-"""What tools do to all topics of a namespace at once."""
+"""Changes by tools to all topics of a namespace at once."""
 
 from __future__ import annotations
 

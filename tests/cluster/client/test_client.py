@@ -286,7 +286,7 @@ def test_a_killed_process_loses_and_repeats_nothing(client: Client, kind: str) -
         consumer.close()
 
 
-def test_what_a_key_and_a_delay_mean_together_is_declared(client: Client) -> None:
+def test_policy_decides_about_a_key_with_a_delay(client: Client) -> None:
     """`block_key`: later messages of the key wait. `reject`: refused at publish; keyless delays pass."""
     client.create_topic("held-back")
     consumer = client.subscribe("held-back", "s", initial_position="earliest", delay_key_policy="block_key")

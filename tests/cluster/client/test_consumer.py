@@ -1,4 +1,4 @@
-"""What the consumer that users hold refuses by itself, and when it wakes the loop's thread."""
+"""The users' consumer: calls that it refuses by itself, and the moments at which it wakes the loop's thread."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Calls:
     """A loop that notes what it was asked to do, and does it when the test says so."""
 
     def check_process(self) -> None:
-        """It is the right one."""
+        """Accept every process."""
 
     def check_thread(self) -> None:
-        """It is none that must not wait."""
+        """Accept every thread."""
 
     def __init__(self) -> None:
         self.at_once: list[Callable[[], object]] = []
@@ -127,7 +127,7 @@ def test_without_a_poll_the_timer_hands_over() -> None:
     assert not loop.at_once
 
 
-def test_who_acknowledges_late_wakes_the_loop_once() -> None:
+def test_late_acknowledgements_wake_the_loop_once() -> None:
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
     consumer.received(part_of(3))
@@ -205,7 +205,7 @@ class Settling:
         await self.settled.wait()
 
 
-def test_who_gave_up_waiting_is_told_the_next_time_what_was_lost() -> None:
+def test_loss_after_a_time_out_is_told_by_the_next_wait() -> None:
     """One partition has lost acknowledgements; another one's took too long, so nobody was told."""
     loop = LoopThread("test")
     lost, late = Settling(settled=True), Settling(settled=False)
@@ -254,8 +254,8 @@ def test_rows_are_any_numbers_of_the_batchs_rows(rows: Any) -> None:
     assert told.done == [([0, 2], False)]
 
 
-def test_what_another_consumer_received_is_refused() -> None:
-    """It was done on this one's thread, and not yet durable when a receipt said so."""
+def test_message_of_another_consumer_is_refused() -> None:
+    """An earlier version acknowledged on this consumer's thread, and a receipt called it durable too soon."""
     loop, told = Calls(), Told()
     mine, other = consumer_on(loop, told, 1_000), consumer_on(loop, Told(), 1_000)
     other.received(part_of(2))
@@ -271,7 +271,7 @@ def test_what_another_consumer_received_is_refused() -> None:
 
 
 @pytest.mark.parametrize("what", [None, "1:2:0", b"1:2:0", 5])
-def test_what_is_no_message_is_refused(what: Any) -> None:
+def test_object_that_is_no_message_is_refused(what: Any) -> None:
     consumer = consumer_on(Calls(), Told(), 1_000)
     for give in (consumer.acknowledge, consumer.negative_acknowledge):
         with pytest.raises(Invalid, match="give a message, a batch or a message id, not"):
@@ -280,7 +280,7 @@ def test_what_is_no_message_is_refused(what: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [float("nan"), "5"])
 def test_a_time_out_that_is_no_number_is_refused(timeout: Any) -> None:
-    """Of no number it is never known that it has passed: the wait had no end, and never slept."""
+    """A wait for a time-out that is no number had no end, and never slept, because no comparison with it is true."""
     consumer = consumer_on(Calls(), Told(), 1_000)
     for receive in (consumer.receive, consumer.receive_batch, lambda given: asyncio.run(consumer.receive_async(given))):
         with pytest.raises(Invalid, match="a time-out is a number of milliseconds, not"):

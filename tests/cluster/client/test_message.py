@@ -15,6 +15,6 @@ def test_a_message_id_is_read_as_it_is_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1:2:²", "²:2", "1:²:0", ":", "earliest:", "earliest:x"])
-def test_what_is_no_message_id_is_refused(text: str) -> None:
+def test_text_that_is_no_message_id_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match="a message id is"):
         MessageId.parse(text)

@@ -1,4 +1,4 @@
-"""What a producer refuses by itself, and how single messages become batches."""
+"""The users' producer: calls that it refuses by itself, and the way from single messages to batches."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_one_message_alone_goes_out_at_once() -> None:
     assert sent.result().message_id() == MessageId(0, 1 << 32)
 
 
-def test_what_comes_while_others_are_in_flight_goes_out_together() -> None:
+def test_messages_sent_during_a_flight_leave_together() -> None:
     stage = Stage()
     stage.producer.send_async("a")
     stage.loop.turn()
@@ -207,7 +207,7 @@ def test_each_callback_is_told_its_own_outcome_and_may_fail() -> None:
     assert told == [(refused, None)]
 
 
-def test_who_waits_for_one_message_is_not_kept_by_others() -> None:
+def test_wait_for_one_message_ends_before_the_others() -> None:
     stage = Stage(partitions=2)
     sent = [stage.producer.send_async(text, partition_key=text) for text in ("a", "b", "c", "d")]
     stage.loop.turn()
@@ -218,7 +218,7 @@ def test_who_waits_for_one_message_is_not_kept_by_others() -> None:
     assert all(one.message_id().partition_index == stage.parts.index(first) for one in done)
 
 
-def test_who_waits_for_room_is_woken_by_confirmation_and_end() -> None:
+def test_confirmation_and_end_wake_a_wait_for_room() -> None:
     stage = Stage(max_messages=MAX_PENDING_MESSAGES)
     stage.producer.send_batch(pa.record_batch({"payload": ["x"] * MAX_PENDING_MESSAGES}))
     stage.loop.turn()
@@ -253,7 +253,7 @@ def test_a_batch_beyond_a_run_has_one_receipt() -> None:
     assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
 
 
-def test_what_is_settled_piece_by_piece_gives_all_its_room_back() -> None:
+def test_batch_settled_in_pieces_frees_all_its_room() -> None:
     stage = Stage()
     for text in "abc":
         stage.producer.send_async(text)
@@ -268,7 +268,7 @@ def test_what_is_settled_piece_by_piece_gives_all_its_room_back() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"properties": {"a": "\ud800"}}, {"event_timestamp": 1.5}, {"deliver_at": NOW + 0.5}]
 )
-def test_what_cannot_be_stored_is_refused_by_the_call(wrong: dict[str, Any]) -> None:
+def test_call_refuses_a_message_that_cannot_be_stored(wrong: dict[str, Any]) -> None:
     """And not when it is gathered with others already, which would never have an outcome then."""
     stage = Stage()
     stage.producer.send_async("a")
@@ -281,7 +281,9 @@ def test_what_cannot_be_stored_is_refused_by_the_call(wrong: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("wait", [timedelta(milliseconds=1001), timedelta(milliseconds=1000, microseconds=1)])
 def test_a_wait_ends_no_earlier_than_was_said(wait: timedelta) -> None:
-    """In milliseconds of which a fraction of a second, as a float, has too few, and in what is shorter than one."""
+    """Cover waits for which a float of seconds is too coarse, in milliseconds, and waits of less than one
+    millisecond.
+    """
     stage = Stage()
     stage.producer.send_async("later", deliver_after=wait)
     stage.loop.turn()
@@ -340,7 +342,7 @@ def test_an_odd_message_takes_no_others_with_it(odd: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError()])
-def test_what_a_callback_raises_ends_nothing(error: BaseException) -> None:
+def test_callback_that_raises_ends_nothing(error: BaseException) -> None:
     """`sys.exit` in one ended the thread that everybody waits for."""
     stage, told = Stage(), list[str]()
 
@@ -362,7 +364,7 @@ def test_a_batch_of_odd_size_is_refused(value: Any) -> None:
 
 
 def test_partitions_are_flushed_together() -> None:
-    """One after the other, each of them had the whole time-out. Here each one ends when the others have begun."""
+    """In turn, each partition had the whole time-out. Here each flush ends only when the others have begun."""
     loop, stage = LoopThread("test"), Stage(partitions=3)
     begun = list[int]()
     all_begun = asyncio.Event()

@@ -24,7 +24,7 @@ def joined(server: Client, **options: Any) -> pulsar.Client:
 
 
 def received(consumer: Any, count: int) -> list[Any]:
-    """So many messages, in order."""
+    """Receive `count` messages, in order."""
     return [consumer.receive(PATIENCE) for _ in range(count)]
 
 

@@ -1,7 +1,7 @@
 """Conversations of real clients as text: recorded between a client and the gateway, and played again without a client.
 
 One line a frame: `C` from the client, `S` from the gateway, the command's name, its fields; of frames that carry
-messages also their metadata and payload. Written anew with
+messages also their metadata and payload. Record again with
 
     .venv/bin/python -m tests.cluster.gateway.record [SCENE...]
 

@@ -110,7 +110,7 @@ def back_and_forth(client: pulsar.Client) -> None:
 
 
 def what_is_left(client: pulsar.Client) -> None:
-    """A batch of which some messages are done, at two consumers of which one is active, after the other has left."""
+    """Play a batch with some messages done, at two consumers with one of them active, after the other has left."""
 
     def subscribed(name: str) -> pulsar.Consumer:
         return client.subscribe(

@@ -1,4 +1,4 @@
-"""What clients take for granted of a broker, where the protocol alone does not say it."""
+"""Behaviour that clients take for granted of a broker, where the protocol alone does not say it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def subscribe(raw: Raw, topic: str, number: int = 0, **asked: Any) -> None:
     raw.say("subscribe", topic=topic, consumer_id=number, request_id=number, **asked)
 
 
-def test_what_is_left_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Client) -> None:
-    """Of clients that acknowledge single messages of a batch."""
+def test_rest_of_a_batch_keeps_its_ids(server: Client, client: pulsar.Client) -> None:
+    """Clients that acknowledge single messages of a batch rely on this."""
 
     def subscribed() -> pulsar.Consumer:
         return client.subscribe("left", "s", initial_position=EARLIEST, batch_index_ack_enabled=True)
@@ -93,7 +93,7 @@ def test_up_to_a_message_of_a_part_of_a_batch(server: Client, client: pulsar.Cli
 def test_up_to_an_id_of_an_earlier_connection(
     server: Client, client: pulsar.Client, raw: Raw, ack_set: list[int], left: int
 ) -> None:
-    """Of a batch: everything up to it is done, however much of it this connection was sent."""
+    """Everything up to an id in a batch is done, however much of the batch this connection was sent."""
     topic = f"up-to-{left}"
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     for count in (4, 6):
@@ -123,7 +123,7 @@ def test_a_reader_begins_at_the_last_message_or_behind_it(client: pulsar.Client)
 
 
 def test_a_reader_waits_for_nothing_that_is_gone(server: Client, client: pulsar.Client) -> None:
-    """What every subscription has passed is deleted, and is not the last message any more."""
+    """A message that every subscription has passed is deleted, and is not the last message any more."""
     server.create_topic("gone", roll_entries=5, retention_ms=0)
     consumer = client.subscribe("gone", "s", initial_position=EARLIEST)
     producer = client.create_producer("gone")
@@ -190,7 +190,7 @@ def test_a_reader_that_shows_no_sign_of_life_makes_room(server: Client, raw: Raw
 
 
 def test_a_table_of_the_last_values(client: pulsar.Client, raw: Raw) -> None:
-    """Nobody has compacted the topic, so its reader is given everything, and the client keeps the last ones."""
+    """The topic is not compacted, so its reader is given everything, and the client keeps the last values."""
     producer = client.create_producer("table")
     for value in (b"old", b"new"):
         producer.send(value, partition_key="k")
@@ -203,7 +203,7 @@ def test_a_table_of_the_last_values(client: pulsar.Client, raw: Raw) -> None:
 
 
 def test_a_subscription_that_is_made_with_a_producer(raw: Raw, client: pulsar.Client) -> None:
-    """What dead letter producers ask for, so that nothing is lost before somebody looks."""
+    """Producers of dead letters ask for one, so that nothing is lost before the first consumer comes."""
     raw.greet()
     raw.say("producer", topic="dead", producer_id=0, request_id=1, initial_subscription="later")
     assert raw.next("producer_success").producer_ready
@@ -219,7 +219,7 @@ def test_a_name_that_is_made_up_is_short(raw: Raw) -> None:
     assert len(Metadata(producer_name=name.encode(), sequence_id=1, publish_time=1 << 41).SerializeToString()) <= 32
 
 
-def test_what_is_small_enough_only_as_it_is_compressed_passes(client: pulsar.Client) -> None:
+def test_message_small_enough_when_compressed_passes(client: pulsar.Client) -> None:
     consumer = client.subscribe("squeezed", "s", initial_position=EARLIEST)
     data = b"paid " * 1_300_000
     for batching in (False, True):
@@ -233,7 +233,7 @@ def test_what_is_small_enough_only_as_it_is_compressed_passes(client: pulsar.Cli
     assert nothing_comes(consumer)
 
 
-def test_who_subscribes_in_vain_is_told_why(raw: Raw) -> None:
+def test_refused_subscription_is_told_why(raw: Raw) -> None:
     raw.greet()
     subscribe(raw, "in-vain", 0, type=3, key_shared={"mode": 1})
     assert raw.next("error").error == ServerError.CONSUMER_ASSIGN
@@ -254,7 +254,7 @@ def test_a_passing_subscription_goes_with_its_last_consumer(server: Client, raw:
     until(lambda: server.subscriptions("passing") == [])
 
 
-def test_who_is_active_is_told(raw: Raw) -> None:
+def test_failover_consumers_learn_which_one_is_active(raw: Raw) -> None:
     raw.greet()
     told = []
     subscribe(raw, "relay", 0, type=FAILOVER, consumer_name="a")
@@ -266,7 +266,7 @@ def test_who_is_active_is_told(raw: Raw) -> None:
     assert [(each.consumer_id, each.is_active) for each in told] == [(0, True), (1, False), (1, True)]
 
 
-def test_who_is_active_changes_with_who_comes(server: Client, raw: Raw) -> None:
+def test_new_consumer_changes_the_active_one(server: Client, raw: Raw) -> None:
     """The second partition belongs to the second name, of the first level of priorities."""
     server.create_topic("turns", partitions=2)
     raw.greet()
@@ -300,14 +300,14 @@ def test_permits_without_measure_are_given_a_little_at_a_time(raw: Raw, client: 
         ("partition_metadata", {"topic": "persistent://tenant/ns/there"}, ServerError.TOPIC_NOT_FOUND),
     ],
 )
-def test_what_is_not_here_is_said_in_its_own_answer(raw: Raw, name: str, asked: dict[str, Any], code: int) -> None:
+def test_missing_service_is_told_in_its_own_answer(raw: Raw, name: str, asked: dict[str, Any], code: int) -> None:
     raw.greet()
     raw.say(name, request_id=3, **asked)
     assert raw.next(f"{name}_answer").error == code
 
 
 def test_to_ask_for_partitions_makes_no_topic(server: Client, client: pulsar.Client) -> None:
-    """It has none yet, and whoever asked can still make it with some, or be the first to use it."""
+    """The topic has no partitions yet, so it can still be made with some, or by its first use."""
     asked = "persistent://public/default/asked"
     assert client.get_topic_partitions("asked") == [asked]
     assert "asked" not in [row["topic"] for row in server.topics()]
@@ -332,7 +332,7 @@ def test_nothing_is_read_twice_after_a_seek(client: pulsar.Client) -> None:
     assert nothing_comes(consumer)
 
 
-def test_what_is_acknowledged_before_a_consumer_closes_is_done(server: Client, client: pulsar.Client, raw: Raw) -> None:
+def test_acknowledgement_before_a_close_counts(server: Client, client: pulsar.Client, raw: Raw) -> None:
     """Also by ids of an earlier connection, which are looked up first."""
     producer = client.create_producer("closes", batching_enabled=False)
     consumer = client.subscribe("closes", "s")
@@ -348,7 +348,7 @@ def test_what_is_acknowledged_before_a_consumer_closes_is_done(server: Client, c
     until(lambda: backlog(server, "closes", "s") == 0)
 
 
-def test_what_is_given_back_together_comes_again_in_order(client: pulsar.Client, raw: Raw) -> None:
+def test_messages_given_back_together_return_in_order(client: pulsar.Client, raw: Raw) -> None:
     producer = client.create_producer("in-order", batching_enabled=False)
     for number in range(6):
         producer.send(b"%d" % number)

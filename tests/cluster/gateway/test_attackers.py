@@ -156,7 +156,7 @@ def check_costs_little(server: Client, open_: Callable[[], Raw], data: Iterator[
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("name", FLOODS)
-def test_who_floods_and_reads_nothing_costs_little(server: Client, name: str) -> None:
+def test_stranger_that_floods_and_never_reads_costs_little(server: Client, name: str) -> None:
     check_costs_little(server, lambda: Raw(server.pulsar_service_url), flood(FLOODS[name]))
 
 

@@ -1,4 +1,4 @@
-"""Who a client is, by what settings say, and which settings go together."""
+"""The identity of a client by the settings, and the settings that go together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
         authorization_of(settings)
 
 
-async def test_who_presents_nothing_may_have_a_role(tmp_path: Path) -> None:
+async def test_client_without_credentials_gets_the_anonymous_role(tmp_path: Path) -> None:
     make_key(file := tmp_path / "token.key")
     settings = {"pulsar_token_key_file": str(file), "pulsar_anonymous_role": "guest"}
     known = authenticate_by(settings)

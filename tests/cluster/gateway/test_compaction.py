@@ -102,7 +102,7 @@ def test_a_subscription_reads_compacted(server: Client, client: pulsar.Client, k
     assert nothing_comes(consumer)
 
 
-def test_what_is_compacted_away_is_done(server: Client, client: pulsar.Client) -> None:
+def test_message_compacted_away_counts_as_done(server: Client, client: pulsar.Client) -> None:
     """Also where nothing of it was read before: the cursor passes it over."""
     publish(client, "away", ("a", b"1"), ("b", b"1"), ("b", None), ("a", b"2"), ("c", b"1"), ("c", b""))
     compact(server, "away")
@@ -113,7 +113,7 @@ def test_what_is_compacted_away_is_done(server: Client, client: pulsar.Client) -
     until(lambda: backlog(server, "away", "s") == 0)
 
 
-def test_what_a_subscription_knew_is_taken_back(server: Client, client: pulsar.Client) -> None:
+def test_deleted_key_is_told_to_a_subscription_that_knew_it(server: Client, client: pulsar.Client) -> None:
     consumer = client.subscribe("knew", "s", initial_position=EARLIEST, is_read_compacted=True)
     publish(client, "knew", ("a", b"1"))
     consumer.acknowledge(consumer.receive(PATIENCE))

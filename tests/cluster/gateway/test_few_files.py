@@ -24,7 +24,7 @@ MANY = 2 * FEW
 
 @pytest.fixture
 def said(tmp_path: Path) -> Iterator[str]:
-    """What `up` says of a cluster that may open few files."""
+    """Yield the output of `up` for a cluster that may open few files."""
     settings = [f"--set={name}={value}" for name, value in (SMALL | {"pulsar_port": 0, "pulsar_web_port": -1}).items()]
     command = [
         str(Path(PYTHON).with_name("sluice")),

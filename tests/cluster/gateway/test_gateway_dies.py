@@ -1,4 +1,4 @@
-"""What the death of a gateway costs unchanged clients: they connect again. On Ray, with SIGKILL, under load."""
+"""The cost of a gateway's death for unchanged clients: they connect again. On Ray, with SIGKILL, under load."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def played(program: Path) -> dict[str, str]:
-    """What became of each scene."""
+    """Play every scene and return its outcome by name."""
     with sluice.connect(embedded=True, pulsar_port=0) as server:
         command = [str(program), server.pulsar_service_url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)

@@ -35,13 +35,13 @@ class Door:
         self.sock = socket.create_server(("127.0.0.1", 0))
 
     def trusting(self, authority: Authority) -> ssl.SSLContext | None:
-        """What a handshake goes on with while this authority is trusted."""
+        """Return the TLS context for handshakes while this authority is trusted."""
         names = {"certificate_file": self.pair.certificate, "key_file": self.pair.key}
         trust = {"pulsar_tls_trust_certs_file": authority.trust}
         return context_of({f"pulsar_tls_{name}": path for name, path in names.items()} | trust)
 
     def listening(self, most: int) -> Handshakes:
-        """So many may shake hands at a time."""
+        """Listen with room for `most` handshakes at a time."""
         handshakes = Handshakes(admin_ports(), lambda: self.context, most, most)
         handshakes.listen(self.sock, Greeting)
         return handshakes
@@ -60,7 +60,7 @@ class Door:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, new_loop], ids=["asyncio", "ours"])
-def test_who_is_trusted_no_more_takes_no_session_up(tmp_path: Path, make: type, version: ssl.TLSVersion) -> None:
+def test_client_that_lost_trust_resumes_no_session(tmp_path: Path, make: type, version: ssl.TLSVersion) -> None:
     """A session that is taken up shows no certificate: that of its beginning would count for hours."""
     door = Door(tmp_path)
     by = ssl.create_default_context(cafile=door.first.trust)
@@ -81,7 +81,7 @@ def test_who_is_trusted_no_more_takes_no_session_up(tmp_path: Path, make: type, 
 
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, new_loop], ids=["asyncio", "ours"])
-def test_who_says_nothing_makes_room_for_others(tmp_path: Path, make: type) -> None:
+def test_silent_connection_makes_room_for_others(tmp_path: Path, make: type) -> None:
     door = Door(tmp_path)
     by = ssl.create_default_context(cafile=door.first.trust)
     by.load_cert_chain(*door.client)

@@ -71,7 +71,7 @@ def test_topics_are_found_by_a_pattern(server: Client, by_http: pulsar.Client) -
     assert {message.data() for message in received(consumer, 2)} == {b"found-a", b"found-b"}
 
 
-def test_what_is_asked_by_hand(server: Client) -> None:
+def test_questions_by_hand_make_no_topic(server: Client) -> None:
     """Nothing is made by asking, and nothing is told to a page under a made-up name."""
     lookup = "/lookup/v2/topic/persistent/public/default/new-by-hand"
     assert ask(server, lookup)[1]["brokerUrl"] == server.pulsar_service_url

@@ -38,7 +38,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def played(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What became of each scene, against a cluster that lets everybody in, and one that wants a token."""
+    """Play every scene against an open cluster and one that wants a token, and return the outcome of each."""
     key = tmp_path_factory.mktemp("key") / "token.key"
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)

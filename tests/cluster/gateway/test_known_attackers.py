@@ -78,7 +78,7 @@ FLOODS: dict[str, tuple[str, Callable[[int], bytes]]] = {
 
 
 def flood(make: Callable[[int], bytes]) -> Iterator[bytes]:
-    """So many commands of a kind that they have FLOOD bytes, but no more than 100,000."""
+    """Yield commands of a kind until they have FLOOD bytes, but no more than 100,000."""
     sent = 0
     for number in itertools.count(1):
         part = make(number)
@@ -121,15 +121,15 @@ def large(server: Client) -> None:
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("name", FLOODS)
-def test_who_floods_its_own_and_reads_nothing_costs_little(server: Client, name: str) -> None:
+def test_client_that_floods_and_never_reads_costs_little(server: Client, name: str) -> None:
     what, make = FLOODS[name]
     check_costs_little(server, lambda: known(server, what), flood(make))
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("kind", ["reader", "exclusive", "failover", "key_shared"])
-def test_who_reads_on_and_never_acknowledges_costs_little(server: Client, kind: str) -> None:
-    """What a client has is kept by its ids alone, however much that is."""
+def test_client_that_never_acknowledges_costs_little(server: Client, kind: str) -> None:
+    """The gateway keeps a client's messages by their ids alone, however many there are."""
     client = joined(server)
     if kind == "reader":
         reader = client.create_reader("owned", pulsar.MessageId.earliest, receiver_queue_size=10)

@@ -26,7 +26,7 @@ LARGEST = 100_000
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a gateway listens that takes no more."""
+    """Yield the URL of a gateway that takes no larger messages than LARGEST."""
     data = tmp_path_factory.mktemp("small")
     with running(ClusterOptions(data_dir=data, pulsar_port=0, pulsar_max_message_bytes=LARGEST)):
         yield service_url(data, 0)
@@ -46,7 +46,7 @@ def test_clients_are_told_and_keep_to_it(url: str) -> None:
     client.close()
 
 
-def test_who_does_not_keep_to_it_is_closed(url: str) -> None:
+def test_client_over_the_limit_is_closed(url: str) -> None:
     for total, fits in ((LARGEST + HEADROOM, True), (LARGEST + HEADROOM + 1, False)):
         raw = Raw(url)
         raw.send(HELLO)
@@ -59,8 +59,8 @@ def test_who_does_not_keep_to_it_is_closed(url: str) -> None:
 
 @pytest.mark.parametrize("size", [LARGEST, LARGEST + 1, 3 * LARGEST])
 @pytest.mark.parametrize("about", [100, 2 * HEADROOM])
-def test_what_is_small_as_it_is_compressed_stays_small(url: str, size: int, about: int) -> None:
-    """Whoever is sent a frame that is larger than was told hangs up, and is sent it again when he comes back."""
+def test_compressed_message_stays_compressed(url: str, size: int, about: int) -> None:
+    """A client hangs up on a frame that is larger than it was told, and is sent the frame again when it comes back."""
     topic, text = f"compressed-{size}-{about}", b"z" * size
     small = pa.Codec("zstd").compress(text, asbytes=True)
     with Raw(url) as raw:

@@ -32,7 +32,7 @@ HERE, ELSEWHERE, ANYWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[str]:
-    """Where a gateway listens that has few connections."""
+    """Yield the URL of a gateway that allows few connections."""
     options = ClusterOptions(
         tmp_path, pulsar_port=0, pulsar_max_connections=MOST, pulsar_max_connections_per_address=MOST_PER_ADDRESS
     )
@@ -48,7 +48,7 @@ def let_in(url: str, address: str = HERE) -> Raw:
 
 
 def test_one_connection_too_many_is_closed_and_the_others_stay(crowded: str) -> None:
-    """Of one address, and of all."""
+    """Check the limit of one address, and the limit of all."""
     with ExitStack() as stack:
         stay = [stack.enter_context(let_in(crowded)) for _ in range(MOST_PER_ADDRESS)]
         assert Raw(crowded).closed()
@@ -102,9 +102,7 @@ def test_one_producer_or_consumer_too_many_is_refused(raw: Raw, monkeypatch: pyt
     assert raw.next("producer_success").request_id == 6
 
 
-def test_who_sends_more_than_is_stored_is_read_no_further(
-    client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_producer_waits_for_the_storage(client: pulsar.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything arrives all the same, in order."""
     monkeypatch.setattr(intake, "PENDING_BYTES", 20_000)
     paused = itertools.count()

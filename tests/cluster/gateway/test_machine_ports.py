@@ -27,7 +27,7 @@ sys.stdin.read()
 
 
 def ports_of(folder: Path) -> RealMachinePorts:
-    """Those of one gateway."""
+    """Return the ports of one gateway."""
     return RealMachinePorts(folder, {PLAIN: asyncio.Protocol}, {})
 
 

@@ -1,4 +1,4 @@
-"""What fewer users of `pulsar-client` do: types of subscriptions, schemas, patterns, chunks, limits."""
+"""Features of `pulsar-client` that fewer users need: types of subscriptions, schemas, patterns, chunks, limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Order(Record):  # type: ignore[misc]
 
 
 def send_batch(client: pulsar.Client, topic: str, count: int) -> Any:
-    """So many messages in one batch; the producer."""
+    """Send `count` messages in one batch, and return the producer."""
     producer = client.create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=200)
     for number in range(count):
         producer.send_async(b"%d" % number, lambda *_: None)
@@ -37,7 +37,7 @@ def send_batch(client: pulsar.Client, topic: str, count: int) -> Any:
 
 
 def row_of(message: pulsar.Message) -> int:
-    """Where it lies in its ledger, whether it came in a batch or alone."""
+    """Return the row of a message in its ledger, whether it came in a batch or alone."""
     place = message.message_id()
     return int(place.entry_id()) + max(int(place.batch_index()), 0)
 
@@ -212,7 +212,7 @@ def test_a_message_that_is_refused_harms_no_other(client: pulsar.Client) -> None
         client.create_producer("refused", producer_name=producer.producer_name())
 
 
-def test_what_was_stored_before_is_stored_once(server: Client, client: pulsar.Client) -> None:
+def test_repeated_message_is_stored_once(server: Client, client: pulsar.Client) -> None:
     """Over a reconnection and by the producer's name; the client learns where it stands."""
     server.create_topic("once", deduplication_enabled=True)
     consumer = client.subscribe("once", "s", initial_position=EARLIEST)
@@ -322,9 +322,7 @@ def test_acknowledging_again_takes_nothing_from_others(server: Client, client: p
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_what_a_client_sent_is_moved_when_it_fails_too_often(
-    server: Client, client: pulsar.Client, batched: bool
-) -> None:
+def test_message_that_fails_too_often_is_moved(server: Client, client: pulsar.Client, batched: bool) -> None:
     """By a subscription that counts redeliveries itself. Of a batch the middle alone fails, and comes alone then."""
     topic = f"failing-{batched}"
     server.create_topic(topic)

@@ -84,7 +84,7 @@ def test_tokens_are_good_as_well(data: Path, files: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_nobody_else_is_let_in(data: Path, said: bytes) -> None:
+def test_wrong_credentials_are_refused(data: Path, said: bytes) -> None:
     raw = Raw(service_url(data, 0))
     told = {"auth_method_name": "basic", "auth_data": said}
     raw.send(encode(command("connect", client_version="raw", protocol_version=20, **told)))
@@ -99,7 +99,7 @@ def test_headers_that_say_nothing_are_refused(data: Path, header: str) -> None:
     assert Tool(port_of(data, WEB), "").ask("GET", CLUSTERS, Authorization=header).status == 401
 
 
-def test_what_was_right_once_is_not_hashed_again(files: tuple[Path, Path]) -> None:
+def test_right_password_is_hashed_once(files: tuple[Path, Path]) -> None:
     """And what was wrong is looked at every time."""
     hashed: list[bytes] = []
 
@@ -131,7 +131,7 @@ def test_a_way_that_is_not_set_is_no_way_in(files: tuple[Path, Path]) -> None:
     assert in_header(f"basic {base64.b64encode(b'a:b').decode()}") == ("basic", b"a:b")
 
 
-def test_what_is_wrong_with_the_file_is_said(tmp_path: Path) -> None:
+def test_fault_in_the_file_is_told(tmp_path: Path) -> None:
     good = line_of("till", "sesame")
     wrong = [
         (written(tmp_path / "md5", good, "till:$apr1$ewhIqTWQ$TjjK8xoj1zWqMYcLkrGZE0"), "line 2 .*: make it with"),
@@ -149,8 +149,8 @@ def test_what_is_wrong_with_the_file_is_said(tmp_path: Path) -> None:
         PasswordAuthenticator(open_to_all)
 
 
-def test_who_has_gone_is_not_verified(tmp_path: Path) -> None:
-    """Who waits for its turn when its client leaves is dropped, so others need not wait for it; few may wait."""
+def test_client_that_has_gone_is_not_verified(tmp_path: Path) -> None:
+    """A waiting verification is dropped when its client leaves, so others need not wait for it; few may wait."""
     busy, go, compared = threading.Event(), threading.Event(), []
 
     def check(given: bytes, hashed: bytes) -> bool:

@@ -30,7 +30,7 @@ class Order(Record):  # type: ignore[misc]
 
 
 class Larger(Record):  # type: ignore[misc]
-    """What became of it later."""
+    """A later version of the schema."""
 
     article = String()
     count = Integer()
@@ -94,7 +94,7 @@ def test_records_come_as_they_were_sent(client: pulsar.Client, folder: Path, kin
 
 
 def test_schemas_by_the_paths_of_the_tool(client: pulsar.Client, folder: Path) -> None:
-    """What a client then registers with the same definition is the same version."""
+    """A client that then registers the same definition gets the same version."""
     client.create_producer("tool").close()
     base = "schemas/public/default/tool"
     assert ask(folder, "GET", f"{base}/schema")[0] == 404

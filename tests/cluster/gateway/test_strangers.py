@@ -1,4 +1,4 @@
-"""Who is not let in, and who breaks the protocol: told, closed, and nobody else feels anything."""
+"""Clients that are not let in or break the protocol: told, closed, and no other client feels anything."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
-def test_who_breaks_the_protocol_is_told_and_closed(
+def test_broken_protocol_is_told_and_closes_the_connection(
     server: Client, client: pulsar.Client, raw: Raw, data: bytes
 ) -> None:
     consumer = client.subscribe("calm", "s", initial_position=EARLIEST)
@@ -86,7 +86,7 @@ NOWHERE = [(1, 0), (5, 5), (1 << 31, 7), ((1 << 63) - 1, (1 << 63) - 1), (1 << 6
 
 @pytest.mark.parametrize("kind", range(4), ids=TYPES)
 @pytest.mark.parametrize("cumulative", [0, 1])
-def test_who_acknowledges_what_is_not_there_is_answered(server: Client, raw: Raw, kind: int, cumulative: int) -> None:
+def test_acknowledgement_of_a_missing_message_is_answered(server: Client, raw: Raw, kind: int, cumulative: int) -> None:
     """And what comes later is delivered all the same."""
     topic = f"nowhere-{kind}-{cumulative}"
     raw.greet()
@@ -110,8 +110,8 @@ def test_who_acknowledges_what_is_not_there_is_answered(server: Client, raw: Raw
 
 
 @pytest.mark.parametrize("kind", range(4), ids=TYPES)
-def test_who_acknowledges_nothing_of_a_message_is_answered(server: Client, raw: Raw, kind: int) -> None:
-    """Its id with an ack_set in which everything is open; and what it acknowledges afterwards is confirmed."""
+def test_acknowledgement_of_no_row_is_answered(server: Client, raw: Raw, kind: int) -> None:
+    """Acknowledge an id with an ack_set that leaves everything open; later acknowledgements are confirmed."""
     topic = f"nothing-{kind}"
     raw.greet()
     raw.say("subscribe", topic=topic, subscription="s", type=kind, consumer_id=1, request_id=1, initial_position=1)
@@ -156,7 +156,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a cluster listens that wants tokens."""
+    """Yield the URL of a cluster that wants tokens."""
     folder = tmp_path_factory.mktemp("data")
     with running(ClusterOptions(data_dir=folder, pulsar_port=0, pulsar_token_key_file=str(key))):
         yield service_url(folder, 0)
@@ -166,7 +166,7 @@ def signed(key: Path, **claims: Any) -> str:
     return str(jwt.encode(claims, key.read_bytes(), "HS256"))
 
 
-def test_who_has_a_token_is_let_in_and_nobody_else(guarded: str, key: Path) -> None:
+def test_valid_token_alone_lets_a_client_in(guarded: str, key: Path) -> None:
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     client = pulsar.Client(guarded, authentication=pulsar.AuthenticationToken(signed(key, sub="till")), logger=quiet)
     client.create_producer("till").send(b"paid")

@@ -33,13 +33,13 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where certificates and keys of these tests lie."""
+    """Return a folder for the certificates and keys of these tests."""
     return tmp_path_factory.mktemp("certificates")
 
 
 @pytest.fixture(scope="module")
 def authority(folder: Path) -> Authority:
-    """Whom both sides trust."""
+    """Return the authority that both sides trust."""
     return Authority(folder)
 
 
@@ -71,7 +71,7 @@ def key(folder: Path) -> bytes:
 def strict(
     tmp_path_factory: pytest.TempPathFactory, shown: dict[str, Any], authority: Authority, folder: Path, key: bytes
 ) -> Iterator[str]:
-    """Where a cluster listens that speaks nothing but TLS, and wants a certificate and one of two proofs."""
+    """Yield the URL of a cluster that speaks nothing but TLS, and wants a certificate and one of two proofs."""
     data = tmp_path_factory.mktemp("strict")
     more: dict[str, Any] = {
         "pulsar_tls_trust_certs_file": authority.trust,
@@ -89,7 +89,7 @@ def joined(url: str, **options: Any) -> pulsar.Client:
 
 
 def round_trip(client: pulsar.Client, topic: str) -> bytes:
-    """What is received of what is sent."""
+    """Send a message, and return the payload that comes back."""
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     client.create_producer(topic).send(b"paid")
     message = consumer.receive(PATIENCE)
@@ -122,7 +122,7 @@ def test_both_ports_serve_the_same_topics(both: Path, authority: Authority) -> N
     sealed.close()
 
 
-def test_what_comes_in_many_records_at_once_is_read(both: Path, authority: Authority) -> None:
+def test_many_records_at_once_are_read(both: Path, authority: Authority) -> None:
     """Each command is a record of its own, and all of them are there when the gateway looks."""
     inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
     sealed = ssl.create_default_context(cafile=authority.trust).wrap_bio(inward, outward, server_hostname="127.0.0.1")
@@ -156,7 +156,7 @@ def test_what_comes_in_many_records_at_once_is_read(both: Path, authority: Autho
         assert all(answer.HasField("pong") for answer in said(50))
 
 
-def test_what_is_read_in_slices_lies_in_one_buffer() -> None:
+def test_slices_of_a_read_lie_in_one_buffer() -> None:
     """As asyncio reads what is there in several records."""
     one = _Socket(cast(Gateway, None), OpenConnections(1, 1), lambda *_: None, memoryview(bytearray(6)))
     for at, piece in enumerate((b"or", b"de", b"rs")):
@@ -230,7 +230,9 @@ def test_by_http_a_token_counts_before_a_certificate(
 
 
 def test_a_certificate_says_until_when_it_counts(folder: Path) -> None:
-    """Its connection ends then, as with a token: else whoever got in once stays for ever."""
+    """A connection ends with its certificate, as with a token: otherwise an expired certificate would count for
+    ever.
+    """
     pair = Authority(folder, "brief").issue("till")
     told = ssl._ssl._test_decode_cert(pair.certificate)  # type: ignore[attr-defined]
     identity = identity_of(told)
@@ -264,7 +266,7 @@ def test_with_a_role_for_those_who_show_nothing_they_come_in(
         assert round_trip(joined(url, authentication=token, **trust), "with-token") == b"paid"
 
 
-def test_what_is_wrong_with_files_is_said(authority: Authority, shown: dict[str, Any]) -> None:
+def test_fault_in_the_files_is_told(authority: Authority, shown: dict[str, Any]) -> None:
     over = authority.issue("broker-over", days=-1)
     wrong = [
         ({"pulsar_tls_certificate_file": "x"}, "pulsar_tls_key_file is not set"),

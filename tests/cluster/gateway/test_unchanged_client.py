@@ -17,7 +17,7 @@ from tests.cluster.gateway.clients import EARLIEST, KEY_SHARED, PATIENCE, backlo
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_what_is_sent_comes_with_all_its_fields(client: pulsar.Client) -> None:
+def test_message_arrives_with_all_its_fields(client: pulsar.Client) -> None:
     consumer = client.subscribe("fields", "s", initial_position=EARLIEST)
     producer = client.create_producer("fields", producer_name="till")
     before = int(time.time() * 1000)
@@ -176,7 +176,7 @@ def test_native_and_wire_on_one_topic(server: Client, client: pulsar.Client) -> 
     until(lambda: backlog(server, "both", "s") == 0)
 
 
-def test_what_is_not_offered_is_said_at_once(client: pulsar.Client) -> None:
+def test_missing_feature_is_told_at_once(client: pulsar.Client) -> None:
     began = time.monotonic()
     for name in ("persistent://other/ns/topic", "non-persistent://public/default/topic"):
         with pytest.raises(pulsar.PulsarException):

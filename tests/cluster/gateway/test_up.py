@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def round_trip(said: str) -> bytes:
-    """What a client sends and receives at the address that was said."""
+    """Send a message at the printed address, and return the payload that comes back."""
     found = re.search(r"pulsar://127\.0\.0\.1:[0-9]+", said)
     assert found is not None
     client = pulsar.Client(found[0], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
@@ -68,11 +68,11 @@ def test_clients_are_told_the_advertised_address(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["pulsar://broker", "broker:6650", "a b", "-x", "a..b", "::1", "x" * 254])
-def test_what_is_no_host_is_refused_in_one_line(tmp_path: Path, wrong: str) -> None:
+def test_address_that_is_no_host_is_refused_in_one_line(tmp_path: Path, wrong: str) -> None:
     with pytest.raises(Invalid, match=r"pulsar_advertised_address is the name") as refused:
         standalone.up(values(tmp_path, pulsar_port=0, pulsar_advertised_address=wrong))
     assert "\n" not in str(refused.value)
 
 
-def test_who_wants_none_is_told_nothing(folder: Path) -> None:
+def test_up_without_a_gateway_prints_nothing_on_pulsar(folder: Path) -> None:
     assert "pulsar" not in standalone.up(values(folder, pulsar_port=-1))

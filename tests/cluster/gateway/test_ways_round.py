@@ -1,4 +1,4 @@
-"""Ways to get round permissions, each of which is refused: one team tries everything to reach the topics of another.
+"""Ways to get round permissions, all of them refused: one team tries everything to reach the topics of another.
 
 `red` may produce and consume in `red/ns`, and `blue` in `blue/ns`; that namespace has topics, with a subscription
 `kept`.
@@ -250,7 +250,7 @@ def varint(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["auth_response", "connect"])
-def test_who_is_connected_stays_who_he_is(teams: Teams, name: str) -> None:
+def test_token_of_another_role_ends_the_connection(teams: Teams, name: str) -> None:
     """Another one's token, on a connection that is open, ends it."""
     raw, _ = teams.enter(teams.token("red"))
     token = teams.token("root").encode()
@@ -263,7 +263,7 @@ def test_who_is_connected_stays_who_he_is(teams: Teams, name: str) -> None:
 
 
 def test_nothing_is_done_before_it_is_known_who_asks(teams: Teams) -> None:
-    """What came with a CONNECT that is refused, and what comes without one."""
+    """Commands behind a CONNECT that is refused, and commands without a CONNECT, change nothing."""
     greeting = command("connect", client_version="raw", auth_method_name="token", auth_data=b"none")
     made = "persistent://red/ns/too-early"
     for first in (encode(greeting), b""):
@@ -358,7 +358,7 @@ def test_several_roles_of_one_token_add_up(teams: Teams) -> None:
 
 
 def test_a_token_lasts_longer_than_the_right(teams: Teams) -> None:
-    """Who is connected is sent away, who comes back is refused, and the token is as valid as before."""
+    """A connected client is sent away, a client that comes back is refused, and the token is as valid as before."""
     granted = "/admin/v2/namespaces/blue/ns/permissions/guest"
     assert teams.ask("POST", granted, ["produce"], "blue-chief").status == 204
     raw, _ = teams.enter(teams.token("guest"))
@@ -385,7 +385,7 @@ def test_a_subscription_is_for_those_who_are_named(teams: Teams) -> None:
     assert teams.told("blue", "subscribe", **asked) is None
 
 
-def test_who_looks_breaks_nothing(teams: Teams) -> None:
+def test_watcher_sees_statistics_and_changes_nothing(teams: Teams) -> None:
     assert teams.ask("GET", f"{AT}/stats", None, "watcher").status == 200
     assert teams.ask("GET", "/admin/v2/tenants/blue", None, "watcher").body["adminRoles"] == ["blue-chief"]
     for method, path in (("DELETE", AT), ("POST", f"{AT}/subscription/kept/skip_all"), ("GET", f"{AT}/examinemessage")):

@@ -1,4 +1,4 @@
-"""A topic's history as an Iceberg table: the same files, once each, whoever is interrupted or comes second."""
+"""A topic's history as an Iceberg table: the same files, once each, also after an interruption or with two writers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Days:
         return self.client.offload_status("orders")[0]
 
     def table(self) -> Any:
-        """Opened anew, as by another process."""
+        """Open the table again, as another process would."""
         return iceberg.IcebergTable(iceberg.open_catalog(self.catalog, self.warehouse), self.urls, "orders")
 
     def numbers(self, **how: Any) -> list[int]:
@@ -166,7 +166,7 @@ def test_a_commit_that_was_interrupted_is_done_once(days: Days, durable: bool, m
     assert len(days.table().table().snapshots()) == 1
 
 
-def test_of_two_who_follow_one_commits(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_followers_commits(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     days.publish()
     first, second = days.table(), days.table()
     commit = type(first._catalog).commit_table
@@ -193,7 +193,7 @@ def test_of_two_who_follow_one_commits(days: Days, monkeypatch: pytest.MonkeyPat
         first.follow()
 
 
-def test_what_was_trimmed_leaves_the_table(days: Days) -> None:
+def test_trimmed_messages_leave_the_table(days: Days) -> None:
     days.publish(over_midnight=True)
     days.publish()
     days.table().follow()
@@ -207,7 +207,7 @@ def test_what_was_trimmed_leaves_the_table(days: Days) -> None:
 
 
 def interrupted(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody lets the table follow, and is killed before the catalog has the commit."""
+    """Interrupt a follow of the table before the catalog has the commit."""
 
     def dies(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -251,7 +251,7 @@ def test_an_erased_key_leaves_the_table(days: Days, late: bool, monkeypatch: pyt
     assert len(list((days.folder / "iceberg").rglob("data/*.parquet"))) == 2, "copies of what was erased are deleted"
 
 
-def test_what_is_no_catalog_and_no_topic_is_told(days: Days, tmp_path: Path) -> None:
+def test_missing_catalog_and_topic_are_told(days: Days, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is no catalog"):
         iceberg.open_catalog("nothing", f"file://{tmp_path}")
     catalog = iceberg.open_catalog(f"sqlite:///{tmp_path}/c.db", f"file://{tmp_path}")
@@ -273,7 +273,7 @@ def test_several_may_open_a_new_catalog_at_once(tmp_path: Path) -> None:
             assert all(threads.map(opened, [tmp_path / str(attempt)] * 8))
 
 
-def test_what_leaves_is_committed_by_itself(tmp_path: Path) -> None:
+def test_offloaded_ledger_is_committed_by_itself(tmp_path: Path) -> None:
     """With a catalog in the settings: offloaded, trimmed, deleted, and the table is what it should be."""
     url = f"sqlite:///{tmp_path}/catalog/c.db"
     with embedded.connect(tmp_path / "data", iceberg_catalog=url) as client:
@@ -291,7 +291,7 @@ def test_what_leaves_is_committed_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_catalog_that_is_away_holds_nothing_up(tmp_path: Path) -> None:
-    """What it says of that goes to whoever may see the topic: the password of the catalog is not for them."""
+    """Every user who may see the topic can read the error, so it must not name the password of the catalog."""
     catalog = "http://till:hidden@127.0.0.1:9"
     with embedded.connect(tmp_path / "data", iceberg_catalog=catalog) as client:
         days = Days(client, tmp_path / "data")
@@ -354,7 +354,7 @@ def test_spark_reads_the_table_by_its_own_runtime(days: Days, monkeypatch: pytes
 
 
 def in_spark(days: Days, snapshot: int, where: str) -> Any:
-    """What the program says of the table."""
+    """Run the Spark program on the table and return its output."""
     program = Path(__file__).with_name("iceberg_in_spark.py")
     asked = [os.environ["ICEBERG_SPARK_JAR"], days.table().table().metadata_location, str(snapshot), where]
     said = subprocess.run(

@@ -34,7 +34,7 @@ class Renewed(Record):  # type: ignore[misc]
 
 
 class Site:
-    """A cluster with a catalog, and topics of which ledgers leave as soon as they are closed."""
+    """A cluster with a catalog, and with topics whose ledgers leave as soon as they are closed."""
 
     def __init__(self, client: Client, folder: Path) -> None:
         self.client, self.folder = client, folder
@@ -103,8 +103,8 @@ def test_fields_are_columns_and_new_ones_are_added(site: Site, schema: Any) -> N
     assert site.status("orders")["undecoded"] == 0
 
 
-def test_what_is_no_order_is_null_and_counted(site: Site) -> None:
-    """Of a client that says it has the schema and sends something else: everything leaves."""
+def test_payload_that_is_no_order_is_null_and_counted(site: Site) -> None:
+    """A client claims the schema and sends something else: everything leaves all the same."""
     settings(site, "orders", 4)
     wrong = pulsar.schema.BytesSchema()
     wrong._schema_info = AvroSchema(Order)._schema_info  # what it registers, and not what it sends
@@ -140,7 +140,9 @@ def test_an_erased_key_is_gone_from_the_columns(site: Site, monkeypatch: pytest.
 
 
 def test_older_files_and_topics_of_the_same_name(tmp_path: Path) -> None:
-    """What left before there was a catalog has no columns; a topic that is made anew may have others by that name."""
+    """Files from before the catalog have no columns; a topic that is made again may have other columns of the same
+    name.
+    """
     data = tmp_path / "data"
     with embedded.connect(data, pulsar_port=0) as client:
         site = Site(client, data)

@@ -25,7 +25,7 @@ def test_every_machine_has_the_loopback() -> None:
 def test_ray_says_nothing_between_the_lines_of_an_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it has to say of a lost node came between the JSON of `./sluice status --json`."""
+    """Ray's lines on a lost node came between the JSON of `./sluice status --json`."""
     worker = import_module("ray._private.worker")
     monkeypatch.setattr(worker, "_worker_logs_enabled", True)
 

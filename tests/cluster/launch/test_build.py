@@ -1,4 +1,4 @@
-"""What a host's process gets from the one that makes it."""
+"""The parts that a host's process gets from its maker."""
 
 from __future__ import annotations
 

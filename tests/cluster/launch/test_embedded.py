@@ -95,7 +95,9 @@ def test_messages_columns_delays_and_large_payloads() -> None:
 
 
 def test_the_lowest_priority_level_is_the_active_consumer(one: tuple[EmbeddedCluster, Client]) -> None:
-    """Of a failover subscription, also if it comes later; another level is refused before anybody is asked."""
+    """In a failover subscription a later consumer takes over too; another level is refused before any owner is
+    asked.
+    """
     _, client = one
     client.create_topic("orders", 1)
     first = client.subscribe("orders", "s", type="failover", consumer_name="first", priority_level=1)
@@ -110,7 +112,7 @@ def test_the_lowest_priority_level_is_the_active_consumer(one: tuple[EmbeddedClu
 
 
 def test_partitions_wait_for_their_writes_together(one: tuple[EmbeddedCluster, Client]) -> None:
-    """One after the other, sixteen partitions are sixteen syncs of the disk, and as many round trips."""
+    """In turn, sixteen partitions would need sixteen syncs of the disk, and as many round trips."""
     inner, client = one
     producer, consumer = opened(client, 16)
     for number in range(200):
@@ -155,7 +157,7 @@ def test_acknowledging_goes_on_after_a_store_refused(
     assert rows(client, "orders", "billing", "msgBacklog") == 0
 
 
-def test_who_changes_columns_afterwards_changes_nothing(one: tuple[EmbeddedCluster, Client]) -> None:
+def test_later_change_of_columns_changes_no_message(one: tuple[EmbeddedCluster, Client]) -> None:
     """Requests pass the codec within a process too."""
     _, client = one
     producer, consumer = opened(client, 1)
@@ -193,7 +195,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def test_the_way_to_it_imports_nothing_heavy() -> None:
-    """It is ready before Ray alone would be imported."""
+    """The embedded broker is ready before Ray alone would be imported."""
     code, output, errors = run(QUICK)
     assert (code, errors) == (0, "")
     assert set(json.loads(output)) & set(HEAVY) == set()
@@ -211,7 +213,7 @@ def kill(inner: EmbeddedCluster, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["topic", "dispatcher", "bookie", "controller"])
 def test_messages_go_on_when_an_actor_is_killed(one: tuple[EmbeddedCluster, Client], kind: str) -> None:
-    """It comes back under a new address (the controller under its own), and nothing is lost or out of order."""
+    """The actor comes back under a new address (the controller under its own), and nothing is lost or out of order."""
     inner, client = one
     producer, consumer = opened(client)
     producer.send_batch(batch(5, 10))
@@ -242,7 +244,7 @@ for number in range(10**6):
 
 
 def test_an_owner_that_ends_again_and_again_is_an_alarm(one: tuple[EmbeddedCluster, Client]) -> None:
-    """It is started again each time, so nothing else tells that a partition is hardly served."""
+    """The owner is started again each time, so only an alarm tells that a partition is hardly served."""
     inner, client = one
     client.create_topic("orders")
     client.create_producer("orders").send(b"paid")
@@ -309,7 +311,7 @@ def test_a_damaged_metadata_log_is_refused_untouched(tmp_path: Path, damage: str
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_who_is_second_on_a_folder_is_told_who_is_first(tmp_path: Path) -> None:
+def test_second_process_on_a_folder_names_the_first(tmp_path: Path) -> None:
     child = begin(HOLD, str(tmp_path))
     try:
         assert child.stdout is not None
@@ -350,7 +352,7 @@ def test_a_program_that_closes_nothing_ends_quietly(tmp_path: Path) -> None:
         assert [row["topic"] for row in client.topics()] == ["orders"]
 
 
-def test_it_can_be_opened_again_and_again(tmp_path: Path) -> None:
+def test_folder_can_be_opened_again_and_again(tmp_path: Path) -> None:
     """Subscriptions, acknowledgements and producers' sequences are where they were."""
     for number in range(3):
         with sluice.connect(embedded=True, data_dir=tmp_path) as client:

@@ -140,7 +140,7 @@ def assert_ray_is_not_needed(folder: Path) -> None:
 
 
 def assert_found_again(client: sluice.client.Client, left: int) -> None:
-    """What the first half of the test made is there."""
+    """Check that everything from the first half of the test is there."""
     (topic,) = client.topics()
     assert (topic["topic"], topic["partitions"], topic["retention_ms"]) == ("orders", 2, 77)
     assert client.subscriptions("orders") == ["audit", "billing"]
@@ -223,7 +223,7 @@ def assert_nobody_else_gets_in(session: str) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Nobody but this user may enter it."""
+    """Tell whether this user alone may enter the folder."""
     return stat.S_IMODE(folder.stat().st_mode) == 0o700 and folder.stat().st_uid == os.getuid()
 
 
@@ -401,7 +401,9 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_foreign_state_file_is_refused(tmp_path: Path, content: str) -> None:
-    """It says what would be ended and removed, so it must be one of ours; it is left as it is."""
+    """The file says which processes to end and which folders to remove, so a foreign one is refused and left as it
+    is.
+    """
     (tmp_path / STATE_FILE).write_text(content)
     for call in (lambda: launch.up(values(tmp_path)), lambda: launch.down(tmp_path), lambda: discovery.find(tmp_path)):
         with pytest.raises(sluice.Invalid, match=r"cluster\.json .*remove it if no cluster runs"):

@@ -27,7 +27,7 @@ TIMEOUT = 30_000
 
 
 async def find(host: str) -> Endpoint | Unknown:
-    """What the process that is asked knows."""
+    """Return the endpoint of the one known process, and Unknown for every other."""
     return KNOWN if host == KNOWN.name else Unknown(f"no process {host}", gone=True)
 
 
@@ -66,7 +66,7 @@ async def answers(net: DirectNet, kind: type[Listening | Unknown]) -> None:
             told = await ask(net, KNOWN.name)
 
 
-async def test_who_comes_in_learns_where_others_listen(tmp_path: Path) -> None:
+async def test_process_at_the_door_learns_where_others_listen(tmp_path: Path) -> None:
     listener = keep(tmp_path)
     net = through(tmp_path, ADDRESS)
     assert net is not None
@@ -100,7 +100,7 @@ async def test_a_new_incarnation_is_found_where_the_old_one_was(tmp_path: Path) 
     again.close()
 
 
-async def test_who_changes_its_folder_comes_in_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_changes_its_folder_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     listener = keep(tmp_path)
@@ -137,7 +137,7 @@ async def test_another_keeper_of_the_door_is_taken_for_itself_alone(tmp_path: Pa
     again.close()
 
 
-async def test_nobody_comes_in_without_the_token(tmp_path: Path) -> None:
+async def test_wrong_token_keeps_a_process_out(tmp_path: Path) -> None:
     listener = keep(tmp_path)
     (tmp_path / "token").write_text("w" * 64)
     net = through(tmp_path, ADDRESS)
@@ -164,7 +164,7 @@ async def test_there_is_no_door_to_another_cluster_or_machine(tmp_path: Path) ->
 
 
 async def test_without_a_token_file_no_door_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token is in the environment only: whoever came in by the door could not prove to know it."""
+    """With the token in the environment only, a process that came in by the door could not prove that it knows it."""
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     keep(tmp_path).close()
     assert not (tmp_path / DOOR_FILE).exists()

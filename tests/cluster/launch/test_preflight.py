@@ -30,7 +30,7 @@ def test_nothing_is_started_with_an_old_certificate(over: dict[str, Any], tmp_pa
     assert not (tmp_path / "data" / STATE_FILE).exists()
 
 
-def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+def test_missing_file_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(sluice.Invalid, match="tls_certificate_file and tls_key_file is not set"):
         launch.up(values(tmp_path / "data", tls_trust_certs_file="authority.pem"))
     with pytest.raises(sluice.Invalid, match=r"token\.key cannot be read: No such file"):

@@ -40,7 +40,7 @@ class Method:
 
 
 class Handle:
-    """A host's handle, of which every method ends like this."""
+    """A host's handle with the same outcome for every method."""
 
     def __init__(self, outcome: object = None) -> None:
         self.ready = self.node = Method(outcome)
@@ -52,11 +52,11 @@ class Process:
     slot = ""
 
     async def introduce(self) -> tuple[str, str, list[tuple[str, str, str]]]:
-        """It runs one topic."""
+        """Report one topic as running."""
         return self.slot, "n1", [("topic", "broker-0-a/t", json.dumps({"topic": "t", "partition": 0}))]
 
     def serve(self, slot: str) -> None:
-        """It serves whoever comes first."""
+        """Serve the first slot that is asked for; refuse others."""
         if self.slot not in ("", slot):
             raise Unavailable(f"serves {self.slot} already")
         self.slot = slot
@@ -89,7 +89,7 @@ class Net:
 
 
 def processes(process: Process | None, make: Any = Handle) -> RayProcesses:
-    """Of a controller that reaches this process."""
+    """Return the processes as a controller sees them that reaches this one."""
     net: Any = Net(process)
     return RayProcesses({}, make, net)
 
@@ -110,7 +110,7 @@ async def until_ended(handles: Handles) -> Any:
 
 
 def rows(**ports: int) -> list[dict[str, Any]]:
-    """What Ray says of nodes that live, by name."""
+    """Return Ray's rows of living nodes, by name."""
     return [
         {"Alive": True, "NodeID": name, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
         for name, port in ports.items()
@@ -118,7 +118,9 @@ def rows(**ports: int) -> list[dict[str, Any]]:
 
 
 async def test_node_whose_port_refuses_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray still takes it for alive. It is not away: whoever refuses has ended."""
+    """Ray still takes the node for alive. A refused connection means that the node has ended, and not that it is
+    away.
+    """
     with socket.create_server(("127.0.0.1", 0)) as alive, socket.create_server(("127.0.0.1", 0)) as dead:
         listed = rows(a=alive.getsockname()[1], b=dead.getsockname()[1])
         dead.close()
@@ -141,7 +143,7 @@ async def test_node_that_says_nothing_is_away(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_node_that_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks again hears at once that it is away, and soon that it is back."""
+    """A second look hears at once that the node is away, and soon that it is back."""
     probed, back = threading.Semaphore(0), threading.Event()
 
     def probe(row: dict[str, Any]) -> bool | None:
@@ -188,14 +190,14 @@ async def test_head_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPa
 
 
 def answers_slowly(address: str) -> bool:
-    """Nobody answers at an address of the documentation's, and nobody refuses."""
+    """Tell whether an address answers: one of the documentation's neither answers nor refuses."""
     if address.startswith("192.0.2."):
         threading.Event().wait(module.CONNECT_TIMEOUT)
         return False
     return True
 
 
-async def test_what_the_head_said_last_holds_while_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_answer_holds_while_the_head_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread asks it, however often it is looked for."""
     monkeypatch.setattr(module, "HEAD_S", 0.05)
     over = threading.Event()
@@ -235,7 +237,7 @@ async def test_a_head_that_is_away_is_not_asked_with_the_lock_held(monkeypatch: 
 
 
 async def test_a_process_is_asked_over_its_own_connection() -> None:
-    """What it is, whom it serves, and what it runs; its refusals and defects come back."""
+    """The process tells its identity, its slot, and its actors; its refusals and defects come back."""
     asked = processes(Process())
     told = await asked.introduce("broker-0-a", 1_000)
     assert not isinstance(told, Unknown)
@@ -251,7 +253,7 @@ async def test_a_process_is_asked_over_its_own_connection() -> None:
     assert await asked.stop("broker-0-a", "t", 1_000) is None
 
 
-async def test_what_has_ended_is_gone() -> None:
+async def test_ended_process_is_gone() -> None:
     """Between being listed and being asked."""
     asked = processes(None)
     for told in (await asked.introduce("broker-0-a", 20), await asked.stop("broker-0-a", "t", 20)):
@@ -269,7 +271,7 @@ async def test_a_process_that_does_not_come_up_is_ended(ended: Handles) -> None:
 
 
 async def test_no_process_comes_up_on_a_node_that_ends(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
-    """Ray waits for a minute or two until it says so, and with it whoever was to be served there."""
+    """Ray says so a minute or two later, and until then the wait for the process would go on."""
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     handle = Handle("silent")
     with socket.create_server(("127.0.0.1", 0)) as alive, socket.create_server(("127.0.0.1", 0)) as dead:
@@ -284,8 +286,8 @@ async def test_no_process_comes_up_on_a_node_that_ends(monkeypatch: pytest.Monke
     assert await until_ended(ended) is handle
 
 
-async def test_what_is_in_use_again_is_not_ended_late(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
-    """It was to be ended while Ray's head was away, and is met again: when the head is back nothing is ended."""
+async def test_process_in_use_again_is_not_ended_late(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
+    """A process was to be ended while Ray's head was away, and came into use again: when the head is back it stays."""
     over, asked = threading.Event(), threading.Event()
 
     def away() -> None:
@@ -307,7 +309,9 @@ async def test_what_is_in_use_again_is_not_ended_late(monkeypatch: pytest.Monkey
 async def test_connections_to_processes_of_lost_nodes_are_given_up(
     monkeypatch: pytest.MonkeyPatch, ended: Handles
 ) -> None:
-    """They may live and answer, but Ray finds them no more: whoever has no connection yet would never reach them."""
+    """Such processes may live and answer, but Ray finds them no longer, so a process without a connection never reaches
+    them.
+    """
     alive = [Node("here", "127.0.0.1"), Node("there", "127.0.0.2")]
     monkeypatch.setattr(module, "LOST_NODES_S", 0.001)
     made = processes(None, lambda name, settings, node: Handle(node))

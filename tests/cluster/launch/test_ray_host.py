@@ -38,7 +38,7 @@ class Handle:
         return "ref"
 
     def get(self, ref: str) -> None:
-        """What ray.get does with the reference."""
+        """Fail `left` times and then succeed, in place of ray.get."""
         assert ref == "ref"
         if self.left:
             self.left -= 1
@@ -47,7 +47,7 @@ class Handle:
 
 @pytest.mark.parametrize("failures", [0, 1, 3])
 def test_a_host_is_called_until_it_is_awake(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-    """Each failed call is followed by another; after the one that works there is no more."""
+    """Each failed call is followed by another; the first one that works is the last."""
     handle: Any = Handle(failures)
     monkeypatch.setattr(ray, "get", handle.get)
     host.wake_host(handle, pause_s=0)
@@ -107,7 +107,7 @@ async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
     return runs, waiting
 
 
-async def test_who_waits_for_a_stopped_actor_learns_that_it_is_gone() -> None:
+async def test_wait_for_a_stopped_actor_ends_with_gone() -> None:
     """At once, and not when its patience ends: it has to find the next one."""
     runs, waiting = await waiting_for(Parts())
     await runs.stop("slow")
@@ -138,7 +138,7 @@ async def test_so_does_who_waits_for_one_that_breaks(breaking: Request[Any]) -> 
     assert why_ended("host", later) == "", "that is not the end of its process"
 
 
-async def test_who_gives_up_waiting_ends_nothing_else() -> None:
+async def test_time_out_of_a_caller_ends_nothing_else() -> None:
     """A time-out of a caller in the same process is the caller's: the handler goes on with its work to the end."""
     parts = Parts()
     runs = host.Host("host", parts, {}, [])
@@ -153,7 +153,7 @@ async def test_who_gives_up_waiting_ends_nothing_else() -> None:
     assert isinstance(await net.call("host/slow", Ping(), 1000), Alive)
 
 
-async def test_nobody_reaches_an_actor_before_it_has_started() -> None:
+async def test_request_waits_until_an_actor_has_started() -> None:
     """Statistics that are asked for meanwhile wait; the metrics ask only those that have started."""
     parts = Parts()
     parts.begin = asyncio.Event()

@@ -109,7 +109,7 @@ def test_a_client_goes_on_with_one_that_was_started_again(folder: Path, monkeypa
         consumer.wait_acknowledged(60_000)
 
 
-def test_who_is_second_is_told_who_is_first(folder: Path) -> None:
+def test_second_cluster_on_a_folder_names_the_first(folder: Path) -> None:
     who = rf"another process \({process(folder).pid}, sluice up --embedded\) runs a cluster on"
     with pytest.raises(sluice.Invalid, match=who):
         sluice.connect(embedded=True, data_dir=folder)

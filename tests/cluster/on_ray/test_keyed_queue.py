@@ -44,7 +44,7 @@ class Unpacked:
 
 
 def taken(queue: KeyedQueue, count: int) -> list[Item]:
-    """So many items, each acknowledged."""
+    """Take and acknowledge `count` items."""
     items = []
     for _ in range(count):
         item = queue.get(timeout=PATIENCE_S)
@@ -54,7 +54,7 @@ def taken(queue: KeyedQueue, count: int) -> list[Item]:
 
 
 def eventually_batch(queue: KeyedQueue, count: int) -> list[Item]:
-    """So many items at once, when they are here."""
+    """Take `count` items at once, as soon as all are here."""
     found: list[Item] = []
 
     def come() -> bool:
@@ -66,7 +66,7 @@ def eventually_batch(queue: KeyedQueue, count: int) -> list[Item]:
     return found
 
 
-def test_what_is_put_is_got_with_its_key(queue: KeyedQueue) -> None:
+def test_item_arrives_with_its_key(queue: KeyedQueue) -> None:
     queue.put({"order": 7}, key="customer")
     queue.put(None)
     got = taken(queue, 2)
@@ -111,7 +111,7 @@ def test_each_item_reaches_one_of_many_readers(client: Client, queue: KeyedQueue
     assert sorted(got) == list(range(300))
 
 
-def test_what_was_put_before_any_reader_is_kept(tmp_path: Path) -> None:
+def test_item_put_before_any_reader_is_kept(tmp_path: Path) -> None:
     with KeyedQueue("jobs", embedded=True, data_dir=tmp_path / "data") as queue:
         queue.put("first", key="a")
         queue.put("second", key="a")
@@ -119,7 +119,7 @@ def test_what_was_put_before_any_reader_is_kept(tmp_path: Path) -> None:
         assert [item.value for item in taken(again, 2)] == ["first", "second"]
 
 
-def test_what_is_given_back_comes_again(queue: KeyedQueue) -> None:
+def test_item_given_back_comes_again(queue: KeyedQueue) -> None:
     queue.put("work")
     queue.nack(queue.get(timeout=PATIENCE_S))
     assert taken(queue, 1)[0].redelivery_count == 1
@@ -222,7 +222,7 @@ async def test_a_wait_that_is_cancelled_takes_nothing(queue: KeyedQueue) -> None
 
 
 async def test_a_cancelled_wait_keeps_the_order_of_a_key(queue: KeyedQueue) -> None:
-    """It is cancelled when an item of the key has come, before or behind the moment at which it would be handed out."""
+    """Cancel the wait when an item of the key has come, before or behind the moment at which it would be handed out."""
     await queue.put_async("first", key="other")
     queue.ack(await queue.get_async(timeout=PATIENCE_S))
     waits = [asyncio.create_task(queue.get_async()) for _ in range(3)]
@@ -240,7 +240,7 @@ async def test_a_cancelled_wait_keeps_the_order_of_a_key(queue: KeyedQueue) -> N
     assert [item.redelivery_count for item in got] == [0] * 5
 
 
-async def test_nobody_stands_before_the_queue_after_a_cancel(queue: KeyedQueue) -> None:
+async def test_cancelled_wait_leaves_the_queue_to_others(queue: KeyedQueue) -> None:
     await queue.put_async("first")
     queue.ack(await queue.get_async(timeout=PATIENCE_S))
     waiting = asyncio.create_task(queue.get_async())
@@ -379,7 +379,7 @@ ray.shutdown()
 
 @pytest.mark.ray
 def test_a_program_that_uses_ray_gets_its_broker(tmp_path: Path) -> None:
-    """It is started in the program's own Ray, found by its tasks, and ends with it."""
+    """The broker is started in the program's own Ray, found by its tasks, and ends with it."""
     from sluice.cluster.launch.launch import leave_nothing
     from sluice.cluster.node.environment import short_folder
     from sluice.cluster.node.nodes import SLOW_START, START_TRIES
@@ -401,7 +401,7 @@ def test_a_program_that_uses_ray_gets_its_broker(tmp_path: Path) -> None:
 
 
 def test_a_batch_with_an_odd_item_puts_none_of_them(queue: KeyedQueue) -> None:
-    """Those before it were in the queue, and nobody could say how many."""
+    """An earlier version put the items before the odd one, and their number was unknown."""
     with pytest.raises(RuntimeError, match="not packed"):
         queue.put_nowait_batch([1, Unpacked(), 3])
     with pytest.raises(Invalid, match="column 'payload' holds"):

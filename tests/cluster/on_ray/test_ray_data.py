@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @dataclass
 class Task:
-    """What Ray tells a write task of itself."""
+    """The context that Ray gives a write task."""
 
     task_idx: int
 
@@ -59,7 +59,7 @@ def publish(client: Client, topic: str, days: int, partitions: int = 2) -> None:
 
 
 def read(source: Any) -> list[pa.Table]:
-    """Of each task, what it gives."""
+    """Return the rows of each task."""
     tasks = source.get_read_tasks(3)
     tables = [pa.concat_tables(list(task())) for task in tasks]
     assert [task.metadata.num_rows for task in tasks] == [len(table) for table in tables]
@@ -103,7 +103,7 @@ def test_a_topic_without_messages_is_an_empty_dataset(client: Client) -> None:
     assert len(table) == 0
 
 
-def test_what_cannot_be_read_is_told(client: Client) -> None:
+def test_unreadable_topic_and_options_are_told(client: Client) -> None:
     with pytest.raises(NotFound):
         sluice.read_dataset("nowhere")
     with pytest.raises(Invalid, match="messages_per_task"):

@@ -1,4 +1,4 @@
-"""Where values come from, which keys exist, and what is said about a wrong one."""
+"""Sources of values, existing keys, and messages about a wrong one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_setting_of_the_actors_is_a_key() -> None:
             assert f"{section}.{field.name}" in known_keys()
 
 
-def test_what_is_printed_reads_back(tmp_path: Path) -> None:
+def test_printed_settings_read_back(tmp_path: Path) -> None:
     first = load(bookies=7, topic={"partitions": 3}, data_dir='some where/"quoted"')
     file = tmp_path / "printed.toml"
     file.write_text(to_toml(first))
@@ -91,7 +91,7 @@ def test_bad_durations(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["retention_ms", "retention_bytes", "offload_threshold_seconds"])
-def test_what_has_no_end_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unlimited_value_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """On the command line, in the environment and in a file every value may be a text."""
     assert getattr(load().values.topic_settings(**{name: "-1"}), name) == -1
     with pytest.raises(Invalid, match="-2"):
@@ -101,7 +101,7 @@ def test_what_has_no_end_can_be_written_as_text(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_part_of_a_second_is_not_none() -> None:
-    """Of 0 s every ledger would leave at once."""
+    """With 0 s every ledger would leave at once."""
     wanted = {"500ms": 1, "1500ms": 2, "2s": 2, "0": 0, "7": 7}
     settings = [load().values.topic_settings(offload_threshold_seconds=text) for text in wanted]
     assert [each.offload_threshold_seconds for each in settings] == list(wanted.values())

@@ -1,4 +1,4 @@
-"""What a second `up` cannot change is named."""
+"""Options that a second `up` cannot change are named."""
 
 from __future__ import annotations
 

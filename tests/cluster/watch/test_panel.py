@@ -26,7 +26,7 @@ SECRET = "s" * 40
 
 
 class Load:
-    """Two consumers, of which pressing takes one away."""
+    """A load of two consumers; a press takes one away."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -83,7 +83,7 @@ def panel(load: Load, tmp_path: Path) -> Panel:
 
 
 def parts(address: str) -> tuple[str, dict[str, str]]:
-    """Where the server of an address is, and the headers that it wants."""
+    """Split an address into the server's URL and the headers that it wants."""
     split = urlsplit(address)
     return f"http://{split.netloc}", {"Authorization": f"Bearer {split.fragment.removeprefix('token=')}"}
 
@@ -109,7 +109,7 @@ async def test_only_the_printed_token_opens_not_the_clusters(load: Load, tmp_pat
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"kind": 1, "target": "a"}', '"x"'])
-async def test_what_is_no_fault_is_refused_in_one_line(load: Load, tmp_path: Path, body: str) -> None:
+async def test_unknown_fault_is_refused_in_one_line(load: Load, tmp_path: Path, body: str) -> None:
     with panel(load, tmp_path) as shown:
         base, right = parts(shown.address)
         async with (

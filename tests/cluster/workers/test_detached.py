@@ -57,7 +57,7 @@ def start(folder: Path, calls: Path, version: str, program: str = PROGRAM) -> No
 
 
 def typed(folder: Path, *words: str) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     command = [PYTHON, "-c", "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()", *words]
     ran = subprocess.run(
         [*command, "--data-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False

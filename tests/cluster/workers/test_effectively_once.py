@@ -68,7 +68,7 @@ def finish(client: Client, topic: str, pool: Workers) -> None:
     eventually(drained, lambda: str(pool.status()))
 
 
-def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -> None:
+def test_returned_value_is_published(topics: tuple[Client, str, str]) -> None:
     client, source, output = topics
 
     def handle(message: Message) -> str:
@@ -80,7 +80,7 @@ def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -
     assert stored(client, output) == wanted("!")
 
 
-def test_what_generators_yield_is_published_in_order(topics: tuple[Client, str, str]) -> None:
+def test_yielded_values_are_published_in_order(topics: tuple[Client, str, str]) -> None:
     client, source, output = topics
 
     async def handle(message: Message) -> AsyncIterator[bytes]:
@@ -151,7 +151,7 @@ def test_a_message_that_fails_has_no_results_until_it_succeeds(topics: tuple[Cli
 
 
 def test_a_slow_handler_holds_up_no_acknowledgement(topics: tuple[Client, str, str]) -> None:
-    """Of a pool that handles one key at a time."""
+    """Check this for a pool that handles one key at a time."""
     client, source, output = topics
     calls, go_on = itertools.count(), threading.Event()
 
@@ -200,7 +200,7 @@ def test_a_result_that_cannot_be_published_fails_its_message(topics: tuple[Clien
 
 
 def test_a_seek_back_repeats_no_result(topics: tuple[Client, str, str]) -> None:
-    """What the output still remembers is passed over, and what it has forgotten is refused."""
+    """Results that the output remembers are passed over, and those that it has forgotten are refused."""
     client, source, output = topics
     with Workers(source, "s", lambda message: message.data(), client=client, output=output) as pool:
         finish(client, source, pool)

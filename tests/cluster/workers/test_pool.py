@@ -33,7 +33,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 class Record:
-    """What handlers saw: numbers by key in order of the calls, and whether a key was ever beside itself."""
+    """A record of handlers' calls: numbers by key in order, and whether calls of a key ever overlapped."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -129,7 +129,7 @@ def test_a_class_is_made_once_in_each_worker(client: Client) -> None:
     assert len(made) == 2
 
 
-def test_what_fails_comes_again_before_what_follows(client: Client) -> None:
+def test_failed_message_comes_again_before_later_ones(client: Client) -> None:
     sent, record = send(client, 3, 30), Record()
 
     def handle(message: Message) -> None:
@@ -205,9 +205,7 @@ def handlers_that_are_cancelled() -> list[Any]:
 
 
 @pytest.mark.parametrize(("handler", "options"), handlers_that_are_cancelled())
-def test_what_is_cancelled_in_a_handler_fails_its_message(
-    client: Client, handler: Any, options: dict[str, Any]
-) -> None:
+def test_cancellation_in_a_handler_fails_its_message(client: Client, handler: Any, options: dict[str, Any]) -> None:
     """And does not end the worker, which would begin with the same message again and again."""
     client.create_topic("results", 1, deduplication_enabled=True)
     send(client, 3, 30)
@@ -273,7 +271,7 @@ def test_a_handler_that_takes_too_long_is_named(client: Client) -> None:
         go_on.set()
 
 
-def test_what_is_under_way_is_finished_before_a_pool_ends(client: Client) -> None:
+def test_pool_finishes_started_messages_before_its_end(client: Client) -> None:
     send(client, 1, 2)
     began, go_on = threading.Event(), threading.Event()
 
@@ -312,13 +310,13 @@ def test_a_pool_without_handler_does_not_start(client: Client) -> None:
         Workers("orders", "billing", client=client).start()
 
 
-def test_what_ray_does_not_have_is_named() -> None:
+def test_missing_resources_of_ray_are_named() -> None:
     assert lacking({"num_cpus": 1, "num_gpus": 1}, {"CPU": 4}) == "GPU: 1 wanted, 0 free"
     assert lacking({}, {"CPU": 1}) == ""
 
 
 def test_a_pool_on_ray_needs_a_program_that_uses_ray() -> None:
-    """Else Ray would start a cluster of its own, of which nobody knows."""
+    """Otherwise Ray would start a cluster of its own that no user knows."""
     with pytest.raises(Invalid, match="Ray"):
         Workers("orders", "billing", print, ray_actor_options={}).start()
 
@@ -475,7 +473,7 @@ def test_a_pool_that_does_not_start_leaves_no_client(monkeypatch: pytest.MonkeyP
     refusing.close.assert_called_once_with()
 
 
-def test_who_has_no_time_for_the_end_of_a_pool_hears_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_without_patience_names_busy_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(pool, "connect", Mock)
     monkeypatch.setattr(registry, "drain", lambda _, name: asked.append(name))

@@ -1,4 +1,4 @@
-"""What the process of a worker on Ray does with calls that come in an order that nobody planned."""
+"""The process of a worker on Ray, when calls come in an unplanned order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_that_is_to_stop_while_it_begins_ends(actor: WorkerActor, monkeypatc
 
 
 def test_one_of_another_pool_of_its_name_ends(client: Client, actor: WorkerActor) -> None:
-    """Its pool was forgotten or replaced, and the next one of that name is for another topic."""
+    """The worker's pool was forgotten or replaced, and the next one of that name is for another topic."""
     with ThreadPoolExecutor(2) as calls:
         first = calls.submit(actor.run, PLACE, 1)
         actor.wait_begun()

@@ -1,4 +1,4 @@
-"""What a keeper's end of the registry tells the controller, and hears from it."""
+"""A keeper's end of the registry: its reports to the controller, and the answers."""
 
 from __future__ import annotations
 
