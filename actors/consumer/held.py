@@ -276,7 +276,7 @@ class Holding:
         return np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
 
     def behind(self, firsts: FirstOfKeys, *, before: int) -> Positions:
-        """Return the open positions of earlier sessions that lie behind the first position of their key."""
+        """Return the open positions, except those of session `before`, behind the first of their key in `firsts`."""
         found = [NO_POSITIONS]
         for part in self._parts.values():
             rows = np.flatnonzero(part.open & (part.positions > firsts.lowest))
