@@ -49,7 +49,7 @@ def work(queue):
     item = queue.get(timeout=60)
     queue.ack(item)
     queue.close()
-    return item.value()
+    return item.value
 
 print(ray.get(work.remote(queue)))
 queue.close()

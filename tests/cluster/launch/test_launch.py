@@ -131,7 +131,7 @@ def test_down_and_kill_9_keep_everything(folder: Path) -> None:
 def assert_ray_is_not_needed(folder: Path) -> None:
     """Another process that sees the data folder is a client without importing Ray."""
     program = (
-        f"import sys, cluster; client = sluice.connect(data_dir={str(folder)!r});"
+        f"import sys, sluice; client = sluice.connect(data_dir={str(folder)!r});"
         "print(client.subscriptions('orders'));"
         "client.create_producer('orders').close(); client.close(); print('ray' in sys.modules)"
     )

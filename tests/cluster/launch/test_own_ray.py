@@ -35,7 +35,7 @@ INIT = "import sys\nray.init(sys.argv[1], log_to_driver=False)\n"
 ORDERS = {
     "ray_first": f"import ray\nimport sluice\n{INIT}",
     "sluice_first": f"import sluice\nimport ray\n{INIT}",
-    "attached_first": f"import ray\n{INIT}import cluster\n",
+    "attached_first": f"import ray\n{INIT}import sluice\n",
 }
 
 
@@ -47,7 +47,7 @@ class Machine:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         self._folder = folder
         plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self._environ = plain | {"HOME": str(folder), "PYTHONPATH": str(ROOT)}
+        self._environ = plain | {"HOME": str(folder), "PYTHONPATH": str(ROOT / "src")}
         command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--node-ip-address=127.0.0.1"]
         command += [f"--port={self.address.partition(':')[2]}", "--include-dashboard=false", "--num-cpus=2"]
         self._ran([*command, f"--temp-dir={session}/ray"], {"RAY_AUTH_MODE": "disabled"})
@@ -93,12 +93,12 @@ def test_a_ray_without_token_serves_a_queue(machine: Machine, order: str) -> Non
 
 def test_a_client_joins_sluice_in_a_ray_without_token(machine: Machine) -> None:
     """From another folder, by the address alone."""
-    ask = "import os, sys, cluster\nos.chdir('/')\nprint(sluice.connect(sys.argv[1]).topics()[0]['topic'])"
+    ask = "import os, sys, sluice\nos.chdir('/')\nprint(sluice.connect(sys.argv[1]).topics()[0]['topic'])"
     assert machine.run(ask) == "jobs"
 
 
 LOCAL = """
-import ray, cluster
+import ray, sluice
 from sluice.cluster.node.sessions import processes_of
 import os
 with sluice.connect(data_dir="data") as client:

@@ -162,7 +162,7 @@ def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: P
 def keeper_pid(folder: Path) -> int:
     """The process of the pool's keeper."""
     script = (
-        "import sys, ray, cluster; from pathlib import Path; from sluice.cluster.launch.discovery import find;"
+        "import sys, ray, sluice; from pathlib import Path; from sluice.cluster.launch.discovery import find;"
         "from sluice.cluster.launch.attach import join; from sluice.cluster.node.environment import POOLS_NAMESPACE;"
         "found = find(Path(sys.argv[1])); join(*found);"
         f"print(ray.get(ray.get_actor('keeper/{POOL}', POOLS_NAMESPACE).pid.remote()))"
