@@ -7,6 +7,7 @@ gives the same rows.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ from sluice.actors.pulsar.codec.frame_cache import CachedBodies
 from sluice.actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
 from sluice.actors.pulsar.codec.properties import read_pairs
 from sluice.actors.pulsar.codec.protocol import Metadata, tags
-from sluice.actors.pulsar.codec.send_decoder import run_of
-from sluice.actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
+from sluice.actors.pulsar.codec.send_decoder import hash_without_key, run_of
+from sluice.actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side, varint
 from sluice.storage.format.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
 from sluice.storage.format.position import entry_of, ledger_of
 
@@ -58,6 +59,10 @@ _PLAIN_REST = 256
 _MOST_FOLD, _SMALL = 4, 64 * 1024
 """and all together so many times what the frame has, or so many: one by one frames count as what they become."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
+_HEADS = [struct.pack(">II", size + 8, size + 4) for size in range(128)]
+"""What stands before the command of a receipt with so many bytes."""
+PLAIN_RECEIPTS = 40
+"""For fewer receipts a loop is cheaper than columns."""
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
 
 
@@ -67,7 +72,8 @@ class Sends:
 
     rows: how many rows each became. bodies: what follows the command of each, None where that is not for consumers as
     it is. batch: the table as it is published, None where that depends on its producer. first: position of the first
-    row, once it is confirmed; -1 if it is not known. error: why all of them were refused.
+    row, once it is confirmed; -1 if it is not known. error: why all of them were refused. keyless: (row, sequence id)
+    of messages without a key, whose hash in `batch` is not made yet.
     """
 
     sequence: Ints
@@ -80,9 +86,18 @@ class Sends:
     error: tuple[int, str] | None = None
     first: int = -1
     settled: bool = False
+    keyless: Sequence[tuple[int, int]] = ()
 
     def __len__(self) -> int:
         return len(self.sequence)
+
+    def run(self, producer: str, now: int) -> StoredBatch:
+        """Return the rows as this producer publishes them."""
+        if self.batch is None:
+            return run_of(self.table, now=now, producer=producer)
+        for row, number in self.keyless:
+            self.batch.hashes[row] = hash_without_key(producer, number)
+        return self.batch
 
     def halves(self) -> tuple[Sends, Sends]:
         """The same in two, in order; of at least two frames."""
@@ -113,6 +128,8 @@ class Sends:
 
 def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
+    if sum(len(sends) for _, _, sends in answered) < PLAIN_RECEIPTS:
+        return b"".join([_few_receipts(producer, partition, sends) for producer, partition, sends in answered])
     if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
         return b"".join(sends.receipts(producer, partition) for producer, partition, sends in answered)
     several = [sends for _, _, sends in answered]
@@ -130,6 +147,28 @@ def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     highest = np.concatenate([sends.highest for sends in several])
     producers = np.repeat([producer for producer, _, _ in answered], counts)
     return _receipts(len(rows), message_id, (producers, sequence, highest))
+
+
+def _few_receipts(producer: int, partition: int, sends: Sends) -> bytes:
+    """Encode the answers one by one: cheaper than columns for few."""
+    ledger, entry = UNSIGNED, UNSIGNED
+    if sends.first >= 0:
+        ledger, entry = ledger_of(sends.first), entry_of(sends.first)
+    begin = b"\x08" + varint(producer)
+    front, end = b"\x08" + varint(ledger) + b"\x10", b"\x18" + varint(partition & UNSIGNED)
+    made = []
+    for sequence, highest, rows in zip(
+        sends.sequence.tolist(), sends.highest.tolist(), sends.rows.tolist(), strict=True
+    ):
+        place = front + varint(entry) + end
+        answer = b"%b\x10%b\x1a%c%b" % (begin, varint(sequence), len(place), place)
+        if highest >= 0:
+            answer += b"\x20" + varint(highest)
+        size = len(answer)
+        made.append(b"%b\x08\x07\x3a%c%b" % (_HEADS[size], size, answer))
+        if sends.first >= 0:
+            entry += rows
+    return b"".join(made)
 
 
 def _receipts(count: int, message_id: list[Field], names: tuple[Ints | int, Ints, Ints]) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 
 from sluice.actors.ports import Task
 from sluice.actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
+from sluice.actors.pulsar.codec.loop_decoder import read_few
 from sluice.actors.pulsar.codec.protocol import (
     FIELD_OF,
     NOT_OFFERED,
@@ -28,7 +29,6 @@ from sluice.actors.pulsar.codec.protocol import (
     parse,
 )
 from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
-from sluice.actors.pulsar.codec.vectorized_decoder import read_sends
 from sluice.actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
 from sluice.actors.pulsar.conversation.commands import CommandHandlers
 from sluice.actors.pulsar.conversation.consuming.reading_ahead import Reading
@@ -179,16 +179,18 @@ class ClientConnection(ClientSession):
         While others speak, and where they are of many producers, SENDs take their part of the turn as well.
         """
         left, gateway = TURN, self.gateway
+        least = gateway.vectorized_from
         shared = self._has_many or gateway.speakers.others(self, gateway.ports.clock.monotonic())
         most = TURN_OF_MANY if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
         try:
             while self._read and left > 0 and not (self.intake.full or self.closed):
                 reading = self._read[0]
-                end = reading.sends_from_here(gateway.vectorized_from, most) if self.greeted else reading.at
-                if end > reading.at:
-                    self._vectorized(reading, end)
+                begin, few = reading.at, left if shared else most
+                end = reading.sends_from_here(least, most, few) if self.greeted else begin
+                if end > begin:
+                    self._together(reading, end)
                     if shared and reading.at == end:
-                        left = 0
+                        left -= TURN if end - begin >= least else end - begin
                 else:
                     frame, reading.at = reading.cut[reading.at], reading.at + 1
                     left -= max(self._frame(frame, reading), shared)
@@ -199,10 +201,10 @@ class ClientConnection(ClientSession):
         else:
             self._flush()
 
-    def _vectorized(self, reading: Reading, end: int) -> None:
+    def _together(self, reading: Reading, end: int) -> None:
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
         self._flush()
-        read = read_sends(reading.cut, reading.at, end) or {}
+        read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from)
         done: dict[int, None] = {}
         for number, sends in read.items():
             producer = self._producer(number)

@@ -26,22 +26,22 @@ class Reading:
     stretches: deque[tuple[int, int]] | None = None
     """Neighbouring SENDs, number first .. end-1; None before the first look."""
 
-    def sends_from_here(self, least: int, most: int) -> int:
-        """The end of the SENDs that begin here, if there are enough and they were not tried before; else `at`.
+    def sends_from_here(self, least: int, most: int, few: int) -> int:
+        """Return the end of the SENDs that begin here and were not tried before; `at` without them.
 
-        most: so many at once.
+        most: so many at once. few: so many of fewer than `least`.
         """
-        if len(self.cut) < least:
-            return self.at
         if self.stretches is None:
             sends = sends_in(self.cut)
             begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
-            self.stretches = deque((first, end) for first, end in begins if end - first >= least)
+            self.stretches = deque((first, end) for first, end in begins)
         while self.stretches and self.stretches[0][0] < self.at:
             self.stretches.popleft()
         if self.stretches and self.stretches[0][0] == self.at:
             first, end = self.stretches.popleft()
-            if end - first - most >= least:
+            if end - first < least:
+                most = few
+            if end - first > most:
                 self.stretches.appendleft((first + most, end))
                 end = first + most
             return end

@@ -347,7 +347,7 @@ class WireConsumer:
                 return
             waiting = frozenset(missing.tolist())  # a reader has what is done nowhere but here
         between = None if stretch.end - stretch.first == len(part) else (stretch.first, stretch.end)
-        whole, least = self._whole is not None, gateway.vectorized_from
+        whole, least = self._whole is not None, gateway.repeated_from
         pieces = encode_part(
             part, to, known, gateway.recent, waiting=waiting, vectorized_from=least, whole=whole, between=between
         )
@@ -533,7 +533,7 @@ class WireConsumer:
         """The client is done with these, which are as it sent them; returns those that it was not sent here."""
         if cumulative:
             return self._acknowledge_each(parsed(ids), cumulative=True)
-        positions, others = read_ids(ids, self._gateway.vectorized_from)
+        positions, others = read_ids(ids, self._gateway.repeated_from)
         unknown = self._acknowledge_each(others, cumulative=False)
         if len(positions):
             known = self._sent.known(positions)

@@ -25,6 +25,7 @@ from sluice.actors.policies.namespaces import Namespaces
 from sluice.actors.policies.policy_records import AGES
 from sluice.actors.ports import Address, Ports
 from sluice.actors.pulsar.codec.frame_cache import FrameCache
+from sluice.actors.pulsar.codec.loop_decoder import VECTORIZED_FROM
 from sluice.actors.pulsar.conversation.gateway.access_control import AccessControl
 from sluice.actors.pulsar.conversation.gateway.acked_batch_sizes import AckedBatchSizes
 from sluice.actors.pulsar.conversation.gateway.backlogs import Backlogs
@@ -137,6 +138,9 @@ class ProducerHere(Protocol):
         """Whether its client shows a sign of life soon; the connection of one that does not is over."""
 
 
+REPEATED_FROM = 16
+
+
 class Gateway:
     """The state behind all connections. url, url_tls: the answers to lookups, empty if nothing listens there.
 
@@ -150,14 +154,14 @@ class Gateway:
         url: str = "",
         process: str = "",
         authenticate: Authenticate | None = None,
-        vectorized_from: int = 16,
+        vectorized_from: int = VECTORIZED_FROM,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.ports = ports
         self.vectorized_from = vectorized_from
-        """So many SENDs of one read, ids of one ACK, frames of one delivery are worth being taken together: for fewer
-        the loop is faster.
-        """
+        """From so many SENDs of one read on columns are cheaper than the loop."""
+        self.repeated_from = min(vectorized_from, REPEATED_FROM)
+        """The same for ids of one ACK, and for frames of one delivery."""
         self.controller = controller
         self.url, self.url_tls = url, ""
         self.process = process

@@ -30,7 +30,7 @@ from sluice.actors.producer.producer import Entrance, Outgoing, PartitionProduce
 from sluice.actors.pulsar.codec.fields import UNSIGNED
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import MalformedCommand, ServerError, command
-from sluice.actors.pulsar.codec.send_decoder import Group, Send, decode_sends, refuse, run_of
+from sluice.actors.pulsar.codec.send_decoder import Group, Send, decode_sends, refuse
 from sluice.actors.pulsar.codec.vectorized_decoder import Sends
 from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
 from sluice.actors.pulsar.conversation.producing.sequence_spans import (
@@ -240,9 +240,7 @@ class WireProducer:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
         first = self._first_of(sends)
-        batch, now = sends.batch, self._gateway.ports.clock.now()
-        if batch is None:
-            batch = run_of(sends.table, now=now, producer=self.name)
+        batch = sends.run(self.name, self._gateway.ports.clock.now())
         self._part.send(self._outgoing_vectorized(sends, batch, first))
 
     def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
