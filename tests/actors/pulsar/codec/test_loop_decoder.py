@@ -40,7 +40,9 @@ def test_any_frames_then_the_loop_gives_their_rows_or_leaves_them(given_frames: 
 
 
 @given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=4), st.data())
-def test_damaged_byte_then_the_loop_leaves_the_frame(given_frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
+def test_damaged_byte_then_the_loop_leaves_the_frame(
+    given_frames: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
     frames = [bytearray(one) for _, one in given_frames]
     victim = data.draw(st.integers(0, len(frames) - 1))
     covered = bytes(frames[victim]).index(b"\x0e\x01")
