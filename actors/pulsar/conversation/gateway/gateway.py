@@ -139,6 +139,7 @@ class ProducerHere(Protocol):
 
 
 REPEATED_FROM = 16
+"""From so many ids of one ACK, or frames of one delivery, on they are taken together."""
 
 
 class Gateway:
@@ -161,7 +162,6 @@ class Gateway:
         self.vectorized_from = vectorized_from
         """From so many SENDs of one read on columns are cheaper than the loop."""
         self.repeated_from = min(vectorized_from, REPEATED_FROM)
-        """The same for ids of one ACK, and for frames of one delivery."""
         self.controller = controller
         self.url, self.url_tls = url, ""
         self.process = process
