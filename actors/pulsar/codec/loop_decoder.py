@@ -37,7 +37,7 @@ _LAST = (1 << 63) - 1
 
 
 @dataclass(slots=True)
-class _Taken:
+class _ProducerRows:
     """The frames of one producer, a row each. size: their bytes."""
 
     rows: Rows = field(default_factory=Rows)
@@ -51,7 +51,7 @@ def read_few(cut: Cut, first: int, end: int, vectorized_from: int = VECTORIZED_F
 
     vectorized_from: so many messages are decoded as columns; as many as the first frame has count for each.
     """
-    found: dict[int, _Taken | None] = {}
+    found: dict[int, _ProducerRows | None] = {}
     least = min(_BATCHES_FROM, vectorized_from)
     data, checksum, number_at = cut.data, google_crc32c.value, U32.unpack_from
     bounds = [*cut.starts[first:end], cut.starts[end] if end < len(cut) else cut.end]
@@ -68,7 +68,7 @@ def read_few(cut: Cut, first: int, end: int, vectorized_from: int = VECTORIZED_F
         if at > stop or command.type != _SEND or not command.HasField("send"):
             return {}
         producer = asked.producer_id
-        taken = found[producer] if producer in found else found.setdefault(producer, _Taken())
+        taken = found[producer] if producer in found else found.setdefault(producer, _ProducerRows())
         if taken is None:
             continue
         begin = at + 10
@@ -82,7 +82,7 @@ def read_few(cut: Cut, first: int, end: int, vectorized_from: int = VECTORIZED_F
     return _sends_of(found)
 
 
-def _take(taken: _Taken, asked: Any, encoded: bytes, payload: bytes) -> bool:
+def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> bool:
     """Add the row of a frame; False for a frame that the loop leaves to others."""
     sequence = asked.sequence_id
     highest = asked.highest_sequence_id if asked.HasField("highest_sequence_id") else -1
@@ -131,9 +131,9 @@ def _kept(rest: bytes) -> bytes | None:
     return left_of(metadata, opaque=False)
 
 
-def _sends_of(found: dict[int, _Taken | None]) -> dict[int, Sends | None]:
+def _sends_of(found: dict[int, _ProducerRows | None]) -> dict[int, Sends | None]:
     """Make the rows of all producers in one step: a batch of one row costs as much as one of a hundred."""
-    fine: list[_Taken] = [taken for taken in found.values() if taken is not None]
+    fine: list[_ProducerRows] = [taken for taken in found.values() if taken is not None]
     if not fine:
         return dict.fromkeys(found)
     whole = stored(fine[0].rows if len(fine) == 1 else Rows.joined([taken.rows for taken in fine]), producer="")
@@ -148,7 +148,7 @@ def _sends_of(found: dict[int, _Taken | None]) -> dict[int, Sends | None]:
     return made
 
 
-def _sends(taken: _Taken, batch: StoredBatch) -> Sends:
+def _sends(taken: _ProducerRows, batch: StoredBatch) -> Sends:
     if batch.deliver_at is not None and not batch.deliver_at.any():
         batch = StoredBatch(batch.rows, None, batch.hashes)
     keys: list[Any] = list(zip(taken.rows.key, taken.rows.ordering_key, strict=True))
