@@ -35,7 +35,7 @@ def agree(given_frames: list[tuple[int, bytes]]) -> dict[int, Any]:
 
 
 @given(st.lists(sent_frames(messages, common), min_size=1, max_size=12))
-def test_any_frames_then_the_loop_gives_their_rows_or_leaves_them(given_frames: list[tuple[int, bytes]]) -> None:
+def test_any_frames_then_the_loop_gives_rows_or_leaves_them(given_frames: list[tuple[int, bytes]]) -> None:
     agree(given_frames)
 
 
