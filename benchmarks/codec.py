@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec import delivery_encoder
 from sluice.actors.pulsar.codec.delivery_encoder import encode_part
 from sluice.actors.pulsar.codec.frame_cache import FrameCache

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from sluice.actors.bookie.ledgers import BookieLedger, Ledgers
+from sluice.actors.bookie.fencing import BookieLedger, FencingState
 from sluice.actors.bookie.segments import Segments
 from sluice.actors.ports import Disk
 from sluice.storage.errors import Corrupt, NotFound
@@ -40,7 +40,7 @@ class Checkpoint:
     offset: int = 0
     tables: list[str] = field(default_factory=list)
     next_table: int = 1
-    ledgers: Ledgers = field(default_factory=Ledgers)
+    ledgers: FencingState = field(default_factory=FencingState)
     segments: Segments = field(default_factory=Segments)
 
 
@@ -83,7 +83,7 @@ def decode_checkpoint(data: bytes, salt: bytes) -> Checkpoint:
 
 def _read(body: bytes) -> Checkpoint:
     generation, segment, offset, tables, next_table, states, deleted, limbo_below, sizes, live = msgpack.unpackb(body)
-    ledgers = Ledgers()
+    ledgers = FencingState()
     ledgers.deleted = BitMap.deserialize(deleted)
     ledgers.limbo_below = limbo_below
     for ledger, epoch, confirmed, last_run, limbo in np.frombuffer(states, _STATE).tolist():

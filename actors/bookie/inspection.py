@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from sluice.actors.bookie.checkpoint import Checkpoint, load_checkpoints
-from sluice.actors.bookie.commit import segment_of
 from sluice.actors.bookie.cookie import read_cookie
+from sluice.actors.bookie.journal import segment_of
 from sluice.actors.bookie.replay import read_segments
 from sluice.actors.ports import Disk
 from sluice.storage.format.journal import Finding

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sluice.actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
+from sluice.actors.bookie.journal import RESERVE, marks_name, segment_name, segment_of
 from sluice.actors.bookie.replay import scan_segment
 from sluice.actors.bookie.store import REBUILD, BookieStore
 from sluice.actors.ports import DiskFull

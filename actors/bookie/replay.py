@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 from sluice.actors.bookie.checkpoint import Checkpoint
-from sluice.actors.bookie.commit import marks_name, segment_name, segment_of
+from sluice.actors.bookie.journal import marks_name, segment_name, segment_of
 from sluice.actors.ports import Disk
 from sluice.storage.errors import NotFound
 from sluice.storage.format.journal import OVERHEAD, Envelope, Finding, Kind, highest_mark, scan

@@ -14,10 +14,10 @@ from sluice.actors.bookie.checkpoint import (
     raise_watermark,
     save_checkpoint,
 )
-from sluice.actors.bookie.commit import RESERVE, CommitLog, segment_name
+from sluice.actors.bookie.fencing import FencingState
 from sluice.actors.bookie.index import Index, Row
 from sluice.actors.bookie.index_table import open_table
-from sluice.actors.bookie.ledgers import Ledgers
+from sluice.actors.bookie.journal import RESERVE, BookieJournal, segment_name
 from sluice.actors.bookie.replay import Replay, read_file, read_segments
 from sluice.actors.bookie.segments import Segments
 from sluice.actors.bookie.settings import BookieSettings
@@ -54,10 +54,10 @@ class BookieStore:
         self.disk = disk
         self.settings = settings
         self.salt = salt
-        self.ledgers = Ledgers()
+        self.ledgers = FencingState()
         self.segments = Segments()
         self.index = Index(disk)
-        self.log = CommitLog(
+        self.log = BookieJournal(
             disk,
             settings,
             salt,

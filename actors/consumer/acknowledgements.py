@@ -71,7 +71,7 @@ class Acknowledgements:
 
 
 @dataclass(eq=False, slots=True)
-class Losses:
+class LostAcks:
     """Losses on one partition. count: sessions that were lost with acknowledgements, and parts that were finished after
     the loss of their session. reported: how many of these were reported to a caller that waited until the end.
     """
@@ -80,7 +80,7 @@ class Losses:
     reported: int = 0
 
 
-def report_losses(losses: list[Losses], since: list[int]) -> None:
+def report_losses(losses: list[LostAcks], since: list[int]) -> None:
     """Raises Fenced if there are more losses than `since`, which were reported before: those messages come again."""
     counts = [one.count for one in losses]
     for one, count in zip(losses, counts, strict=True):

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
-from sluice.actors.consumer.held import Holding, Received
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 from sluice.actors.messages import NO_POSITIONS, FindOpen, SentApart
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
@@ -32,7 +32,9 @@ def open_in(stretches: Sequence[tuple[Received, int, int]]) -> list[tuple[Receiv
 class BatchAcks:
     """apart: of this subscription some batch may have been sent in parts, to whomever."""
 
-    def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: Holding) -> None:
+    def __init__(
+        self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: UnackedMessageTracker
+    ) -> None:
         """Begin for one partition. where: returns the current owner and session, None once the consumer closes."""
         self._ports, self._where, self._holding = ports, where, holding
         self.apart = False

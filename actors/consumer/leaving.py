@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice.actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
 from sluice.actors.messages import Detach, Event, HandOver
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.runtime.backoff import Backoff

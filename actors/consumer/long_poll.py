@@ -11,10 +11,10 @@ that. An owner of an earlier version does not say so; there a poll waits half a 
 
 from __future__ import annotations
 
-from sluice.actors.consumer.hand_backs import CALL_TIMEOUT
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT
 from sluice.actors.messages import Delivery, Poll
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.runtime.interruption import Interruption
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 
 SHORT_WAIT = 1_000
 MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 600_000
@@ -26,7 +26,7 @@ class LongPoll:
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._most, self._beats, self._quiet = MOST_WAIT, False, False
-        self._interruption = Interruption()
+        self._interruption = CancellableWait()
         self._asked = 0
         self.turn = self.current = 0
         """The numbers of the poll that is under way, 0 if none is: its turn in the session, and its number among all

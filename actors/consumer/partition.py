@@ -16,18 +16,18 @@ from functools import partial
 
 import numpy as np
 
-from sluice.actors.consumer.acknowledgements import Acknowledgements, Losses, report_losses
+from sluice.actors.consumer.acknowledgements import Acknowledgements, LostAcks, report_losses
 from sluice.actors.consumer.client_batches import BatchAcks
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
 from sluice.actors.consumer.heartbeats import SessionHeartbeat
-from sluice.actors.consumer.held import Holding, Received
-from sluice.actors.consumer.inbox import Inbox
 from sluice.actors.consumer.lease import Lease
 from sluice.actors.consumer.leaving import HandingOver, Leaving
 from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, NegativeAcksTracker, PendingNack
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
 from sluice.actors.consumer.revocations import Revocations
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import (
     NO_COUNTS,
@@ -42,10 +42,10 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.let_go import CLIENT, LET_GO
-from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
 from sluice.actors.runtime.shared_future import SharedFuture, carry_through
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import Positions
@@ -82,7 +82,11 @@ class PartitionConsumer:
         self.partition, self._generation = config.partition, 0
         self.handing_over = HandingOver(ports, self._owner)
         self._queue_size = config.queue_size
-        self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
+        self._holding, self._hand_backs, self._leaving = (
+            UnackedMessageTracker(),
+            NegativeAcksTracker(ports),
+            Leaving(ports),
+        )
         self.batches = BatchAcks(ports, self._owner, self._holding)
         self._address: Address = ""
         self.lease, self.long_poll = Lease(ports), LongPoll(ports)
@@ -95,10 +99,10 @@ class PartitionConsumer:
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
         self._ack_due = 0
-        self.losses = Losses()
+        self.losses = LostAcks()
         self._ack_signal, self._session_changed = Signal(), Signal()
         payloads = payloads or Payloads(ports, directory, config.topic, config.partition)
-        self._inbox = Inbox(ports, payloads, self._came)
+        self._inbox = PayloadFetcher(ports, payloads, self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, callbacks.taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
         self._revokes = False
@@ -119,7 +123,7 @@ class PartitionConsumer:
         await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")
         self._heartbeat.begin()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
-        Occasional(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
+        SignalTask(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
         self._ports.spawn(self.lease.watch(self._lost), f"lease-{self.partition}")
 
     # -- what the user does ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
+from sluice.actors.consumer.unacked_messages import NONE_OVERTOOK, UNKNOWN, LazyBatch, Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
@@ -254,9 +254,9 @@ class Payloads:
                 wanted.setdefault(part.ledger, []).append(part.first_entry + part.rows.astype(np.int64))
         self._expected = {ledger: _ascending(entries) for ledger, entries in wanted.items()}
 
-    async def resolve(self, part: Part, epoch: int, session: int) -> list[Unread]:
+    async def resolve(self, part: Part, epoch: int, session: int) -> list[LazyBatch]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
-        found: list[Unread] = []
+        found: list[LazyBatch] = []
         entries = part.first_entry + part.rows.astype(np.int64)
         start = 0
         while start < len(entries):
@@ -395,12 +395,12 @@ class Payloads:
 
     def _cut(
         self, part: Part, run: DecodedRun, entries: npt.NDArray[np.int64], start: int, epoch: int, session: int
-    ) -> Unread:
+    ) -> LazyBatch:
         rows = run.rows_of(entries)
         count = len(rows)
         counts = part.redeliveries[start : start + count]
         piece = run.rows, None if count == run.rows.num_rows else rows
-        received = Unread(
+        received = LazyBatch(
             [piece],
             (run.bytes,),
             partition=self._partition,
@@ -424,12 +424,12 @@ def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return entries if bool((np.diff(entries) > 0).all()) else np.unique(entries)
 
 
-def join(pieces: Sequence[Unread]) -> Sequence[Unread]:
+def join(pieces: Sequence[LazyBatch]) -> Sequence[LazyBatch]:
     """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
     if len(pieces) < 2:
         return pieces
-    joined: list[Unread] = []
-    group: list[Unread] = []
+    joined: list[LazyBatch] = []
+    group: list[LazyBatch] = []
     size = 0
     for piece in pieces:
         fits = size + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
@@ -441,11 +441,11 @@ def join(pieces: Sequence[Unread]) -> Sequence[Unread]:
     return [*joined, _concatenate(group)] if group else joined
 
 
-def _concatenate(group: list[Unread]) -> Unread:
+def _concatenate(group: list[LazyBatch]) -> LazyBatch:
     if len(group) == 1:
         return group[0]
     first = group[0]
-    return Unread(
+    return LazyBatch(
         [piece for part in group for piece in part.pieces],
         [size for part in group for size in part.sizes],
         partition=first.partition,

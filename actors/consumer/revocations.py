@@ -20,9 +20,9 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.hand_backs import HandBacks, PendingNack
-from sluice.actors.consumer.held import FirstOfKeys, Holding
-from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.consumer.negative_acks import NegativeAcksTracker, PendingNack
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
+from sluice.actors.consumer.unacked_messages import FirstOfKeys, UnackedMessageTracker
 from sluice.actors.messages import NO_COUNTS, Revocation
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.signal import Signal
@@ -49,9 +49,9 @@ class Revocations:
     def __init__(
         self,
         ports: Ports,
-        holding: Holding,
-        inbox: Inbox,
-        hand_backs: HandBacks,
+        holding: UnackedMessageTracker,
+        inbox: PayloadFetcher,
+        hand_backs: NegativeAcksTracker,
         manner: TakingBack,
     ) -> None:
         self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs

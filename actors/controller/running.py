@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.actors.controller.repeated_ends import RepeatedEnds
+from sluice.actors.controller.crash_loop_detector import CrashLoopDetector
 from sluice.actors.controller.start_order import Start
 from sluice.actors.ownership.ownership_proof import process_of
 from sluice.actors.ports import Address
@@ -47,7 +47,7 @@ class Running:
     looking: Signal | None = None
     problem: str = ""
     refuses: str = ""
-    ends: RepeatedEnds = field(default_factory=RepeatedEnds)
+    ends: CrashLoopDetector = field(default_factory=CrashLoopDetector)
     number: int = 0
     """Counts those that came to be wanted. In this order they are started and looked at."""
 

@@ -10,7 +10,7 @@ stall of the controller itself counts as one miss, and a host by at most SAMPLE 
 them is given up, the others in its process are looked at without waiting for their turn.
 
 An actor that ends for the same reason again and again is started again, and is an alarm
-(`actors/controller/repeated_ends.py`).
+(`actors/controller/crash_loop_detector.py`).
 
 The answer to a ping also says whether a bookie takes new runs. A full one answers, serves what it has, and is not to
 be chosen for new ensembles until it says that it has room again.

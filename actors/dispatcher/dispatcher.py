@@ -21,13 +21,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from sluice.actors.delayed.shared import SharedIndex
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.consumers import Consumers
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.dead_letters import DeadLetters
-from sluice.actors.dispatcher.delivery.delivery import Deliverer
+from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
 from sluice.actors.dispatcher.delivery.due import DueMessages
-from sluice.actors.dispatcher.delivery.grace import Grace
+from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys, HotKeyWatch
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.process_sessions import ProcessSessions
@@ -355,15 +355,15 @@ class Components:
 
     def __init__(self, context: SubscriptionContext) -> None:
         self.context = context
-        self._backlog = backlog = Backlog(context)
+        self._backlog = backlog = AckHandler(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
         self.reader = Reader(context, backlog, self.hot_keys)
         self.leases = Leases(context)
-        self.grace = Grace(context, self.leases)
+        self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)
         self.parked = ParkedKeys(context, backlog)
-        self.deliverer = Deliverer(context, self.reader, backlog, self.leases, self._look_at_failed)
+        self.deliverer = DispatchLoop(context, self.reader, backlog, self.leases, self._look_at_failed)
         self.redelivery = Redelivery(context, backlog)
         self.due = DueMessages(context, self.reader)
         self.seeker = Seeker(context, self.reader, backlog, self.leases)

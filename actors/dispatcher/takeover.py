@@ -20,7 +20,6 @@ from sluice.actors.dispatcher.delivery.assignment_history import AssignmentHisto
 from sluice.actors.dispatcher.delivery.changed_delays import ChangedDelays
 from sluice.actors.dispatcher.delivery.context import Ownership, SubscriptionContext, Wakeups
 from sluice.actors.dispatcher.delivery.grace import RecordedPlaces
-from sluice.actors.dispatcher.delivery.open_runs import OpenRuns
 from sluice.actors.dispatcher.delivery.progress import ProgressReporter, epoch_of
 from sluice.actors.dispatcher.delivery.redelivery import RecordedRedeliveries
 from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
@@ -33,8 +32,9 @@ from sluice.actors.dispatcher.delivery.subscription import (
     reading,
     recorded_settings,
 )
+from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.dispatcher.operator.parked_keys import RecordedParkedKeys
-from sluice.actors.key_shared import Dispatch
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.lookup.topic_log import TopicLog
@@ -86,7 +86,7 @@ async def take_over(
         state = SubscriptionState.stored(value, ports.log)
     epoch = record.epoch
     history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
-    core = Dispatch(
+    core = KeySharedDispatcher(
         state.settings,
         partition=identity.partition,
         first_consumer=first_session(epoch, ports.me),
@@ -148,7 +148,7 @@ async def take_over(
         tracker=RescheduledTracker(tracker, changed_delays.now),
         changed_delays=changed_delays,
         redelivery_clock=clock,
-        runs=OpenRuns(ports.clock.monotonic),
+        runs=UnackedRuns(ports.clock.monotonic),
         sessions=sessions,
         store=store,
         wakeups=wakeups,

@@ -38,9 +38,9 @@ from sluice.actors.key_shared.observe.heaviest import Heaviest
 from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
 from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
 from sluice.actors.key_shared.state.assignments import Assignments
-from sluice.actors.key_shared.state.core import Core
 from sluice.actors.key_shared.state.dispatch_pass import route, would_send
-from sluice.actors.key_shared.state.hash_assignments import NEW, HashAssignments, JoinAs
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
+from sluice.actors.key_shared.state.hash_assignments import NEW, HashRangeAssignments, JoinAs
 from sluice.actors.key_shared.state.history import History, take_events
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.selectors import Range
@@ -52,7 +52,7 @@ from sluice.storage.format.position import Positions
 from sluice.storage.format.redeliveries import Redeliveries
 
 
-class Dispatch:
+class KeySharedDispatcher:
     """The decisions of one subscription. resets: how often it started over; earlier decisions are void then."""
 
     def __init__(
@@ -64,12 +64,12 @@ class Dispatch:
         history: History | None = None,
     ) -> None:
         """partition: which one of the topic. first_consumer: number of the first to join. history: goes on with it."""
-        self._state = Core(settings, partition, first_consumer=first_consumer, history=history)
+        self._state = DispatchState(settings, partition, first_consumer=first_consumer, history=history)
         self.resets = 0
         self._reports: list[tuple[Positions, int | None]] = []
 
     @property
-    def _core(self) -> Core:
+    def _core(self) -> DispatchState:
         """Everything that is known, with all reports brought in."""
         if self._reports:
             reports, self._reports = self._reports, []
@@ -174,9 +174,9 @@ class Dispatch:
             hash_assignments.leave(self._core, known, now=now)
 
     @property
-    def ring(self) -> HashAssignments:
+    def ring(self) -> HashRangeAssignments:
         """The places of consumers, for the part that assigns them."""
-        return HashAssignments(self._core)
+        return HashRangeAssignments(self._core)
 
     # -- the log ----------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from sluice.actors.messages.settings import shared_settings
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import R, Request
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.shared_future import SharedQuestion
+from sluice.actors.runtime.shared_future import SingleFlight
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 
 ANSWER_TIMEOUT, OWNER_PATIENCE = 15_000, 30_000
@@ -138,8 +138,8 @@ class Directory:
         self._knows_bookies = False
         self._known = KnownOwners()
         self._settings: dict[str, TopicSettings] = {}
-        self._settings_now = SharedQuestion(ports, self._ask_settings, "settings")
-        self._owners = SharedQuestion(ports, self._ask_owners, "owners")
+        self._settings_now = SingleFlight(ports, self._ask_settings, "settings")
+        self._owners = SingleFlight(ports, self._ask_owners, "owners")
         self._wanted: dict[_Question, dict[int, None]] = {}
         """The partitions that the next question of each sort is to ask for."""
 

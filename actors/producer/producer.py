@@ -25,9 +25,9 @@ from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.append_turns import AppendTurns
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.let_go import CLIENT, LET_GO
-from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.errors import (
     Conflict,
     Corrupt,
@@ -224,7 +224,7 @@ class PartitionProducer:
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
         await self._reopen(attempts=20)
-        Occasional(self._ports, self._signal, self._publish_queued, f"publish-{self._config.partition}")
+        SignalTask(self._ports, self._signal, self._publish_queued, f"publish-{self._config.partition}")
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a batch; `outgoing.done` gets its outcome. Never blocks."""

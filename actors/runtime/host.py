@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from sluice.actors.ports import Address, Unknown
 from sluice.actors.ports.wire import Packed, Reply, Request, pack, pack_error, unpack, unpack_error
 from sluice.actors.runtime.actor import REQUESTS, Actor
-from sluice.actors.runtime.let_go import LET_GO, OWNER
+from sluice.actors.runtime.gc_pressure import LET_GO, OWNER
 from sluice.storage.errors import SluiceError, Unavailable
 
 R = TypeVar("R", bound=Reply)

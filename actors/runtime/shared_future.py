@@ -73,7 +73,7 @@ async def all_of(outcomes: Iterable[SharedFuture[Any]]) -> None:
         await outcome
 
 
-class SharedQuestion(Generic[K, T]):
+class SingleFlight(Generic[K, T]):
     """A question with one answer for all who ask it at the same time; one is under way at once for each subject.
 
     Who asks while one is under way waits for the next, because that one may have been answered from before. So each

@@ -70,11 +70,11 @@ from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.signal import Signal
-from sluice.actors.topic.background.upkeep import Upkeep
+from sluice.actors.topic.background.maintenance import TopicMaintenance
 from sluice.actors.topic.partition.admission import Admission
 from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
 from sluice.actors.topic.partition.compacted_reads import CompactedReads
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
 from sluice.actors.topic.partition.reads import LogReads
 from sluice.actors.topic.partition.resources import ProcessResources
@@ -125,13 +125,13 @@ class Topic(Actor):
         self._producers = Producers()
         known = Bookies(ports, bookies)
         metadata = PartitionMetadata(ports, topic, partition, self._halt)
-        self._log = PartitionLog(ports, known, metadata, settings, self._producers, self._halt, resources)
+        self._log = ManagedLedger(ports, known, metadata, settings, self._producers, self._halt, resources)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log, resources.room)
         self._termination = Termination(ports, self._log)
         self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)
+        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads)
         self._compacted = CompactedReads(ports, self._log, self._upkeep.compaction.reader)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False

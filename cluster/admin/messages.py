@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from aiohttp import web
 
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Ends, FindBacklog, FindTime, ReadEnds
 from sluice.cluster.admin.broker import CALL_TIMEOUT, Broker, Named, named, subscription_of
 from sluice.cluster.admin.statistics import moment

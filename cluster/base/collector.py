@@ -14,8 +14,8 @@ not while it serves.
 
 With many objects such a look takes seconds (5.7 s at ten million blocks of memory, and longer where others want the
 processor), and where one takes longer than a lease all sessions of the process end, and come back. A process that only
-grows has next to no garbage. So one with many objects looks only when as much was let go of (`actors.runtime.let_go`)
-as half of what is there, or when it has grown so far that something else must have been.
+grows has next to no garbage. So one with many objects looks only when as much was let go of
+(`actors.runtime.gc_pressure`) as half of what is there, or when it has grown so far that something else must have been.
 
 A user's own process is left as it is.
 """
@@ -26,7 +26,7 @@ import gc
 import sys
 from typing import Any
 
-from sluice.actors.runtime.let_go import LET_GO
+from sluice.actors.runtime.gc_pressure import LET_GO
 
 THRESHOLDS = (200_000, 0, 1_000_000)
 """So many more young objects are looked at; with every second look also those that survived the one before, if they

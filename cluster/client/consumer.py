@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.consumer.acknowledgements import report_losses
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Event
 from sluice.cluster.base.loop import LoopThread, call_user
 from sluice.cluster.base.own_process import OfThisProcess

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Ends
 from sluice.cluster.base.loop import LoopThread
 from sluice.storage.errors import Invalid

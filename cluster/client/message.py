@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.storage.errors import Invalid
 from sluice.storage.format.position import Positions, entry_of, ledger_of, parse, show

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.client.message import Batch, Message
 from sluice.storage.errors import Invalid, SluiceError, Timeout
 

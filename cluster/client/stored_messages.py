@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AcceptLoss, FindTime, ReadEnds
 from sluice.actors.ownership.names import check_name

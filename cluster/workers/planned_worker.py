@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.message import Message
 from sluice.cluster.workers.ages import Rows

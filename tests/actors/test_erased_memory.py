@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Erase, EraseStatus
 from sluice.actors.ports import Unknown
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways

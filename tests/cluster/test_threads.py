@@ -13,7 +13,7 @@ import pytest
 
 import sluice.cluster.client.consumer
 import sluice.cluster.client.receiver_queue
-from sluice.actors.consumer.held import Holding, Received
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.consumer import Consumer, ConsumerOptions
 from sluice.cluster.client.message import Message
@@ -98,7 +98,7 @@ class Program:
 
     def deliver_and_take_back(self, part: Received, back: list[int]) -> None:
         """The same of one part, whose messages it takes back before they were all received; back: which they were."""
-        holding = Holding()
+        holding = UnackedMessageTracker()
         holding.add(part)
         positions = part.positions
         self.deliver(part)

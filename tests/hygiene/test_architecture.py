@@ -114,7 +114,9 @@ def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
         if module.path.startswith("actors/pulsar/codec/")
         for name, _ in module.imports()
         if name.startswith("actors.")
-        and not name.startswith(("actors.pulsar.codec.", "actors.consumer.held.", "actors.messages.limits."))
+        and not name.startswith(
+            ("actors.pulsar.codec.", "actors.consumer.unacked_messages.", "actors.messages.limits.")
+        )
     }
     assert sorted(wrong) == []
 

@@ -10,7 +10,7 @@ ACTOR = "actors.dispatcher.dispatcher"
 ENTRY = "actors/dispatcher/__init__.py"
 """The only file that names the actor's module: by it others come to the actor."""
 
-HOLDERS = {"actors/dispatcher/delivery/membership.py", "actors/dispatcher/delivery/open_runs.py"}
+HOLDERS = {"actors/dispatcher/delivery/membership.py", "actors/dispatcher/delivery/unacked_runs.py"}
 """Those that keep a table of small things of their own, members and runs, and nobody else writes those."""
 
 PARTS = [file for file in modules("actors") if file.path.startswith("actors/dispatcher/")]

@@ -12,7 +12,7 @@ ADMISSION = "tests/actors/topic/partition/test_admission.py"
 KEEP_ALIVE = "tests/actors/pulsar/test_keep_alive.py"
 STRANGERS = "tests/cluster/gateway/test_strangers.py"
 TOKEN_KEYS = "tests/cluster/gateway/test_token_keys.py"
-ENDS = "tests/actors/controller/test_repeated_ends.py"
+ENDS = "tests/actors/controller/test_crash_loop_detector.py"
 SCHEMAS = "tests/actors/pulsar/test_invalid_schemas.py"
 
 CHECKING_INPUT: list[Mutant] = [
@@ -50,7 +50,7 @@ CHECKING_INPUT: list[Mutant] = [
     ),
     Mutant(
         name="ends with other numbers are other reasons",
-        module="sluice.actors.controller.repeated_ends",
+        module="sluice.actors.controller.crash_loop_detector",
         old='        kind = _NUMBER.sub("#", reason)\n',
         new="        kind = reason\n",
         world=GATEWAY,

@@ -46,7 +46,7 @@ GIVING_UP: list[Mutant] = [
     ),
     Mutant(
         name="who has closed asks for payloads that nobody can read",
-        module="sluice.actors.consumer.inbox",
+        module="sluice.actors.consumer.payload_fetcher",
         old="        self._fetching.end()\n",
         new="",
         world=BROKER,

@@ -7,13 +7,14 @@ from tools.mutants import Mutant
 BROKER = "broker"
 
 _FINISHED = (
-    "tests/actors/dispatcher/delivery/test_delivery.py::test_what_another_consumer_has_finished_is_not_sent_any_more"
+    "tests/actors/dispatcher/delivery/test_dispatch_loop.py::"
+    "test_what_another_consumer_has_finished_is_not_sent_any_more"
 )
 
 HOLDING: list[Mutant] = [
     Mutant(
         name="what waits for a poll is sent though another consumer has finished it",
-        module="sluice.actors.dispatcher.delivery.delivery",
+        module="sluice.actors.dispatcher.delivery.dispatch_loop",
         old="            self._leave_out()\n",
         new="            pass\n",
         world=BROKER,
@@ -21,7 +22,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="what was not sent takes room",
-        module="sluice.actors.dispatcher.delivery.delivery",
+        module="sluice.actors.dispatcher.delivery.dispatch_loop",
         old="            self._core.never_arrived(session.number, left)\n",
         new="            assert left >= 0\n",
         world=BROKER,
@@ -117,7 +118,7 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="consumers are numbered anew after a seek",
-        module="sluice.actors.key_shared.state.core",
+        module="sluice.actors.key_shared.state.dispatch_state",
         old="first_consumer=self.members.next_number, ",
         new="",
         world=BROKER,
@@ -133,11 +134,11 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="what the dead letter topic has frees no keys",
-        module="sluice.actors.dispatcher.delivery.backlog",
+        module="sluice.actors.dispatcher.delivery.ack_handler",
         old="        self._advance()\n        self._wakeups.route.set()\n",
         new="        self._advance()\n",
         world=BROKER,
-        test="tests/actors/dispatcher/delivery/test_backlog.py",
+        test="tests/actors/dispatcher/delivery/test_ack_handler.py",
     ),
     Mutant(
         name="settings that were asked for are in force at once",

@@ -182,7 +182,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="an owner that closes leaves its ledger open",
-        module="sluice.actors.topic.partition.log",
+        module="sluice.actors.topic.partition.managed_ledger",
         old="            await self.cover(lambda record: change(self._closed(record) if whole else record))\n",
         new="            whole = False\n            await self.cover(change)\n",
         world=BROKER,
@@ -190,7 +190,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="an owner closes a ledger that lacks copies and ends",
-        module="sluice.actors.topic.partition.log",
+        module="sluice.actors.topic.partition.managed_ledger",
         old="            whole = old is not None and not old.busy and old.state.next_entry > 0\n",
         new="            whole = old is not None and old.state.next_entry > 0\n",
         world=BROKER,
@@ -198,7 +198,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="a topic whose ledgers have left is never closed",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="        leaves = self._offloading or self.offloading.at_work(self.settings) or self.erasing.wanted\n",
         new="        leaves = self._offloading or self.offloading.concerned(self.settings) or self.erasing.wanted\n",
         world=BROKER,
@@ -206,7 +206,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="a closed topic is woken for what retention keeps",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="        return then if has_work(record, then, kept, self.settings) else 0\n",
         new="        return then if record.ledgers else 0\n",
         world=BROKER,
@@ -254,7 +254,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="what a subscription waits for leaves the memory of an idle topic",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="        if self._all_passed():\n",
         new="        if True:\n",
         world=BROKER,

@@ -138,7 +138,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="a dispatcher keeps payloads that were erased since",
-        module="sluice.actors.dispatcher.delivery.open_runs",
+        module="sluice.actors.dispatcher.delivery.unacked_runs",
         old="            self._name_no_more()\n        self._let_go_old()\n",
         new="            self._name_no_more()\n",
         world=ERASING,
@@ -235,7 +235,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="what was not compacted is trimmed",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="        return trims_up_to(self.marks, self.compaction.holds)",
         new="        return trims_up_to(self.marks, None)",
         world=COMPACTION,
@@ -251,7 +251,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="what lies behind what was compacted away is sent before it is durable",
-        module="sluice.actors.dispatcher.delivery.backlog",
+        module="sluice.actors.dispatcher.delivery.ack_handler",
         old="        if stretches:\n            self._store.hold_back()\n",
         new="",
         world=COMPACTION,

@@ -42,7 +42,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="a key does not wait out the delay of what came back",
-        module="sluice.actors.key_shared.state.core",
+        module="sluice.actors.key_shared.state.dispatch_state",
         old="(HELD, WAITING) if self.nack_ordered else (HELD,)",
         new="(HELD,)",
         world=NACK_ORDER,
@@ -82,7 +82,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="what was asked back is shown all the same",
-        module="sluice.actors.consumer.inbox",
+        module="sluice.actors.consumer.payload_fetcher",
         old="            self._parts = [\n",
         new="            _ = [\n",
         world=NACK_ORDER,

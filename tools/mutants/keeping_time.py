@@ -99,7 +99,7 @@ KEEPING_TIME: list[Mutant] = [
     ),
     Mutant(
         name="how old an open ledger is is told by the wall clock",
-        module="sluice.actors.topic.partition.log",
+        module="sluice.actors.topic.partition.managed_ledger",
         old="self.open_bytes, self._opened = 0, self._ports.clock.monotonic()",
         new="self.open_bytes, self._opened = 0, self._ports.clock.now()",
         world=BROKER,

@@ -26,7 +26,7 @@ LIMITING: list[Mutant] = [
     ),
     Mutant(
         name="an owner rests although what it knows of retention is old",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="min(MOST_REST_MS, self._kept.fresh_for(), self._thresholds.fresh_for())",
         new="MOST_REST_MS",
         world=OWNERS,

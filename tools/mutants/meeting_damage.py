@@ -105,7 +105,7 @@ MEETING_DAMAGE: list[Mutant] = [
     ),
     Mutant(
         name="a damaged lifetime keeps topics from their copies",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="            self._begin_to_replicate(now)\n            raise\n",
         new="            raise\n",
         world=BROKER,

@@ -49,7 +49,7 @@ PUBLISHING_RESULTS: list[Mutant] = [
     ),
     Mutant(
         name="a new owner does not look for results in the log",
-        module="sluice.actors.topic.partition.log",
+        module="sluice.actors.topic.partition.managed_ledger",
         old="            self._producers.results.replay(header.producer, header.positions, self._ports.clock.now())\n",
         new="            pass\n",
         world=WORKERS,
@@ -57,7 +57,7 @@ PUBLISHING_RESULTS: list[Mutant] = [
     ),
     Mutant(
         name="the record forgets which results are stored",
-        module="sluice.actors.topic.partition.log",
+        module="sluice.actors.topic.partition.managed_ledger",
         old="        self._producers.results.restore(self.record.results, now)\n",
         new="",
         world=WORKERS,

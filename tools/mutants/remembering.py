@@ -155,7 +155,7 @@ REMEMBERING: list[Mutant] = [
     ),
     Mutant(
         name="an owner closes with a compaction that was asked for",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="        compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)\n",
         new="        compacts = self._compacting or self.compaction.due(self.settings)\n",
         world=COMPACTION,

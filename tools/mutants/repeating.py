@@ -19,7 +19,7 @@ REPEATING: list[Mutant] = [
     ),
     Mutant(
         name="a late statement brings a deleted subscription back",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="        if request.number and request.number < self._numbers.get(name, 0):\n",
         new="        if False:\n",
         world=BROKER,

@@ -274,7 +274,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what is done of a batch is waited for",
-        module="sluice.actors.dispatcher.delivery.delivery",
+        module="sluice.actors.dispatcher.delivery.dispatch_loop",
         old="positions=positions[~self._state.cursor.is_acknowledged(positions)]",
         new="positions=positions",
         world=GATEWAY,
@@ -410,7 +410,7 @@ SERVING: list[Mutant] = [
     ),
     Mutant(
         name="what retention keeps is deleted",
-        module="sluice.actors.topic.background.upkeep",
+        module="sluice.actors.topic.background.maintenance",
         old="kept = await self._kept.now(self._log.record.settings)",
         new="kept = type(await self._kept.now(self._log.record.settings))(0, 0)",
         world=GATEWAY,

@@ -40,7 +40,7 @@ SETTING_ASIDE: list[Mutant] = [
         old="    if len(taken):\n        core.note_done_unsent()\n",
         new="",
         world=PARKING,
-        test="tests/actors/dispatcher/delivery/test_delivery.py::test_nothing_goes_out_behind_what_is_done_and_was_parked",
+        test="tests/actors/dispatcher/delivery/test_dispatch_loop.py::test_nothing_goes_out_behind_what_is_done_and_was_parked",
     ),
     Mutant(
         name="what is redriven does not ask back what follows it",
@@ -101,11 +101,11 @@ SETTING_ASIDE: list[Mutant] = [
     Mutant(
         name="a key stays parked although its failed message is done",
         module="sluice.actors.key_shared.state.acks",
-        old="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n"
+        old="def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, Positions]:\n"
         '    """Those in the window, and those that consumers hold but that were not read again; '
         'ascending, each once."""\n'
         "    parking.forget(core, positions)\n",
-        new="def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:\n",
+        new="def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, Positions]:\n",
         world=PARKING,
         test=f"{_UNITS}::test_a_key_whose_failed_message_is_done_goes_on",
     ),

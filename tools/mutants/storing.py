@@ -9,7 +9,7 @@ BOOKIE, LEDGER, RESTORED, SHARING = "bookie", "ledger", "restored", "sharing"
 STORING: list[Mutant] = [
     Mutant(
         name="ack before sync",
-        module="sluice.actors.bookie.commit",
+        module="sluice.actors.bookie.journal",
         old="offset = await self._disk.append(segment_name(segment), parts, sync=True, witness=witness)",
         new="offset = await self._disk.append(segment_name(segment), parts, sync=False, witness=witness)",
         world=BOOKIE,
@@ -121,7 +121,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="old epochs admitted, off by one",
-        module="sluice.actors.bookie.ledgers",
+        module="sluice.actors.bookie.fencing",
         old="        if epoch < state.epoch:",
         new="        if epoch + 1 < state.epoch:",
         world=BOOKIE,
@@ -129,7 +129,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="fences forgotten by a restart",
-        module="sluice.actors.bookie.ledgers",
+        module="sluice.actors.bookie.fencing",
         old="        elif record.kind in (Kind.RUN, Kind.FENCE) and record.ledger not in self.deleted:",
         new="        elif record.kind is Kind.RUN and record.ledger not in self.deleted:",
         world=BOOKIE,
@@ -246,7 +246,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="readers are shown what is not confirmed",
-        module="sluice.actors.topic.partition.log",
+        module="sluice.actors.topic.partition.managed_ledger",
         old="        return writer.state.last_confirmed if writer is not None",
         new="        return writer.state.next_entry - 1 if writer is not None",
         world=LEDGER,
@@ -334,7 +334,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="a mark for which there is no room ends the bookie",
-        module="sluice.actors.bookie.commit",
+        module="sluice.actors.bookie.journal",
         old="            with contextlib.suppress(DiskFull):\n",
         new="            if True:\n",
         world=BOOKIE,

@@ -70,7 +70,7 @@ TAKING_OVER: list[Mutant] = [
     ),
     Mutant(
         name="other gateways do not hear that batches are acknowledged in parts",
-        module="sluice.actors.dispatcher.delivery.delivery",
+        module="sluice.actors.dispatcher.delivery.dispatch_loop",
         old="session.deliver(by_index=self._state.by_index)",
         new="session.deliver()",
         world=GATEWAY,

@@ -34,7 +34,7 @@ TELLING: list[Mutant] = [
     ),
     Mutant(
         name="a seek forgets what drained before it",
-        module="sluice.actors.key_shared.state.core",
+        module="sluice.actors.key_shared.state.dispatch_state",
         old="        new.drains.continue_from(self.drains)\n",
         new="",
         world="seeks",
@@ -42,7 +42,7 @@ TELLING: list[Mutant] = [
     ),
     Mutant(
         name="a seek forgets which promises were broken before it",
-        module="sluice.actors.key_shared.state.core",
+        module="sluice.actors.key_shared.state.dispatch_state",
         old="        new.sentinel.continue_from(self.sentinel)\n",
         new="",
         world="seeks",

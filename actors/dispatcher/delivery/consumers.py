@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
-from sluice.actors.dispatcher.delivery.grace import Grace
+from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.messages import Attach, Attached, Detach
@@ -25,7 +25,7 @@ from sluice.storage.format.position import ascending
 class Consumers:
     """Attaches and detaches consumers."""
 
-    def __init__(self, context: SubscriptionContext, leases: Leases, grace: Grace) -> None:
+    def __init__(self, context: SubscriptionContext, leases: Leases, grace: ReconnectGrace) -> None:
         self._ports, self._epoch, self._ownership = context.ports, context.epoch, context.ownership
         self._state, self._membership, self._cursor = context.state, context.membership, context.cursor
         self._sessions, self._core = context.sessions, context.core

@@ -15,13 +15,13 @@ from sluice.actors.dispatcher.delivery.assignment_history import AssignmentHisto
 from sluice.actors.dispatcher.delivery.changed_delays import ChangedDelays
 from sluice.actors.dispatcher.delivery.damping import Damping
 from sluice.actors.dispatcher.delivery.membership import Membership
-from sluice.actors.dispatcher.delivery.open_runs import OpenRuns
 from sluice.actors.dispatcher.delivery.progress import ProgressReporter
 from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
 from sluice.actors.dispatcher.delivery.sessions import Sessions
 from sluice.actors.dispatcher.delivery.store import CursorStore
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription, SubscriptionState
-from sluice.actors.key_shared import Dispatch
+from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.lookup.topic_log import TopicLog
@@ -89,11 +89,11 @@ class SubscriptionContext:
     ownership: Ownership
     epoch: int
     state: SubscriptionState
-    core: Dispatch
+    core: KeySharedDispatcher
     tracker: RescheduledTracker
     changed_delays: ChangedDelays
     redelivery_clock: RedeliveryClock
-    runs: OpenRuns
+    runs: UnackedRuns
     sessions: Sessions
     store: CursorStore
     wakeups: Wakeups

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.actors.consumer.held import Received
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.messages import NO_COUNTS, Part, TopicSettings
 from sluice.actors.messages.settings import dead_letter_topic
@@ -39,7 +39,7 @@ ORIGIN = ("REAL_TOPIC", "ORIGIN_MESSAGE_ID")
 class DeadLetters:
     """Moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
-    def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
+    def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:
         self._ports, self._directory, self._core, self._runs = (
             context.ports,
             context.directory,

@@ -11,7 +11,7 @@ import numpy as np
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.reader import Reader
 from sluice.actors.messages import NO_POSITIONS, NO_ROWS
-from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.signal_task import SignalTask
 from sluice.actors.runtime.wall_clock import pause_until
 
 DUE_AT_ONCE = 10_000
@@ -28,7 +28,7 @@ class DueMessages:
 
     def begin(self) -> None:
         """Release whenever something is due, until the index has failed."""
-        Occasional(self._ports, self._wakeups.due, self._release, "due").begin()
+        SignalTask(self._ports, self._wakeups.due, self._release, "due").begin()
 
     async def _release(self) -> int | None:
         """What is due now. Returns in how many ms more is, None if nothing waits for its time."""

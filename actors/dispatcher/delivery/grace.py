@@ -31,7 +31,7 @@ from sluice.actors.dispatcher.delivery.damping import Damping
 from sluice.actors.dispatcher.delivery.leases import AT_ONCE, Leases
 from sluice.actors.dispatcher.delivery.membership import base_of, life_of
 from sluice.actors.dispatcher.delivery.sessions import Session
-from sluice.actors.key_shared import NEW, AttachedConsumer, Dispatch, JoinAs, same_ranges
+from sluice.actors.key_shared import NEW, AttachedConsumer, JoinAs, KeySharedDispatcher, same_ranges
 from sluice.actors.messages import Attach, HandOver, SubscriptionSettings
 from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
@@ -44,7 +44,7 @@ class RecordedPlaces:
 
     field = "places"
 
-    def __init__(self, ports: Ports, core: Dispatch, settings: SubscriptionSettings) -> None:
+    def __init__(self, ports: Ports, core: KeySharedDispatcher, settings: SubscriptionSettings) -> None:
         self._ports, self._core = ports, core
         self._kind = [settings.selector, settings.replica_points]
         self.damping = Damping(settings.grace_ms)
@@ -65,7 +65,7 @@ class RecordedPlaces:
         self.damping.restore(stored["flaps"], clock.monotonic())
 
 
-class Grace:
+class ReconnectGrace:
     """The places of one subscription."""
 
     def __init__(self, context: SubscriptionContext, leases: Leases) -> None:

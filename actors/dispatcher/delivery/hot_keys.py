@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
-from sluice.actors.dispatcher.delivery.open_runs import parts_to_ask_for
+from sluice.actors.dispatcher.delivery.unacked_runs import parts_to_ask_for
 from sluice.actors.key_shared import Heaviest
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.hashing import Hashes

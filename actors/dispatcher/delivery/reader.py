@@ -14,14 +14,14 @@ from functools import partial
 
 import numpy as np
 
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys
 from sluice.actors.lookup.topic_log import READ_MOST
 from sluice.actors.messages import IndexRead, ReadEnds, RunIndex
 from sluice.actors.ownership.ownership_proof import process_of
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.interruption import Interruption
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import index_columns
@@ -44,7 +44,7 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 class Reader:
     """Feeds the core from the log."""
 
-    def __init__(self, context: SubscriptionContext, backlog: Backlog, hot_keys: HotKeys) -> None:
+    def __init__(self, context: SubscriptionContext, backlog: AckHandler, hot_keys: HotKeys) -> None:
         self._ports, self._topic, self._sessions = context.ports, context.topic, context.sessions
         self._cursor, self._core = context.cursor, context.core
         self._tracker, self._runs, self._wakeups = context.tracker, context.runs, context.wakeups
@@ -62,7 +62,7 @@ class Reader:
         if context.end is not None:
             self._reaches(context.end)
         self._log = context.log
-        self._asking = Interruption()
+        self._asking = CancellableWait()
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
 from sluice.actors.dispatcher.delivery.sessions import Session
-from sluice.actors.key_shared import Dispatch
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.messages import GivenBack, NegativeAcknowledge, RedeliverUnacknowledged
 from sluice.actors.ports import Ports
 from sluice.storage.errors import Invalid
@@ -27,7 +27,7 @@ from sluice.storage.format.position import Positions
 class Redelivery:
     """Takes back messages that consumers did not finish."""
 
-    def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
+    def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:
         self._core, self._cursor = context.core, context.cursor
         self._store, self._wake, self._clock = context.store, context.wakeups.route.set, context.redelivery_clock
         self._backlog = backlog
@@ -71,7 +71,7 @@ class RecordedRedeliveries:
 
     field = "redeliveries"
 
-    def __init__(self, ports: Ports, core: Dispatch, clock: RedeliveryClock) -> None:
+    def __init__(self, ports: Ports, core: KeySharedDispatcher, clock: RedeliveryClock) -> None:
         self._ports, self._core, self._clock = ports, core, clock
 
     def to_record(self) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.actors.key_shared import Dispatch
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.ports import Ports
 from sluice.storage.format.redeliveries import Redeliveries
 
@@ -27,7 +27,7 @@ class RedeliveryClock:
 
     field = "redeliveries_at"
 
-    def __init__(self, ports: Ports, core: Dispatch) -> None:
+    def __init__(self, ports: Ports, core: KeySharedDispatcher) -> None:
         self._clock, self._core = ports.clock, core
         self._ahead = self._clock.now() - self._clock.monotonic()
         """By how much the wall clock is ahead of the monotonic one, as far as the core was told."""

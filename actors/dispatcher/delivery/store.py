@@ -21,8 +21,8 @@ from typing import Any
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.occasional import Occasional
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.errors import Fenced, Unavailable
 
 GROUP_MS = 10
@@ -151,7 +151,7 @@ class CursorStore:
 
     def begin(self) -> None:
         """Write whenever something has changed, until the record is lost."""
-        Occasional(self._ports, self._dirty, self._keep, "keep")
+        SignalTask(self._ports, self._dirty, self._keep, "keep")
 
     async def _keep(self) -> None:
         writes = self._completed < self._asked

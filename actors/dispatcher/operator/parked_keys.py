@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.actors.consumer.held import Received
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
-from sluice.actors.key_shared import Dispatch, ParkedKey
+from sluice.actors.key_shared import KeySharedDispatcher, ParkedKey
 from sluice.actors.messages import NO_COUNTS, NO_POSITIONS, Discard, ListParked, Redrive
 from sluice.actors.messages.parking import DecideParked
 from sluice.actors.runtime.backoff import Backoff
@@ -45,7 +45,7 @@ AT_ONCE = 4_096
 class ParkedKeys:
     """The parked keys of one subscription."""
 
-    def __init__(self, context: SubscriptionContext, backlog: Backlog) -> None:
+    def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:
         self._ports, self._identity, self._log = context.ports, context.identity, context.log
         self._core, self._cursor, self._tracker = context.core, context.cursor, context.tracker
         self._runs, self._payloads, self._store = context.runs, context.payloads, context.store
@@ -256,7 +256,7 @@ class RecordedParkedKeys:
 
     field = "parked"
 
-    def __init__(self, core: Dispatch, cursor: Cursor) -> None:
+    def __init__(self, core: KeySharedDispatcher, cursor: Cursor) -> None:
         self._core, self._cursor = core, cursor
 
     def to_record(self) -> Any:

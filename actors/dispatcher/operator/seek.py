@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.reader import Reader
@@ -34,7 +34,7 @@ _SHOWN = 5
 class Seeker:
     """Moves the cursor as an operator or the topic's policies demand."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: Backlog, leases: Leases) -> None:
+    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: AckHandler, leases: Leases) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
         self._log = context.log
         self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter

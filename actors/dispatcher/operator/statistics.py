@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
-from sluice.actors.dispatcher.delivery.delivery import Deliverer
+from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
 from sluice.actors.dispatcher.delivery.membership import LeaseState
 from sluice.actors.dispatcher.delivery.reader import Reader
 from sluice.storage.errors import Unavailable
@@ -32,8 +32,8 @@ class Statistics:
         self,
         context: SubscriptionContext,
         reader: Reader,
-        backlog: Backlog,
-        deliverer: Deliverer,
+        backlog: AckHandler,
+        deliverer: DispatchLoop,
         parts: Sequence[Counts],
     ) -> None:
         self._ports, self._identity = context.ports, context.identity

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.key_shared.state import parking
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.position_table import DONE
 from sluice.actors.key_shared.state.tables import NOTHING_HELD
 from sluice.actors.key_shared.state.window import (
@@ -27,7 +27,7 @@ from sluice.storage.format.hashing import HASH_RANGE
 from sluice.storage.format.position import Positions
 
 
-def check(core: Core) -> None:
+def check(core: DispatchState) -> None:
     """Raise InvariantViolation on any difference; costs a few passes over the window."""
     window, tables, members = core.window, core.tables, core.members
     view = slice(window.head, window.tail)
@@ -69,7 +69,7 @@ def check(core: Core) -> None:
         raise InvariantViolation("a hash is pending at two consumers")
 
 
-def _check_revoked(core: Core, hashes: Reduced, positions: Positions, state: npt.NDArray[np.uint8]) -> None:
+def _check_revoked(core: DispatchState, hashes: Reduced, positions: Positions, state: npt.NDArray[np.uint8]) -> None:
     """Exactly what lies behind a message that waits, or did when it was asked back, is revoked."""
     window = core.window
     flags = window.flags[window.head : window.tail]
@@ -91,7 +91,7 @@ def _check_revoked(core: Core, hashes: Reduced, positions: Positions, state: npt
         raise InvariantViolation("a row that was given back has no place in the order")
 
 
-def _check_owners(core: Core) -> None:
+def _check_owners(core: DispatchState) -> None:
     _same("owner", core.selector.owners().astype(np.int64), core.tables.owner)
     for slot in np.unique(core.tables.owner[1:]).tolist():
         if slot != NO_SLOT and core.members.by_slot[slot] is None:

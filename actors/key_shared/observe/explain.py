@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sluice.actors.key_shared.state.core import Core
 from sluice.actors.key_shared.state.dispatch_pass import candidates_of, closed, closed_rows, redelivered
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.policies import Candidates, Gate, RecentlyJoined
 from sluice.actors.key_shared.state.position_table import Rows
 from sluice.actors.key_shared.state.window import (
@@ -40,7 +40,9 @@ _RECEIVES = "receiving what it was sent, which at a gateway a dispatch rate may 
 _WAITING = (FRESH, REPLAY, UNORDERED)
 
 
-def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int | None, now: int) -> dict[str, Any]:
+def explain(
+    core: DispatchState, *, key_hash: int | None, hash: int | None, position: int | None, now: int
+) -> dict[str, Any]:
     """The answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
     if sum(what is not None for what in (key_hash, hash, position)) != 1:
         raise Invalid("explain needs exactly one of a key, a hash and a position")
@@ -80,7 +82,7 @@ def explain(core: Core, *, key_hash: int | None, hash: int | None, position: int
     return answer
 
 
-def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
+def row_reasons(core: DispatchState, row: int, now: int) -> list[Reason]:
     """Why one row of the window is not (again) going out."""
     window = core.window
     state = int(window.state[row])
@@ -108,7 +110,7 @@ def row_reasons(core: Core, row: int, now: int) -> list[Reason]:
     return reasons or [_reason("deliverable", "nothing holds it back", "the next dispatch sends it")]
 
 
-def _gates(core: Core, row: int) -> list[Gate]:
+def _gates(core: DispatchState, row: int) -> list[Gate]:
     """The gates that hold this row back, in order of precedence: the dispatch's own predicate, asked for one row.
 
     A row that waits in the order is also held by earlier rows of its hash, as the cut by position does it in a pass.
@@ -126,7 +128,7 @@ def _gates(core: Core, row: int) -> list[Gate]:
     return sorted(gates)
 
 
-def _earlier(core: Core, row: int) -> int | None:
+def _earlier(core: DispatchState, row: int) -> int | None:
     """The first row of the same hash that waits for redelivery and goes before this one.
 
     What was read forward waits behind all of them, what waits itself behind those with a lower position.
@@ -141,7 +143,7 @@ def _earlier(core: Core, row: int) -> int | None:
     return int(waiting[0]) if len(waiting) else None
 
 
-def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
+def _gate_reason(core: DispatchState, gate: Gate, row: int, now: int) -> Reason:
     window = core.window
     value = int(window.hash[row])
     owner = _owner(core, value)
@@ -178,7 +180,7 @@ def _gate_reason(core: Core, gate: Gate, row: int, now: int) -> Reason:
     return _reason("no_owner", "no connected consumer owns the hash", "a consumer that takes it joining")
 
 
-def _recently_joined(core: Core, policy: RecentlyJoined, row: int, now: int) -> Reason:
+def _recently_joined(core: DispatchState, policy: RecentlyJoined, row: int, now: int) -> Reason:
     """Whose joining holds the row back, which for a redelivery may be that of another newcomer than its owner."""
     window, slot = core.window, int(core.tables.owner[int(core.window.hash[row])])
     pending = window.rows_in(PENDING)
@@ -204,7 +206,7 @@ def _recently_joined(core: Core, policy: RecentlyJoined, row: int, now: int) -> 
     return _reason("recently_joined", text, unblocks, joined_at=limit, held=held[:_SHOWN])
 
 
-def _redelivery(core: Core, value: int, now: int) -> Reason:
+def _redelivery(core: DispatchState, value: int, now: int) -> Reason:
     """The key waits because later messages of it were asked back, behind one that was given back."""
     window = core.window
     rows = window.rows_in(PENDING)
@@ -220,7 +222,7 @@ def _redelivery(core: Core, value: int, now: int) -> Reason:
     )
 
 
-def _delayed_redelivery(core: Core, value: int) -> Reason | None:
+def _delayed_redelivery(core: DispatchState, value: int) -> Reason | None:
     """The first message that holds back its key was given back with a delay; None if it is another kind."""
     window = core.window
     row = int(window.find(core.tables.held_from[value : value + 1])[0])
@@ -233,7 +235,7 @@ def _delayed_redelivery(core: Core, value: int) -> Reason | None:
     return _reason("waits_for_redelivery", text, f"time, and then delivery of {first}", earlier=first, until=until)
 
 
-def _permit_reasons(core: Core, row: int) -> list[Reason]:
+def _permit_reasons(core: DispatchState, row: int) -> list[Reason]:
     """Permits and limits of the owner, and the place of the row among what else waits for it."""
     window, members = core.window, core.members
     slot = int(core.tables.owner[int(window.hash[row])])
@@ -268,7 +270,7 @@ def _permit_reasons(core: Core, row: int) -> list[Reason]:
     return [_unacked(core, slot)]
 
 
-def _unacked(core: Core, slot: int) -> Reason:
+def _unacked(core: DispatchState, slot: int) -> Reason:
     members = core.members
     return _reason(
         "unacked_limit",
@@ -279,7 +281,7 @@ def _unacked(core: Core, slot: int) -> Reason:
     )
 
 
-def _nobody_may(core: Core) -> list[Reason]:
+def _nobody_may(core: DispatchState) -> list[Reason]:
     """No consumer may get anything: some hold as much as they may, the others are out of permits."""
     blocked = [member.slot for member in core.members if core.members.blocked[member.slot]]
     reasons = [_unacked(core, slot) for slot in blocked[:_SHOWN]]
@@ -289,7 +291,7 @@ def _nobody_may(core: Core) -> list[Reason]:
     return reasons
 
 
-def _kept(core: Core, slot: int) -> Reason:
+def _kept(core: DispatchState, slot: int) -> Reason:
     member, until = core.members.at(slot), core.kept.by_slot[slot].until
     when = f"until {iso_time(until)}" if until else "until its lease and then grace_ms are over"
     text = f"the hash is kept for its owner {member.name!r}, which left, {when}"
@@ -297,7 +299,7 @@ def _kept(core: Core, slot: int) -> Reason:
     return _reason("kept_for_owner", text, f"{names} coming back, or that time", until=until or None)
 
 
-def _ahead(core: Core, row: int) -> int:
+def _ahead(core: DispatchState, row: int) -> int:
     """Open rows that a pass would send to the same owner before this one."""
     fresh = core.window.state[row] == FRESH
     rows = core.window.rows_in(FRESH) if fresh else redelivered(core)
@@ -309,7 +311,7 @@ def _ahead(core: Core, row: int) -> int:
     return int((core.tables.owner[core.window.hash[chosen[chosen < row]]] == slot).sum())
 
 
-def _elsewhere(core: Core, position: int) -> dict[str, Any]:
+def _elsewhere(core: DispatchState, position: int) -> dict[str, Any]:
     """A position that is not in the window."""
     holder = next((member for member in core.members.claiming() if position in member.claims), None)
     if holder is not None:
@@ -324,7 +326,7 @@ def _elsewhere(core: Core, position: int) -> dict[str, Any]:
     return {"position": show(position), "state": "not here", "reasons": reasons, "verdict": reasons[0]["gate"]}
 
 
-def read_reasons(core: Core) -> list[Reason]:
+def read_reasons(core: DispatchState) -> list[Reason]:
     """Why nothing more is read forward now; `not_read` if nothing prevents it."""
     members = core.members
     if not len(members):
@@ -345,7 +347,7 @@ def read_reasons(core: Core) -> list[Reason]:
     return reasons or [_reason("not_read", "it was not read yet, and nothing prevents reading", "the next read")]
 
 
-def due_reasons(core: Core) -> list[Reason]:
+def due_reasons(core: DispatchState) -> list[Reason]:
     """Why a delayed message that is due is not taken out of the delayed index now; `deliverable` if nothing prevents
     it.
     """
@@ -356,7 +358,7 @@ def due_reasons(core: Core) -> list[Reason]:
     return reasons or [_reason("deliverable", "it is due, and nothing holds it back", "the next look at what is due")]
 
 
-def _look_ahead(core: Core, waiting: int) -> list[Reason]:
+def _look_ahead(core: DispatchState, waiting: int) -> list[Reason]:
     limit = core.look_ahead_limit()
     if waiting < limit:
         return []
@@ -369,14 +371,14 @@ def _look_ahead(core: Core, waiting: int) -> list[Reason]:
     ]
 
 
-def _first_waiting(core: Core, rows: Rows) -> int | None:
+def _first_waiting(core: DispatchState, rows: Rows) -> int | None:
     """The row of a hash that would go out first."""
     state = core.window.state[rows]
     waiting = rows[np.isin(state, _WAITING)]
     return int(waiting[0]) if len(waiting) else None
 
 
-def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
+def _nothing_waits(core: DispatchState, rows: Rows, now: int) -> list[Reason]:
     """No row of the hash asks to be sent."""
     if len(rows) == 0:
         return [
@@ -388,7 +390,7 @@ def _nothing_waits(core: Core, rows: Rows, now: int) -> list[Reason]:
     return [reason for row in rows[:1] for reason in row_reasons(core, int(row), now)]
 
 
-def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
+def _same_hash(core: DispatchState, rows: Rows, key_hash: int) -> list[Reason]:
     """Another key shares the hash, and the key waits for its messages."""
     others = rows[core.window.masked_hash[rows] != key_hash]
     held = others[core.window.state[others] == PENDING]
@@ -404,7 +406,7 @@ def _same_hash(core: Core, rows: Rows, key_hash: int) -> list[Reason]:
     ]
 
 
-def _counts(core: Core, rows: Rows) -> dict[str, int]:
+def _counts(core: DispatchState, rows: Rows) -> dict[str, int]:
     state = core.window.state[rows]
     return {
         "pending": int((state == PENDING).sum()),
@@ -413,7 +415,7 @@ def _counts(core: Core, rows: Rows) -> dict[str, int]:
     }
 
 
-def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
+def _holders(core: DispatchState, rows: Rows, now: int) -> list[dict[str, Any]]:
     """Pending messages, the oldest position first: where they are and since when."""
     window = core.window
     return [
@@ -428,13 +430,13 @@ def _holders(core: Core, rows: Rows, now: int) -> list[dict[str, Any]]:
     ]
 
 
-def owner_name(core: Core, slot: int) -> str:
+def owner_name(core: DispatchState, slot: int) -> str:
     """What the consumer in a slot that is taken is called in answers."""
     member = core.members.at(slot)
     return f"{member.name}#{member.number}"
 
 
-def _owner(core: Core, hash: int) -> str | None:
+def _owner(core: DispatchState, hash: int) -> str | None:
     slot = int(core.tables.owner[hash])
     return None if slot == NO_SLOT else owner_name(core, slot)
 
@@ -443,7 +445,7 @@ def _reason(gate: str, text: str, unblocks: str, **more: object) -> Reason:
     return {"gate": gate, "text": text, "unblocks": unblocks, **more}
 
 
-def blocked_keys(core: Core, top: int, now: int) -> list[dict[str, Any]]:
+def blocked_keys(core: DispatchState, top: int, now: int) -> list[dict[str, Any]]:
     """Hashes with waiting messages, the longest waiting first, with the reasons of their first message."""
     window = core.window
     rows = window.rows_in(*_WAITING)

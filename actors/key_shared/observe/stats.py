@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.key_shared.state import parking
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.hash_assignments import kept_stats
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.policies import RecentlyJoined, policy_stats
@@ -21,7 +21,7 @@ _HASHES_SHOWN = 1000
 _NO_HASHES = np.zeros(0, np.intp)
 
 
-def stats(core: Core, now: int) -> dict[str, Any]:
+def stats(core: DispatchState, now: int) -> dict[str, Any]:
     """The subscription with its consumers.
 
     Its drainingHashesClearedTotal never falls: it also counts what was cleared of consumers that have left. Pulsar's is
@@ -68,7 +68,7 @@ def stats(core: Core, now: int) -> dict[str, Any]:
     }
 
 
-def _draining(core: Core) -> dict[int, HashIndex]:
+def _draining(core: DispatchState) -> dict[int, HashIndex]:
     """The draining hashes by the slot of their holder. A subscription may have a thousand consumers, so the tables are
     looked at once, and not for each of them.
     """
@@ -82,7 +82,11 @@ def _draining(core: Core) -> dict[int, HashIndex]:
 
 
 def _consumer(
-    core: Core, member: AttachedConsumer, draining: HashIndex, pending: npt.NDArray[np.int32], ranges: list[Range]
+    core: DispatchState,
+    member: AttachedConsumer,
+    draining: HashIndex,
+    pending: npt.NDArray[np.int32],
+    ranges: list[Range],
 ) -> dict[str, Any]:
     """draining: the hashes that drain at it, ascending. pending: what it has of each. ranges: those that it owns."""
     members, tables = core.members, core.tables

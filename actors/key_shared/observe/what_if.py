@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sluice.actors.key_shared.observe.explain import owner_name
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.storage.errors import Invalid, NotFound
 from sluice.storage.format.hashing import HASH_RANGE
 
@@ -17,7 +17,7 @@ MOST_POINTS = 100_000
 """Points on the ring that may be added: a quarter of a second, in which the broker does nothing else."""
 
 
-def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
+def what_if(core: DispatchState, add: int, remove: Sequence[str]) -> dict[str, Any]:
     """How many hashes would move if consumers came or left, beside the fewest possible, and how many would drain.
 
     Consumers are removed by name, or by `name#number`. Nothing changes. Raises NotFound for an unknown name.
@@ -54,7 +54,7 @@ def what_if(core: Core, add: int, remove: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _least_moved(core: Core, leaving: set[int], add: int) -> int:
+def _least_moved(core: DispatchState, leaving: set[int], add: int) -> int:
     """Fewest hashes that any even division would move: all of the leavers', and the newcomers' fair share."""
     total = HASH_RANGE - 1
     owner = core.tables.owner[1:]
@@ -64,7 +64,7 @@ def _least_moved(core: Core, leaving: set[int], add: int) -> int:
     return max(orphaned, share)
 
 
-def _named(core: Core, name: str) -> list[Any]:
+def _named(core: DispatchState, name: str) -> list[Any]:
     found = [member for member in core.members if name in (member.name, f"{member.name}#{member.number}")]
     if not found:
         raise NotFound(f"no connected consumer is called {name!r}")

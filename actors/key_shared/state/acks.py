@@ -2,8 +2,8 @@
 
 A consumer reports about a thousand messages at a time, and with hundreds of consumers such reports make up most of
 the calls. What one of them changes (counts by hash, by consumer and by state) nobody looks at before the next routing
-or the next question. So `Dispatch` gathers the reports and brings all of them in together before anything else
-happens: the cost is then by message, hardly by report.
+or the next question. So `KeySharedDispatcher` gathers the reports and brings all of them in together before anything
+else happens: the cost is then by message, hardly by report.
 
 A consumer's report is ascending, so putting many in order is a merge; a message that several consumers report counts
 once, for the first of them.
@@ -15,14 +15,14 @@ import numpy as np
 
 from sluice.actors.key_shared.state import parking
 from sluice.actors.key_shared.state.claims import finish_claims
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.position_table import DONE, Rows
 from sluice.actors.key_shared.state.window import DELIVERED, PENDING, REMOVED
 from sluice.actors.messages import NO_POSITIONS
 from sluice.storage.format.position import Positions
 
 
-def acknowledge(core: Core, positions: Positions, consumer: int | None) -> Positions:
+def acknowledge(core: DispatchState, positions: Positions, consumer: int | None) -> Positions:
     """These messages are done; returns those that were here, ascending, each once."""
     done, unread = _acknowledge(core, positions)
     _credit(core, consumer, len(done) + len(unread))
@@ -30,7 +30,7 @@ def acknowledge(core: Core, positions: Positions, consumer: int | None) -> Posit
     return done
 
 
-def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> None:
+def acknowledge_all(core: DispatchState, reports: list[tuple[Positions, int | None]]) -> None:
     """The same for many reports (positions in any order, consumer) at once."""
     if len(reports) == 1:
         acknowledge(core, *reports[0])
@@ -51,7 +51,7 @@ def acknowledge_all(core: Core, reports: list[tuple[Positions, int | None]]) -> 
     core.window.trim()
 
 
-def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions]:
+def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, Positions]:
     """Those in the window, and those that consumers hold but that were not read again; ascending, each once."""
     parking.forget(core, positions)
     window = core.window
@@ -73,14 +73,14 @@ def _acknowledge(core: Core, positions: Positions) -> tuple[Positions, Positions
     return done, unread
 
 
-def _drop_waiting(core: Core, rows: Rows) -> None:
+def _drop_waiting(core: DispatchState, rows: Rows) -> None:
     """Messages are done that no consumer holds: some had been given back, others were perhaps never sent."""
     if core.policy.ordered and bool((core.window.flags[rows] & DELIVERED == 0).any()):
         core.note_done_unsent()
     core.drop(rows)
 
 
-def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:
+def remove(core: DispatchState, positions: Positions | None, up_to: int | None) -> None:
     window = core.window
     if positions is None:
         parking.forget_up_to(core, up_to)
@@ -104,6 +104,6 @@ def remove(core: Core, positions: Positions | None, up_to: int | None) -> None:
     window.trim()
 
 
-def _credit(core: Core, consumer: int | None, count: int) -> None:
+def _credit(core: DispatchState, consumer: int | None, count: int) -> None:
     if consumer in core.members.by_number:
         core.members.by_number[consumer].count_acked(count)

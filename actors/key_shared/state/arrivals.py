@@ -6,7 +6,7 @@ import numpy as np
 
 from sluice.actors.key_shared.state import nacks, revocation
 from sluice.actors.key_shared.state.claims import claim_all
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.policies import held_elsewhere
 from sluice.actors.key_shared.state.position_table import DONE
@@ -16,7 +16,7 @@ from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.position import Positions, show
 
 
-def append(core: Core, positions: Positions, hashes: Hashes, delayed: Mask | None) -> None:
+def append(core: DispatchState, positions: Positions, hashes: Hashes, delayed: Mask | None) -> None:
     window = core.window
     if len(positions) == 0:
         return
@@ -33,7 +33,7 @@ def append(core: Core, positions: Positions, hashes: Hashes, delayed: Mask | Non
         core.hold(rows[window.state[rows] == FRESH])
 
 
-def due(core: Core, positions: Positions, hashes: Hashes) -> None:
+def due(core: DispatchState, positions: Positions, hashes: Hashes) -> None:
     window = core.window
     if len(positions) == 0:
         return
@@ -49,7 +49,7 @@ def due(core: Core, positions: Positions, hashes: Hashes) -> None:
     core.look_again()
 
 
-def bring(core: Core, member: AttachedConsumer, positions: Positions, hashes: Hashes) -> None:
+def bring(core: DispatchState, member: AttachedConsumer, positions: Positions, hashes: Hashes) -> None:
     if len(member.finished):
         member.unclaim(np.setdiff1d(member.finished, positions))
     mine = np.full(len(positions), member.slot, np.uint16)
@@ -63,7 +63,7 @@ def bring(core: Core, member: AttachedConsumer, positions: Positions, hashes: Ha
         _add(core, positions, hashes, FRESH, 0)
 
 
-def _add(core: Core, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
+def _add(core: DispatchState, positions: Positions, hashes: Hashes, state: int, flags: int) -> None:
     window = core.window
     if core.parked.live:
         new = ~core.parked.contains(positions)

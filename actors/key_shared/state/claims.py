@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.policies import held_elsewhere
 from sluice.actors.key_shared.state.window import (
@@ -27,7 +27,7 @@ from sluice.actors.key_shared.state.window import (
 from sluice.storage.format.position import Positions
 
 
-def claim(core: Core, member: AttachedConsumer) -> None:
+def claim(core: DispatchState, member: AttachedConsumer) -> None:
     """Give a consumer what it claims, as far as that was read.
 
     A row stays unclaimed if it, or a message of its hash, is already with another consumer: claiming it would
@@ -64,13 +64,13 @@ def claim(core: Core, member: AttachedConsumer) -> None:
     core.settle_limits()
 
 
-def claim_all(core: Core) -> None:
+def claim_all(core: DispatchState) -> None:
     """After rows were added: claim them for those that hold them."""
     for member in core.members.claiming():
         claim(core, member)
 
 
-def finish_claims(core: Core, member: AttachedConsumer, positions: Positions) -> None:
+def finish_claims(core: DispatchState, member: AttachedConsumer, positions: Positions) -> None:
     """Some of its claims are done; they keep their keys in an ordered subscription, and nothing elsewhere."""
     if len(positions) == 0:
         return

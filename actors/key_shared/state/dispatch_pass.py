@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from sluice.actors.key_shared.state import nacks, parking, revocation
 from sluice.actors.key_shared.state.assignments import NO_REDELIVERIES, Assignments, Share
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import Counts
 from sluice.actors.key_shared.state.policies import Candidates, Gate
 from sluice.actors.key_shared.state.position_table import Rows
@@ -42,7 +42,7 @@ from sluice.storage.format.position import Positions
 _NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
 
-def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
+def closed(core: DispatchState, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
     """Each gate that holds any row back, with the rows that it holds back. The one predicate of dispatch and explain.
 
     Permits are not here: how many may go is a matter of the whole pass, see `cut`.
@@ -61,7 +61,7 @@ def closed(core: Core, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
         yield Gate.NO_OWNER, rows.owners == NO_SLOT
 
 
-def route(core: Core, now: int) -> Assignments:
+def route(core: DispatchState, now: int) -> Assignments:
     """Everything that can go out now."""
     core.at(now)
     nacks.wake(core, now)
@@ -79,13 +79,13 @@ def route(core: Core, now: int) -> Assignments:
     return out
 
 
-def redelivered(core: Core) -> Rows:
+def redelivered(core: DispatchState) -> Rows:
     """Rows that wait to be sent again, or are delayed ones that are due, as far as a dispatch may look at them."""
     rows = core.window.rows_in(REPLAY, UNORDERED)
     return rows[~core.window.unreached(rows)] if core.nack_ordered else rows
 
 
-def would_send(core: Core) -> int:
+def would_send(core: DispatchState) -> int:
     """How many messages `route` would send now; changes nothing."""
     count = core.window.count
     if not core.members.allowed or not (count[FRESH] or count[REPLAY] or count[UNORDERED]):
@@ -106,7 +106,7 @@ def would_send(core: Core) -> int:
     return total
 
 
-def candidates_of(core: Core, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:
+def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:
     """Rows of the window with their hashes and owners. In a Shared subscription the owners are dealt out here."""
     # As wide as an index: each of them is used as one about ten times.
     hashes = core.window.hash[rows].astype(np.intp)
@@ -114,7 +114,7 @@ def candidates_of(core: Core, rows: Rows | slice, allowance: Counts, *, fresh: b
     return Candidates(core.window.position[rows], hashes, owners, fresh)
 
 
-def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -> Mask | None:
+def closed_rows(core: DispatchState, candidates: Candidates, *, counting: bool = False) -> Mask | None:
     """Which candidates a gate holds back, bool, one a row; None: no gate holds any.
 
     counting: this is a real attempt, so draining hashes note it, once a hash and pass (KS-27, KS-33).
@@ -129,7 +129,7 @@ def closed_rows(core: Core, candidates: Candidates, *, counting: bool = False) -
     return blocked if blocked is not None and blocked.any() else None
 
 
-def _pass(core: Core, rows: Rows | slice, out: Assignments, now: int, *, fresh: bool) -> None:
+def _pass(core: DispatchState, rows: Rows | slice, out: Assignments, now: int, *, fresh: bool) -> None:
     """Judge `rows`, send what may go, leave the others waiting in the order."""
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
@@ -146,7 +146,7 @@ def _pass(core: Core, rows: Rows | slice, out: Assignments, now: int, *, fresh: 
         _send(core, rows, candidates, picked, counts, out, now)
 
 
-def _mark_fresh(core: Core, rows: Rows | slice, owners: Reduced, left: npt.NDArray[np.intp], now: int) -> None:
+def _mark_fresh(core: DispatchState, rows: Rows | slice, owners: Reduced, left: npt.NDArray[np.intp], now: int) -> None:
     """Of the rows that were read forward all but `left` are with their owner now.
 
     Those wait with their place in the order (KS-37.3). As they are few, all are marked as sent, in the order in
@@ -167,7 +167,7 @@ def _mark_fresh(core: Core, rows: Rows | slice, owners: Reduced, left: npt.NDArr
 
 
 def cut(
-    core: Core, owners: Reduced, blocked: Mask | None, allowance: Counts
+    core: DispatchState, owners: Reduced, blocked: Mask | None, allowance: Counts
 ) -> tuple[npt.NDArray[np.intp] | None, npt.NDArray[np.intp], Counts]:
     """Sort by owner, keep the order within, and cut each owner's part at its permits; blocked rows go to nobody.
 
@@ -195,7 +195,7 @@ def cut(
 
 
 def _send(
-    core: Core,
+    core: DispatchState,
     rows: Rows | slice,
     candidates: Candidates,
     picked: npt.NDArray[np.intp] | None,
@@ -233,7 +233,7 @@ def _all(rows: Rows | slice) -> Rows:
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
-def _take_from_queue(core: Core, rows: Rows) -> None:
+def _take_from_queue(core: DispatchState, rows: Rows) -> None:
     state = core.window.state[rows]
     for before in (REPLAY, UNORDERED):
         mine = rows[state == before]
@@ -243,7 +243,7 @@ def _take_from_queue(core: Core, rows: Rows) -> None:
 
 
 def _assign(
-    core: Core,
+    core: DispatchState,
     positions: Positions,
     redeliveries: npt.NDArray[np.uint8],
     counts: Counts,
@@ -261,7 +261,7 @@ def _assign(
     out.shares.append(share)
 
 
-def deal(core: Core, count: int, allowance: Counts) -> Reduced:
+def deal(core: DispatchState, count: int, allowance: Counts) -> Reduced:
     """Shared: owners for `count` rows in turn, the lowest priority number first, each a fair share of the rest."""
     owners: Reduced = np.full(count, NO_SLOT, np.uint16)
     left = allowance.copy()

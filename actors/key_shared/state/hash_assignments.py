@@ -25,7 +25,7 @@ import numpy as np
 
 from sluice.actors.key_shared.state import parking, revocation
 from sluice.actors.key_shared.state.claims import claim, finish_claims
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.history import tell_inactive
 from sluice.actors.key_shared.state.members import AttachedConsumer, KeptPlace
 from sluice.actors.key_shared.state.selectors import Range, ranges_of
@@ -50,7 +50,7 @@ NEW = JoinAs()
 
 
 def join(
-    core: Core,
+    core: DispatchState,
     name: str,
     *,
     now: int,
@@ -81,7 +81,7 @@ def join(
 
 
 def _enter(
-    core: Core, name: str, now: int, ranges: Sequence[Range], priority: int, entry: JoinAs
+    core: DispatchState, name: str, now: int, ranges: Sequence[Range], priority: int, entry: JoinAs
 ) -> tuple[AttachedConsumer, str, bool]:
     """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
     members, selector = core.members, core.selector
@@ -104,20 +104,20 @@ def _enter(
     return members.add(slot, name, priority, now), f"{name} joined", True
 
 
-def give_place(core: Core, member: AttachedConsumer, *, now: int) -> None:
+def give_place(core: DispatchState, member: AttachedConsumer, *, now: int) -> None:
     """A consumer without a place gets a place now. Raises Conflict if there is none, and then nothing has changed."""
     core.selector.add(member.slot, member.name, ranges=member.ranges, priority=member.priority)
     core.change_owners(now=now, cause=f"{member.name} joined")
     core.policy.joined(member.slot, len(core.members) - 1, core.window, core.window.last_read)
 
 
-def retire(core: Core, member: AttachedConsumer, *, now: int) -> None:
+def retire(core: DispatchState, member: AttachedConsumer, *, now: int) -> None:
     core.selector.remove(member.slot)
     core.members.stop(member)
     core.change_owners(now=now, cause=f"{member.name} does not answer", gone=[member])
 
 
-def leave(core: Core, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> None:
+def leave(core: DispatchState, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> None:
     """Consumers leave, in one change. True: the place is kept."""
     core.at(now)
     placed = {slot for slot, _ in core.selector.layout()} if core.keeps_places else frozenset[int]()
@@ -142,7 +142,7 @@ def leave(core: Core, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> 
     core.window.trim()
 
 
-def give_up(core: Core, slots: Sequence[int], *, now: int) -> None:
+def give_up(core: DispatchState, slots: Sequence[int], *, now: int) -> None:
     """Stop keeping places: their hashes move as if their consumers had left, in one change."""
     gone = [core.members.at(slot) for slot in slots]
     core.selector.remove(*slots)
@@ -159,12 +159,12 @@ def _cause(gone: Sequence[AttachedConsumer], what: str) -> str:
     return f"{gone[0].name}{others} {what}"
 
 
-def has_place(core: Core, slot: int) -> bool:
+def has_place(core: DispatchState, slot: int) -> bool:
     """Whether this slot has a share of the hashes."""
     return any(each == slot for each, _ in core.selector.layout())
 
 
-def layout(core: Core) -> list[list[Any]]:
+def layout(core: DispatchState) -> list[list[Any]]:
     """Every place for the record: name, base, to, keeps_place, and the share as its selector has it."""
     rows = []
     for slot, share in core.selector.layout():
@@ -173,7 +173,7 @@ def layout(core: Core) -> list[list[Any]]:
     return rows
 
 
-def restore(core: Core, rows: Iterable[Sequence[Any]], *, now: int) -> None:
+def restore(core: DispatchState, rows: Iterable[Sequence[Any]], *, now: int) -> None:
     """Begin with the places of an earlier owner, kept for their consumers. Only for a core without consumers."""
     for name, base, to, keeps_place, share in rows:
         slot = core.members.free_slot()
@@ -187,7 +187,7 @@ def restore(core: Core, rows: Iterable[Sequence[Any]], *, now: int) -> None:
         core.change_owners(now=now, cause="places are kept")
 
 
-def successor(core: Core) -> Core:
+def successor(core: DispatchState) -> DispatchState:
     """An empty state that goes on with this one's numbers, history and totals, and with the places."""
     new = core.successor()
     if core.keeps_places:
@@ -195,7 +195,7 @@ def successor(core: Core) -> Core:
     return new
 
 
-def kept_stats(core: Core) -> dict[str, Any]:
+def kept_stats(core: DispatchState) -> dict[str, Any]:
     """Statistics of kept places, and of what became of them."""
     owner = core.tables.owner
     kept = [
@@ -217,10 +217,10 @@ def kept_stats(core: Core) -> dict[str, Any]:
     }
 
 
-class HashAssignments:
+class HashRangeAssignments:
     """A view of the places for the part that assigns them (`actors.dispatcher.delivery.grace`); made for one look."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: DispatchState) -> None:
         self._core = core
 
     @property

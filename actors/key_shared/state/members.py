@@ -144,7 +144,7 @@ class KeptPlace:
         self.over, self.until = over, until
 
 
-class KeptPlaces:
+class StickyAssignments:
     """The places that nobody is at, by slot, and how many ever were returned to, or handed over."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class KeptPlaces:
         """A place went from one consumer to another."""
         self.handed_over += 1
 
-    def continue_from(self, before: KeptPlaces) -> None:
+    def continue_from(self, before: StickyAssignments) -> None:
         """The totals go on."""
         self.returned, self.handed_over = before.returned, before.handed_over
 

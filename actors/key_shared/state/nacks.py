@@ -15,7 +15,7 @@ from typing import Required, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.position_table import DONE, Rows
 from sluice.actors.key_shared.state.revocation import revoke
@@ -61,7 +61,7 @@ class NackOptions(TypedDict, total=False):
 
 
 def negative_acknowledge(
-    core: Core,
+    core: DispatchState,
     member: AttachedConsumer,
     positions: Positions,
     *,
@@ -112,7 +112,7 @@ def negative_acknowledge(
 
 
 def redeliver_all(
-    core: Core, member: AttachedConsumer, seen: Positions, counts: Counts | None, *, unseen: int, now: int
+    core: DispatchState, member: AttachedConsumer, seen: Positions, counts: Counts | None, *, unseen: int, now: int
 ) -> int:
     core.at(now)
     window = core.window
@@ -133,7 +133,7 @@ def redeliver_all(
     return total
 
 
-def recall(core: Core, positions: Positions) -> None:
+def recall(core: DispatchState, positions: Positions) -> None:
     """Rows were just added, `positions` ascending: counts and delays from before they were read apply to them."""
     if not len(core.carried):
         return
@@ -156,7 +156,7 @@ def recall(core: Core, positions: Positions) -> None:
     core.look_again()
 
 
-def wake(core: Core, now: int) -> None:
+def wake(core: DispatchState, now: int) -> None:
     """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
     window = core.window
     while (positions := core.delays.take(now)) is not None:
@@ -170,7 +170,7 @@ def wake(core: Core, now: int) -> None:
         core.settle_limits()
 
 
-def clock_was_set(core: Core, by: int) -> None:
+def clock_was_set(core: DispatchState, by: int) -> None:
     """The clock that says what is now was set forward by so many ms: what is left of all delays stays as it is."""
     window = core.window
     rows = window.rows_in(WAITING)
@@ -180,18 +180,18 @@ def clock_was_set(core: Core, by: int) -> None:
     core.at(core.now + by)
 
 
-def delays(core: Core) -> bool:
+def delays(core: DispatchState) -> bool:
     """Whether any message waits because it was given back with a delay."""
     return core.window.count[WAITING] > 0 or core.carried.delays()
 
 
-def _wait(core: Core, rows: Rows, until: npt.NDArray[np.int64]) -> None:
+def _wait(core: DispatchState, rows: Rows, until: npt.NDArray[np.int64]) -> None:
     """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
     core.window.since[rows] = until
     core.delays.add(core.window.position[rows], until)
 
 
-def _count_redelivery(core: Core, rows: Rows, seen: Counts | None) -> None:
+def _count_redelivery(core: DispatchState, rows: Rows, seen: Counts | None) -> None:
     """Rows that were just given back come again for one more time, or are dead letters.
 
     seen: the count that the consumer had with each, if it told; said twice, a hand-back counts once.
@@ -211,7 +211,7 @@ def _raised(counts: Counts, seen: Counts | None) -> Counts:
     return more
 
 
-def _send_to_dead_letters(core: Core, rows: Rows) -> None:
+def _send_to_dead_letters(core: DispatchState, rows: Rows) -> None:
     """Of rows that wait, those redelivered too often go to the dead letters instead."""
     window, most = core.window, core.settings.max_redeliver_count
     if most <= 0:
@@ -230,7 +230,7 @@ def _send_to_dead_letters(core: Core, rows: Rows) -> None:
     core.settle_limits()
 
 
-def snapshot(core: Core) -> bytes:
+def snapshot(core: DispatchState) -> bytes:
     """The redelivery state for a new owner; `core.carried.not_durable` says how many rows found no room in it."""
     window, known = core.window, None
     if window.redelivered or window.count[WAITING] or window.overtaken:
@@ -245,7 +245,9 @@ def snapshot(core: Core) -> bytes:
     return redeliveries.encode(core.carried.snapshot(known))
 
 
-def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask) -> None:
+def _note(
+    core: DispatchState, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask
+) -> None:
     """These were given back, and are not here; seen: the count that the consumer had with each."""
     if not (counted or until):
         positions, overtook = positions[overtook], overtook[overtook]
@@ -261,7 +263,7 @@ def _note(core: Core, positions: Positions, counted: bool, until: int, seen: Cou
     core.carried.bound()
 
 
-def _overtook(core: Core, rows: Rows, positions: Positions) -> None:
+def _overtook(core: DispatchState, rows: Rows, positions: Positions) -> None:
     """Of these rows, the application had those at `positions` before an earlier message of their key came again."""
     if len(positions):
         core.window.note_overtaking(rows[np.isin(core.window.position[rows], positions)])
@@ -272,7 +274,7 @@ def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts 
     return None if seen is None else seen[np.searchsorted(positions, wanted)]
 
 
-def _leave_fresh(core: Core, rows: Rows) -> None:
+def _leave_fresh(core: DispatchState, rows: Rows) -> None:
     """A row with a count is not read for the first time: it keeps its place, among those that are sent again."""
     if core.nack_ordered:
         core.window.flags[rows] &= np.uint8(0xFF ^ DUE)

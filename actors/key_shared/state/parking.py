@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from sluice.actors.key_shared.state import nacks, revocation
 from sluice.actors.key_shared.state.claims import claim_all
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.parked_messages import BLOCKED, PARKED, UNKNOWN, ParkedKey
 from sluice.actors.key_shared.state.position_table import Rows
 from sluice.actors.key_shared.state.window import (
@@ -42,7 +42,7 @@ from sluice.storage.format.position import Positions
 from sluice.storage.format.redeliveries import Redeliveries
 
 
-def collect(core: Core) -> None:
+def collect(core: DispatchState) -> None:
     """Before a dispatch: what lies behind a failed message of a closed hash goes into the parked."""
     parked, window = core.parked, core.window
     if parked.stale:
@@ -59,7 +59,7 @@ def collect(core: Core) -> None:
     window.trim()
 
 
-def _put_aside(core: Core, rows: Rows) -> None:
+def _put_aside(core: DispatchState, rows: Rows) -> None:
     parked, window = core.parked, core.window
     rows = rows[parked.closed(window.masked_hash[rows], window.position[rows])]
     if not len(rows):
@@ -72,7 +72,7 @@ def _put_aside(core: Core, rows: Rows) -> None:
     parked.add(positions, hashes)
 
 
-def _not_known(core: Core, rows: Rows) -> Mask:
+def _not_known(core: DispatchState, rows: Rows) -> Mask:
     """Which rows have to be looked at (again): not what is known to be of another key, unless earlier ones of the same
     hash are unknown, which may be of its key.
     """
@@ -90,7 +90,7 @@ def _not_known(core: Core, rows: Rows) -> Mask:
     return unknown
 
 
-def _remember_overtaking(core: Core, rows: Rows) -> None:
+def _remember_overtaking(core: DispatchState, rows: Rows) -> None:
     """The marks of what applications saw too early outlast the stay among the parked messages, durably."""
     seen = rows[(core.window.flags[rows] & OVERTOOK) != 0]
     if len(seen):
@@ -104,7 +104,7 @@ def _remember_overtaking(core: Core, rows: Rows) -> None:
         core.carried.add(marks)
 
 
-def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> None:
+def back(core: DispatchState, positions: Positions, hashes: Hashes, flags: int = 0) -> None:
     """Messages that are not parked any more wait again, with their place (ascending)."""
     if not len(positions):
         return
@@ -120,13 +120,13 @@ def back(core: Core, positions: Positions, hashes: Hashes, flags: int = 0) -> No
     core.look_again()
 
 
-def bring_back(core: Core, positions: Positions) -> None:
+def bring_back(core: DispatchState, positions: Positions) -> None:
     """Whatever of these is parked is in the window again: a consumer turned out to hold it."""
     if core.parked.live:
         back(core, *core.parked.take(positions))
 
 
-def forget(core: Core, positions: Positions) -> None:
+def forget(core: DispatchState, positions: Positions) -> None:
     """These (ascending) are done: they are parked no longer, and keys whose failed message is among them are let go."""
     parked = core.parked
     if not (parked.live or parked.keys):
@@ -137,7 +137,7 @@ def forget(core: Core, positions: Positions) -> None:
     redrive(core, parked.numbers_failed_at(positions))
 
 
-def forget_up_to(core: Core, position: int | None) -> None:
+def forget_up_to(core: DispatchState, position: int | None) -> None:
     """The same for everything up to a position; None: everything."""
     parked = core.parked
     rows = parked.table.rows_live()
@@ -146,7 +146,7 @@ def forget_up_to(core: Core, position: int | None) -> None:
     redrive(core, [each.number for each in parked.keys.values() if position is None or each.failed <= position])
 
 
-def redrive(core: Core, numbers: Iterable[int]) -> int:
+def redrive(core: DispatchState, numbers: Iterable[int]) -> int:
     """Let these keys go on; returns how many of their messages wait now."""
     parked, chosen = core.parked, list(numbers)
     if not chosen:
@@ -162,7 +162,7 @@ def redrive(core: Core, numbers: Iterable[int]) -> int:
 class Parking:
     """The owner's questions and decisions about parked keys. core: the present one."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: DispatchState) -> None:
         self._core, self._parked = core, core.parked
 
     # -- for the record ---------------------------------------------------------------------------------------------

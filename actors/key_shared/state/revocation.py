@@ -4,7 +4,7 @@ Three rules ensure that, for every way in which a message comes back (negative a
 consumer that leaves, a new owner). All of them work by hash, like everything else:
 
 * A returned message keeps its place: it waits as REPLAY, never as UNORDERED. With a delay it waits as WAITING, and the
-  key waits for it, as for a HELD message (`Core.holding`).
+  key waits for it, as for a HELD message (`DispatchState.holding`).
 * Later messages of the key that a consumer holds are *revoked*: the consumer is asked to give them back. They stay
   PENDING, with the flag REVOKED, until they are back or acknowledged, or the consumer leaves. So promise 2 still holds.
 * As long as any message of a hash is revoked, nothing of that hash goes out (Gate.REDELIVERY).
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sluice.actors.key_shared.state.core import Core
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.position_table import Rows
 from sluice.actors.key_shared.state.window import (
@@ -43,7 +43,7 @@ _PLACED = (FRESH, REPLAY, WAITING, HELD)
 """States in which a row waits with a place in the order."""
 
 
-def revoke(core: Core) -> None:
+def revoke(core: DispatchState) -> None:
     """Ask back everything that is with a consumer and lies behind a message of its hash that waits.
 
     For whenever something was given back, or was read that lies before what consumers hold from an earlier owner.
@@ -65,14 +65,14 @@ def revoke(core: Core) -> None:
     )
 
 
-def close_hashes(core: Core) -> None:
+def close_hashes(core: DispatchState) -> None:
     """Of which hashes nothing behind some position goes out (`parked_messages`): look again."""
     dead = core.window.rows_in(DEAD)
     core.parked.close(core.window.position[dead], core.window.masked_hash[dead])
     core.look_again()
 
 
-def ask_back_closed(core: Core) -> None:
+def ask_back_closed(core: DispatchState) -> None:
     """Ask consumers for messages of a closed hash that lie behind its failed message."""
     window, parked = core.window, core.parked
     parked.asked_back()
@@ -82,7 +82,7 @@ def ask_back_closed(core: Core) -> None:
         ask_back(core, rows[(window.flags[rows] & (REVOKED | DUE | EXAMINED | REMOVED)) == 0])
 
 
-def ask_back(core: Core, rows: Rows) -> None:
+def ask_back(core: DispatchState, rows: Rows) -> None:
     """Revoke these PENDING rows."""
     if not len(rows):
         return
@@ -93,7 +93,7 @@ def ask_back(core: Core, rows: Rows) -> None:
         core.members.at(slot).ask_back(window.position[rows[window.consumer[rows] == slot]])
 
 
-def keep_order(core: Core) -> None:
+def keep_order(core: DispatchState) -> None:
     """Before a dispatch: what was given back to an earlier owner may lie behind what was read and not offered yet.
 
     Then all of that waits too, and goes out by position, as when a HELD message falls due.
@@ -107,7 +107,7 @@ def keep_order(core: Core) -> None:
         core.look_again()
 
 
-def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
+def take_revoked(core: DispatchState, member: AttachedConsumer) -> Positions:
     """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
     if not len(member.revoked):
         return NO_POSITIONS
@@ -116,7 +116,7 @@ def take_revoked(core: Core, member: AttachedConsumer) -> Positions:
     return still
 
 
-def overtook(core: Core, positions: Positions) -> Positions:
+def overtook(core: DispatchState, positions: Positions) -> Positions:
     """Which of these the application had before an earlier message of their key came again."""
     if not core.window.overtaken:
         return positions[:0]

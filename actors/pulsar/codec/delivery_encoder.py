@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.batch_encoder import bodies_of
 from sluice.actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
 from sluice.actors.pulsar.codec.frame_cache import FrameCache

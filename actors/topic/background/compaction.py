@@ -37,7 +37,7 @@ from sluice.actors.runtime.store_attempts import REFUSALS
 from sluice.actors.topic.background.newer_table import find_newer, fits
 from sluice.actors.topic.background.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from sluice.actors.topic.partition.amounts import bytes_behind
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import Frame
 from sluice.storage.format.position import EARLIEST, entry_of, ledger_of, position
@@ -62,7 +62,7 @@ class Compaction:
     """The compaction of one partition's owner. marks: mark-delete positions of its durable subscriptions."""
 
     def __init__(
-        self, ports: Ports, log: PartitionLog, topic: str, partition: int, marks: Callable[[], Mapping[str, int]]
+        self, ports: Ports, log: ManagedLedger, topic: str, partition: int, marks: Callable[[], Mapping[str, int]]
     ) -> None:
         self._ports, self._log, self._marks = ports, log, marks
         self.objects = StoredObjects(ports, log, compacted_prefix(topic, partition), self._named_objects, copies=False)

@@ -45,7 +45,7 @@ from sluice.actors.runtime.store_attempts import REFUSALS
 from sluice.actors.topic.background.compaction import Compaction
 from sluice.actors.topic.background.offloading import LedgerStays, Offloading
 from sluice.actors.topic.background.stored_objects import READ_AT_ONCE, RETRY_MS
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import MAX_KEY_BYTES, decode_body
 from sluice.storage.format.frame import Header
@@ -74,7 +74,7 @@ class Erasing:
     def __init__(
         self,
         ports: Ports,
-        log: PartitionLog,
+        log: ManagedLedger,
         bookies: Bookies,
         offloading: Offloading,
         compaction: Compaction,

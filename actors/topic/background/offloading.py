@@ -34,7 +34,7 @@ from sluice.actors.runtime.store_attempts import REFUSALS
 from sluice.actors.topic.background.newer_copies import find_copies
 from sluice.actors.topic.background.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from sluice.actors.topic.background.table_following import TableFollowing
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import Frame
 from sluice.storage.format.position import position
@@ -104,7 +104,7 @@ def forgettable(record: PartitionRecord, lag_ms: int, now: int) -> list[LedgerRe
 class Offloading:
     """The offloading of one partition's owner. Its turns come one after another."""
 
-    def __init__(self, ports: Ports, log: PartitionLog, topic: str, partition: int) -> None:
+    def __init__(self, ports: Ports, log: ManagedLedger, topic: str, partition: int) -> None:
         self._ports, self._log = ports, log
         self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects, copies=True)
         self.table = TableFollowing(ports, log, topic, self._named_objects)

@@ -17,7 +17,7 @@ from sluice.actors.ledger.history_objects import delete_history, epoch_of, ledge
 from sluice.actors.ledger.record import LedgerRecord, LedgerState
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import attempt
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Corrupt, Fenced, SluiceError, Unavailable
 from sluice.storage.format.frame import Buffer
 from sluice.storage.format.position import EARLIEST, ledger_of, position
@@ -36,7 +36,7 @@ class StoredObjects:
     """
 
     def __init__(
-        self, ports: Ports, log: PartitionLog, prefix: str, named: Callable[[], set[str]], *, copies: bool
+        self, ports: Ports, log: ManagedLedger, prefix: str, named: Callable[[], set[str]], *, copies: bool
     ) -> None:
         self._ports, self._log, self._prefix, self._named, self._copies = ports, log, prefix, named, copies
         self._numbers = 0

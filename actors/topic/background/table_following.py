@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from sluice.actors.ports import Ports
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import SluiceError
 from sluice.storage.history.part import PayloadColumns
 
@@ -23,7 +23,7 @@ RETRY_MS = 30_000
 class TableFollowing:
     """The part of one partition's owner that lets the table follow. named: the objects that are in the record now."""
 
-    def __init__(self, ports: Ports, log: PartitionLog, topic: str, named: Callable[[], set[str]]) -> None:
+    def __init__(self, ports: Ports, log: ManagedLedger, topic: str, named: Callable[[], set[str]]) -> None:
         self._ports, self._log, self._topic, self._named = ports, log, topic, named
         self._followed: set[str] | None = None
         self._not_before = 0

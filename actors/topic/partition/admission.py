@@ -10,7 +10,7 @@ from sluice.actors.messages.producing import ProducerNews
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.partition.access import Access, Ask, Wait
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.producers import Producers
 from sluice.storage.errors import SluiceError, Unavailable
 
@@ -23,7 +23,7 @@ WAIT_MS = 2_000
 class Admission:
     """Admits producers to one partition."""
 
-    def __init__(self, ports: Ports, log: PartitionLog, producers: Producers, topic: str, partition: int) -> None:
+    def __init__(self, ports: Ports, log: ManagedLedger, producers: Producers, topic: str, partition: int) -> None:
         self._ports, self._log, self._producers = ports, log, producers
         self._topic, self._partition = topic, partition
         self._access = Access()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sluice.actors.ledger.record import LedgerRecord, LedgerState
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.format.position import entry_of, ledger_of, position
 
 
-def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
+def backlog_bytes(log: ManagedLedger, marks: Mapping[str, int]) -> int:
     """About how many bytes lie behind the slowest subscription.
 
     marks: mark-delete positions of subscriptions; without one nothing waits.
@@ -17,7 +17,7 @@ def backlog_bytes(log: PartitionLog, marks: Mapping[str, int]) -> int:
     return bytes_behind(log, min(marks.values())) if marks else 0
 
 
-def bytes_behind(log: PartitionLog, mark: int) -> int:
+def bytes_behind(log: ManagedLedger, mark: int) -> int:
     """About how many bytes lie behind a mark-delete position: of the ledger that it is in, its share of the entries."""
     size = 0
     for ledger in log.record.ledgers:
@@ -28,7 +28,7 @@ def bytes_behind(log: PartitionLog, mark: int) -> int:
     return size
 
 
-def weighs_at_most(log: PartitionLog, keep: int) -> int:
+def weighs_at_most(log: ManagedLedger, keep: int) -> int:
     """The first position that has at most `keep` bytes behind it, as `bytes_behind` measures them."""
     at = 0
     for ledger in reversed(log.record.ledgers):
@@ -39,7 +39,7 @@ def weighs_at_most(log: PartitionLog, keep: int) -> int:
     return at
 
 
-def first_waiting(log: PartitionLog, marks: Mapping[str, int]) -> int | None:
+def first_waiting(log: ManagedLedger, marks: Mapping[str, int]) -> int | None:
     """The position of the first message behind the slowest subscription, None if nothing waits. marks: as above."""
     slowest = min(marks.values(), default=None)
     for ledger in log.record.ledgers if slowest is not None else ():
@@ -49,6 +49,6 @@ def first_waiting(log: PartitionLog, marks: Mapping[str, int]) -> int | None:
     return None
 
 
-def size_of(log: PartitionLog, ledger: LedgerRecord) -> int:
+def size_of(log: ManagedLedger, ledger: LedgerRecord) -> int:
     """The payload bytes of a ledger."""
     return ledger.bytes if ledger.state is LedgerState.CLOSED else log.open_bytes

@@ -15,7 +15,7 @@ from sluice.actors.ledger.record import Compacted, LedgerState
 from sluice.actors.messages import Ends, IndexRead, PayloadRead, ReadIndex, RunIndex
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Corrupt, Unavailable
 from sluice.storage.format.frame import Run
 from sluice.storage.format.position import ledger_of, position
@@ -28,7 +28,7 @@ MOST_BYTES = 1024 * 1024
 class CompactedReads:
     """The reading of a compacted log."""
 
-    def __init__(self, ports: Ports, log: PartitionLog, reader: CompactedReader) -> None:
+    def __init__(self, ports: Ports, log: ManagedLedger, reader: CompactedReader) -> None:
         self._ports, self._log, self._reader = ports, log, reader
         self.problem = ""
         """The part of the table that cannot be read, and why; empty if all can."""

@@ -35,8 +35,8 @@ from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob, owned
 from sluice.actors.runtime.signal import Signal
-from sluice.actors.topic.partition.log import PartitionLog
-from sluice.actors.topic.partition.tail import OLD_BYTES, CachedRun, CacheRoom, RunCache
+from sluice.actors.topic.partition.entry_cache import OLD_BYTES, CachedRun, CacheRoom, EntryCache
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.unreadable import ALL_RUNS, Unreadable
 from sluice.storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from sluice.storage.format.batch import decode_body
@@ -65,10 +65,10 @@ class _Budget:
 class LogReads:
     """The reading half of a topic."""
 
-    def __init__(self, ports: Ports, log: PartitionLog, room: CacheRoom | None = None) -> None:
+    def __init__(self, ports: Ports, log: ManagedLedger, room: CacheRoom | None = None) -> None:
         self._ports = ports
         self._log = log
-        self._old = RunCache(OLD_BYTES, room)
+        self._old = EntryCache(OLD_BYTES, room)
         self.unreadable = Unreadable(ports)
         self._loading: dict[int, asyncio.Lock] = {}
         self._coming: dict[tuple[int, int], Signal] = {}

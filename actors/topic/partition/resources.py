@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.actors.ownership.ids import LedgerIds
-from sluice.actors.topic.partition.tail import CacheRoom
+from sluice.actors.topic.partition.entry_cache import CacheRoom
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from sluice.actors.messages import Published, PublishResults
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.shared_future import SharedFuture
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.results import Results, packed
 from sluice.actors.topic.partition.source_names import producer_of
 from sluice.actors.topic.partition.termination import Termination
@@ -26,7 +26,7 @@ class ResultIntake:
     def __init__(
         self,
         ports: Ports,
-        log: PartitionLog,
+        log: ManagedLedger,
         results: Results,
         termination: Termination,
         ready: Callable[[], Awaitable[None]],

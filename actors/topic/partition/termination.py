@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from sluice.actors.ports import Ports
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Terminated, Unavailable
 
 SETTLE_MS = 5_000
@@ -20,7 +20,7 @@ SETTLE_MS = 5_000
 class Termination:
     """Whether a partition takes messages."""
 
-    def __init__(self, ports: Ports, log: PartitionLog) -> None:
+    def __init__(self, ports: Ports, log: ManagedLedger) -> None:
         self._ports, self._log = ports, log
         self._under_way = 0
 

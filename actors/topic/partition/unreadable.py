@@ -17,7 +17,7 @@ from sluice.actors.ledger.bookies import Bookies, NoAnswer
 from sluice.actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from sluice.actors.messages import AcceptLoss, DescribeLedger
 from sluice.actors.ports import Ports
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.batch import decode_body
 from sluice.storage.format.position import position, show
@@ -96,7 +96,7 @@ class Unreadable:
 class GivingUp:
     """Carries out AcceptLoss for one partition's owner, even while its log is being recovered."""
 
-    def __init__(self, ports: Ports, bookies: Bookies, log: PartitionLog) -> None:
+    def __init__(self, ports: Ports, bookies: Bookies, log: ManagedLedger) -> None:
         self._ports = ports
         self._bookies = bookies
         self._log = log

@@ -9,8 +9,8 @@ import pytest
 
 from sluice.actors import messages
 from sluice.actors.bookie import Bookie
-from sluice.actors.bookie.commit import segment_name
 from sluice.actors.bookie.index import FAN
+from sluice.actors.bookie.journal import segment_name
 from sluice.actors.ports import DiskFull
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.frame import Buffer

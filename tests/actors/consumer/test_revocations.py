@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluice.actors.consumer.hand_backs import HandBacks
-from sluice.actors.consumer.held import Holding
-from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.consumer.negative_acks import NegativeAcksTracker
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
 from sluice.actors.consumer.revocations import Revocations, TakingBack
+from sluice.actors.consumer.unacked_messages import UnackedMessageTracker
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import NO_COUNTS, Revocation
-from tests.actors.consumer.test_held import part
+from tests.actors.consumer.test_unacked_messages import part
 from tests.sim.world import World
 
 
@@ -22,8 +22,10 @@ def test_a_revocation_that_never_came_is_made_up_for(carried_out: bool) -> None:
 
     async def scenario(world: World) -> None:
         ports = world.client("reader")
-        holding, backs = Holding(), HandBacks(ports)
-        inbox = Inbox(ports, Payloads(ports, Directory(ports, "controller"), "orders", 0), lambda came, trimmed: None)
+        holding, backs = UnackedMessageTracker(), NegativeAcksTracker(ports)
+        inbox = PayloadFetcher(
+            ports, Payloads(ports, Directory(ports, "controller"), "orders", 0), lambda came, trimmed: None
+        )
         revocations = Revocations(ports, holding, inbox, backs, TakingBack())
         back = backs.note(np.array([10]), NO_COUNTS)
         backs.settle(back, confirmed=True)

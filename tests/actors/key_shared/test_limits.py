@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.actors.key_shared.state.core import UNLIMITED, look_ahead_limit
+from sluice.actors.key_shared.state.dispatch_state import UNLIMITED, look_ahead_limit
 from sluice.actors.messages import SubscriptionSettings
 from sluice.storage.errors import Conflict, Invalid
 from tests.actors.key_shared.driver import Driver, at

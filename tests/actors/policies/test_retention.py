@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.actors.messages import Progress, ReadEnds, TopicSettings
+from sluice.actors.ownership.idle_waker import IdleWaker
 from sluice.actors.ownership.ownership_proof import OwnershipProof
-from sluice.actors.ownership.resting_owners import RestingOwners
 from sluice.actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
 from sluice.actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
 from sluice.actors.ports import Ports, Unknown
@@ -118,7 +118,7 @@ def test_changed_retention_holds_within_a_minute(phase: int) -> None:
         def look() -> None:
             ports.spawn(ports.process.of(OwnershipProof).look(ports), "look")
 
-        with ports.process.of(RestingOwners).rest(ports, look, told=True):
+        with ports.process.of(IdleWaker).rest(ports, look, told=True):
             await world.loop.pause(200_000 + phase)
             begins = await first_ledger(cluster, world)
             await said.forget(of_topic("t"))

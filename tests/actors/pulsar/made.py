@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.frames import Body
 from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
 from sluice.actors.pulsar.codec.send_decoder import Send

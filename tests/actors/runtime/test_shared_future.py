@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sluice.actors.runtime.shared_future import SharedFuture, SharedQuestion
+from sluice.actors.runtime.shared_future import SharedFuture, SingleFlight
 from sluice.storage.errors import Fenced, Unavailable
 from tests.sim.world import World
 
@@ -87,7 +87,7 @@ def test_simultaneous_callers_share_a_question() -> None:
                 raise Unavailable("away")
             return number
 
-        question = SharedQuestion(ports, ask, "question")
+        question = SingleFlight(ports, ask, "question")
         first = asyncio.ensure_future(question("t"))
         await ports.clock.sleep(5)
         later = [asyncio.ensure_future(question("t")) for _ in range(100)]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.actors.bookie.bookie import Bookie
-from sluice.actors.bookie.commit import segment_name
+from sluice.actors.bookie.journal import segment_name
 from sluice.actors.messages import (
     BookieList,
     IndexRead,

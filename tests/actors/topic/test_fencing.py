@@ -7,7 +7,7 @@ import pytest
 from sluice.actors.ledger.record import record_key, unpack_record
 from sluice.actors.messages import Progress, Published, ReadEnds, TopicSettings
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.topic.partition import log
+from sluice.actors.topic.partition import managed_ledger as log
 from sluice.storage.errors import Fenced, SluiceError
 from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, make_test_run, read_all

@@ -9,7 +9,7 @@ from sluice.actors.messages import Publish, Published, TopicSettings
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.topic.partition import log
+from sluice.actors.topic.partition import managed_ledger as log
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
 from sluice.storage.format.frame import Run, payload_crc
 from sluice.storage.format.position import position

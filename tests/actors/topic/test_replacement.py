@@ -14,7 +14,7 @@ from sluice.actors.ledger.record import record_key, unpack_record
 from sluice.actors.messages import Alive, Ping, Replicate, TopicSettings
 from sluice.actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.topic.background.upkeep import REST_MS
+from sluice.actors.topic.background.maintenance import REST_MS
 from sluice.storage.errors import Fenced, Unavailable
 from tests.actors.topic.cluster import Cluster, read_all
 from tests.actors.topic.test_failover import History, judge, produce

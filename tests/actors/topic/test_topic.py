@@ -7,8 +7,8 @@ import pytest
 from sluice.actors.ledger.record import LedgerState, record_key, unpack_record
 from sluice.actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.topic.background.upkeep import MOST_REST_MS, UNUSED_MS
-from sluice.actors.topic.partition.tail import RUN_BYTES
+from sluice.actors.topic.background.maintenance import MOST_REST_MS, UNUSED_MS
+from sluice.actors.topic.partition.entry_cache import RUN_BYTES
 from sluice.storage.errors import Fenced
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
 from tests.sim.world import World

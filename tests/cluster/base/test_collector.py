@@ -111,7 +111,7 @@ def test_where_nobody_counts_memory_everything_is_looked_at() -> None:
 MANY_OBJECTS = """
 import sys
 import sluice.cluster.base.collector
-from sluice.actors.runtime.let_go import LET_GO
+from sluice.actors.runtime.gc_pressure import LET_GO
 
 sluice.cluster.base.collector.MANY, sluice.cluster.base.collector.GROWTH_OF_MANY = 1, 4
 gc.set_threshold(1_000, 0, 1_000_000)

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.actors.consumer.acknowledgements import Losses
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.acknowledgements import LostAcks
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.consumer import HAND_OVER_MS, Consumer, ConsumerOptions
 from sluice.cluster.client.message import Batch
@@ -196,7 +196,7 @@ class Settling:
     """A partition that settles when the test says so."""
 
     def __init__(self, *, settled: bool) -> None:
-        self.losses = Losses()
+        self.losses = LostAcks()
         self.settled = asyncio.Event()
         if settled:
             self.settled.set()

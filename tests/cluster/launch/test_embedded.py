@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import sluice
-from sluice.actors.controller.repeated_ends import SAME_ENDS
+from sluice.actors.controller.crash_loop_detector import SAME_ENDS
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.host.stores import METADATA_FILE

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.client.message import Batch, Message
 from sluice.cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_several
 from sluice.storage.errors import Invalid

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from sluice.actors.bookie import Bookie
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.controller.controller import Controller
 from sluice.actors.controller.factories import make_dispatcher, make_topic
 from sluice.actors.delayed.shared import SharedIndexes

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Event, SubscriptionSettings
 from sluice.actors.ports import Ports

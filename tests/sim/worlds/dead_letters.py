@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Event, SubscriptionSettings
 from sluice.loadgen.base import history

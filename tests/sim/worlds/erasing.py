@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from sluice.actors.consumer import payload as payloads
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
-from sluice.actors.dispatcher.delivery import open_runs
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.dispatcher.delivery import unacked_runs as open_runs
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Erase, EraseStatus, ListLedgers, SubscriptionSettings
 from sluice.actors.ports import Ports, Unknown

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import CreateTopic, ReadEnds, TopicSettings
 from sluice.actors.ports import Ports, Unknown

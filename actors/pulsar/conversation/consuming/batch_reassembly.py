@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.consumer.held import UNKNOWN, Received
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import UNKNOWN, Received
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.interruption import Interruption
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 from sluice.storage.errors import NotFound
 from sluice.storage.format.position import entry_of, ledger_of
 
@@ -172,7 +172,7 @@ class BatchReassembler:
         self._joined: list[Received] = []
         """Of a batch of which more came: one part, while it is not known whether it is all of it."""
         self._working = False
-        self._handling = Interruption()
+        self._handling = CancellableWait()
 
     def take(self, part: Received) -> None:
         """A part came. From here on it is at the client, as far as others know."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.protocol import ServerError
 from sluice.actors.pulsar.refusals import CommandRefused
 from sluice.storage.format.batch import order_keys

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.varints import Ints, ranges
 from sluice.actors.pulsar.conversation.gateway.acked_batch_sizes import acknowledged_rows, open_rows
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.payload import DecodedRun, Payloads
 from sluice.actors.consumer.revocations import TakingBack
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Event
 from sluice.actors.pulsar.codec.delivery_encoder import encode_part, holes_in
 from sluice.actors.pulsar.codec.frames import encode

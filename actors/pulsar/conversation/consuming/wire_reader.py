@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sluice.actors.consumer.config import ConsumerCallbacks
-from sluice.actors.consumer.held import Received
 from sluice.actors.consumer.payload import DecodedRun, Payloads
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.lookup.topic_log import TopicLog
@@ -21,7 +21,7 @@ from sluice.actors.messages import NO_COUNTS, NO_POSITIONS, Event, IndexRead, Ru
 from sluice.actors.ports import Ports
 from sluice.actors.pulsar.topic_names import TopicPartition
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.interruption import Interruption
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.position import Positions, entry_of, position
@@ -90,7 +90,7 @@ class LogReader:
         self._again = _GivenBack()
         self._room = Signal()
         self._redelivering = False
-        self._under_way: list[Interruption] = []
+        self._under_way: list[CancellableWait] = []
         """What is being read."""
         self._closed = self._over = self._knows_end = self._held = False
         self.by_index = False
@@ -190,7 +190,7 @@ class LogReader:
 
     async def _tried(self, reading: Coroutine[Any, Any, None], wait: Backoff) -> bool:
         """Read, or wait until that may go; False: it never will."""
-        self._under_way.append(under_way := Interruption())
+        self._under_way.append(under_way := CancellableWait())
         try:
             await under_way.of(reading)
         except (Unavailable, Fenced) as error:

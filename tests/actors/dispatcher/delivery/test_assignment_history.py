@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.actors.dispatcher.delivery.assignment_history import MOST_OBJECTS, MOST_RECORDED, AssignmentHistory
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
-from sluice.actors.key_shared import Dispatch
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.key_shared.state.history import KEPT
 from sluice.actors.messages import SubscriptionSettings
 from tests.sim.meta import StoreFaults
@@ -19,7 +19,7 @@ class Owner:
     def __init__(self, world: World, epoch: int) -> None:
         self.world, self.ports = world, world.client(f"owner-{epoch}")
         self.past = AssignmentHistory(self.ports, PartitionSubscription("t", 0, "s"), epoch)
-        self.core = Dispatch(SubscriptionSettings(), history=self.past.history)
+        self.core = KeySharedDispatcher(SubscriptionSettings(), history=self.past.history)
 
     def begin(self) -> Owner:
         """Read what is in objects, and write some."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.dispatcher.delivery.dead_letters import DeadLetters, _with_origin
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.lookup.directory import Directory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sluice.actors.dispatcher.delivery.hot_keys import FEWEST, HELD_BACK_MS
-from sluice.actors.key_shared.dispatch import Dispatch
+from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.messages import Alive, Ping, SubscriptionSettings
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -114,7 +114,7 @@ def test_the_heaviest_is_who_has_more_than_half(seed: int) -> None:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 60))
     keys = rng.choice(np.array([7, 9, 400_000], np.uint32), count, p=rng.dirichlet((1, 1, 1)))
-    core = Dispatch(SubscriptionSettings())
+    core = KeySharedDispatcher(SubscriptionSettings())
     number = core.join("one", now=0)
     core.grant(number, int(rng.integers(0, count + 1)))
     core.append(np.arange(count), keys)

@@ -13,7 +13,7 @@ from sluice.actors.dispatcher.delivery import leases
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.membership import LeaseState, Membership
 from sluice.actors.dispatcher.delivery.sessions import Session, Sessions
-from sluice.actors.key_shared.dispatch import Dispatch
+from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.messages import SubscriptionSettings
 
 
@@ -48,7 +48,7 @@ class Owner:
         clock = SimpleNamespace(monotonic=lambda: self.now, now=lambda: 1_000, sleep=self._sleep)
         ports: Any = SimpleNamespace(watch=watch, spawn=self._spawn, clock=clock, log=self._log)
         self.membership = Membership(rows or (), lease_ms=10_000)
-        self.sessions, self.core = Sessions(), Dispatch(SubscriptionSettings())
+        self.sessions, self.core = Sessions(), KeySharedDispatcher(SubscriptionSettings())
         store: Any = SimpleNamespace(dirty=self._dirty)
         context: Any = SimpleNamespace(
             ports=ports,

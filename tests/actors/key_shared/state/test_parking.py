@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.actors.key_shared import Dispatch
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.key_shared.state import parked_messages
 from sluice.actors.key_shared.state.parking import Parking
 from sluice.actors.messages import SubscriptionSettings
@@ -229,7 +229,7 @@ def test_what_finds_no_room_by_name_blocks_its_hash(monkeypatch: pytest.MonkeyPa
 def taken_over(driver: Driver) -> Driver:
     """The next owner, who knows the record."""
     new = parking()
-    new.dispatch = Dispatch(driver.dispatch._core.settings)
+    new.dispatch = KeySharedDispatcher(driver.dispatch._core.settings)
     new.dispatch.parking.load(driver.dispatch.parking.record())
     new.keys = driver.keys
     return new

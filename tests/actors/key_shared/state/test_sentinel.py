@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluice.actors.key_shared.dispatch import Dispatch
+from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.key_shared.state.sentinel import Sentinel
 from sluice.actors.messages import SubscriptionSettings
 from sluice.storage.errors import InvariantViolation
@@ -153,7 +153,7 @@ def test_check_finds_every_count_that_is_off(what: str) -> None:
 
 
 def test_what_was_checked_is_counted_beside_what_was_wrong() -> None:
-    dispatch = Dispatch(SubscriptionSettings())
+    dispatch = KeySharedDispatcher(SubscriptionSettings())
     consumer = dispatch.join("c", now=0)
     dispatch.grant(consumer, 10_000)
     dispatch.append(run_positions(1, 0, 5000), np.arange(5000, dtype=np.uint32))

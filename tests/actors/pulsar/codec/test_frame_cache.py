@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sluice.actors.consumer.held import Received, Unread
+from sluice.actors.consumer.unacked_messages import LazyBatch, Received
 from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.pulsar.codec.delivery_encoder import encode_part
 from sluice.actors.pulsar.codec.frame_cache import CachedBodies, FrameCache
@@ -129,7 +129,7 @@ def test_the_cut_parts_of_a_batch_are_those_that_are_made(sizes: list[int], numb
     whole = given_of(sends)
     for first, end in ((4, 22), (0, 25), (1, 3), (8, 27), (5, 9)):
         some = taken(whole, list(range(first, end)))
-        unread = Unread(
+        unread = LazyBatch(
             [(whole.rows, np.arange(first, first + 2)), (whole.rows.slice(first + 2, end - first - 2), None)],
             **{name: getattr(some, name) for name in _OF_PART},
         )

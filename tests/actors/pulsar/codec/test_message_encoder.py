@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec import delivery_encoder
 from sluice.actors.pulsar.codec.delivery_encoder import encode_part, first_rows
 from sluice.actors.pulsar.codec.frames import Cutter, body_of

@@ -30,8 +30,8 @@ from sluice.actors.messages import (
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.topic.partition import reads
+from sluice.actors.topic.partition.entry_cache import EntryCache
 from sluice.actors.topic.partition.reads import READ_AT_ONCE, LogReads
-from sluice.actors.topic.partition.tail import RunCache
 from sluice.storage.errors import Conflict, NotFound, Unavailable
 from sluice.storage.format.frame import Header, encode_head
 from sluice.storage.format.hashing import masked_hash
@@ -360,7 +360,7 @@ def test_kept_part_of_an_answer_is_a_copy() -> None:
 
     ledger = cast(Any, SimpleNamespace(id=1, offloaded=None))
     record = SimpleNamespace(ledger=lambda _: ledger)
-    log = SimpleNamespace(tail=RunCache(0), reader=SimpleNamespace(run=read), record=record)
+    log = SimpleNamespace(tail=EntryCache(0), reader=SimpleNamespace(run=read), record=record)
     reads = LogReads(cast(Any, SimpleNamespace(net=SimpleNamespace(share=share))), cast(Any, log))
     kept = asyncio.run(reads._load(ledger, 0))
     shared.clear()  # raises BufferError if somebody still looks into it

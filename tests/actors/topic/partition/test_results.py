@@ -69,7 +69,7 @@ def test_results_of_a_message_are_stored_once() -> None:
 
 def test_a_new_owner_knows_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the heads of the runs, and from the record when that has them."""
-    monkeypatch.setattr("sluice.actors.topic.partition.log.SNAPSHOT_RUNS", 5)
+    monkeypatch.setattr("sluice.actors.topic.partition.managed_ledger.SNAPSHOT_RUNS", 5)
 
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=DEDUPLICATED)

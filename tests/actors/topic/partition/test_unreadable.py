@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sluice.actors.bookie import Bookie
-from sluice.actors.bookie.commit import segment_name
+from sluice.actors.bookie.journal import segment_name
 from sluice.actors.messages import AcceptLoss, Explain, FindTime, Ping, ReadPayload, ReadRowIndex, Stats
 from sluice.actors.ports import Address, Unknown
 from sluice.actors.topic.partition.unreadable import ALARM_MS

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.actors.consumer.held import Holding, Received
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 from sluice.actors.pulsar.codec.message_ids import position_of, read_ids
 from sluice.actors.pulsar.codec.protocol import AckCommand, MalformedCommand, MessageId, command
 from sluice.actors.pulsar.codec.send_decoder import decode_sends
@@ -77,7 +77,7 @@ def test_taken_frames_are_the_last_sent(given_steps: list[tuple[str, list[int]]]
 def test_counted_bytes_match_the_memory_used(rows: int, each: int) -> None:
     """Within a fifth, with what the consumer keeps of each part and without the messages' contents."""
     told: list[int] = []
-    sent, holding, at = UnackedFrames(told.append), Holding(), 1 << 40
+    sent, holding, at = UnackedFrames(told.append), UnackedMessageTracker(), 1 << 40
 
     def add(at: int) -> None:
         positions = np.arange(at, at + rows, dtype=np.int64)

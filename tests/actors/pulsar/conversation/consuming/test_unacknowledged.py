@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import command
 from sluice.actors.pulsar.conversation.consuming.unacked_frames import MESSAGE_BYTES, PIECE_BYTES, TABLE_BYTES

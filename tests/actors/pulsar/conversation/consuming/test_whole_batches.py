@@ -13,8 +13,8 @@ import pytest
 
 from sluice.actors.consumer.client_batches import BatchAcks
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from sluice.actors.consumer.held import UNKNOWN, Holding, Received
 from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import UNKNOWN, Received, UnackedMessageTracker
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.pulsar.conversation.consuming.batch_reassembly import (
     PATIENCE_MS,
@@ -233,7 +233,7 @@ async def sent_of(parts: list[Received]) -> list[list[int]]:
         await never.wait()
 
     ports: Any = SimpleNamespace(spawn=spawn, clock=SimpleNamespace(sleep=sleep))
-    part: Any = SimpleNamespace(batches=BatchAcks(ports, lambda: None, Holding()))
+    part: Any = SimpleNamespace(batches=BatchAcks(ports, lambda: None, UnackedMessageTracker()))
     part.batches.attached(apart=True)  # the log need not say where batches end
     payloads: Any = None
     whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.runtime.gc_pressure import CLIENT, CONNECTION, LET_GO, OWNER
 from sluice.actors.runtime.host import HostedActor
-from sluice.actors.runtime.let_go import CLIENT, CONNECTION, LET_GO, OWNER
 from tests.actors.pulsar.test_keep_alive import Wire, played
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.helpers import Counter

@@ -14,14 +14,14 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from sluice.actors.consumer.held import Received, Unread
 from sluice.actors.consumer.payload import JOIN_ROWS, Payloads, join
+from sluice.actors.consumer.unacked_messages import LazyBatch, Received
 from sluice.actors.messages import NO_POSITIONS, Part
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.interruption import Interruption
-from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.format.position import Positions, positions_of
 
 INBOX_BYTES = MAX_ANSWER_BYTES
@@ -32,7 +32,7 @@ Delivered = tuple[Part, int, int]
 """A part, with the epoch and the session under which it came."""
 
 
-class Inbox:
+class PayloadFetcher:
     """Parts of one partition in order of arrival.
 
     came: told of messages that are complete, and of positions (int64, ascending) that were trimmed meanwhile.
@@ -44,9 +44,9 @@ class Inbox:
         self._bytes = 0
         """Bytes of the payloads that came with these parts."""
         self._signal = Signal()
-        self._fetching = Interruption()
+        self._fetching = CancellableWait()
         self._closed = self._held = False
-        Occasional(ports, self._signal, self._fetch, "fetch")
+        SignalTask(ports, self._signal, self._fetch, "fetch")
 
     def __len__(self) -> int:
         return sum(len(part.rows) for part, _, _ in self._parts)
@@ -105,7 +105,7 @@ class Inbox:
         """Fetch the next parts. Nothing of them is kept here while it waits for others."""
         taken = self._leading()
         self._payloads.expect(part for part, _, _ in taken)
-        pieces, size, count = list[Unread](), 0, 0
+        pieces, size, count = list[LazyBatch](), 0, 0
         while count < len(taken) and size < JOIN_BYTES:
             found = await self._fetching.of(self._payloads.resolve(*taken[count]))
             if found is None:

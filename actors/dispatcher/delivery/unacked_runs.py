@@ -31,7 +31,7 @@ _SMALLEST = 16
 _NOTHING = Blob(b"")
 
 
-class OpenRuns:
+class UnackedRuns:
     """Runs by first position, each with the number of its messages that are not done. monotonic: the time in ms."""
 
     def __init__(self, monotonic: Callable[[], int], shared_bytes: int = SHARED_BYTES) -> None:

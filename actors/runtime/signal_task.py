@@ -13,7 +13,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.runtime.signal import Signal
 
 
-class Occasional:
+class SignalTask:
     """Work that is done whenever a signal is set. step: does it, and clears the signal at the moment from which on it
     must be called once more for what is set; returns after how many ms to call it though nothing was set, None for
     never. One step runs at a time. Behind one that raised none does: the error is its task's.

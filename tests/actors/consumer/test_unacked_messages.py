@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.held import Holding, Received, Unread
+from sluice.actors.consumer.unacked_messages import LazyBatch, Received, UnackedMessageTracker
 
 
 def part(first: int, count: int) -> Received:
@@ -23,13 +23,13 @@ def part(first: int, count: int) -> Received:
     )
 
 
-def unread() -> Unread:
+def unread() -> LazyBatch:
     """Rows 1 and 3 of one run, and all of another."""
     runs = [
         pa.record_batch({"key": keys, "payload": [b"x"] * len(keys)}) for keys in ([b"a", b"b", b"c", b"d"], [b"e"])
     ]
     one, zeros = part(10, 3), np.zeros(3, np.int64)
-    return Unread(
+    return LazyBatch(
         [(runs[0], np.array([1, 3])), (runs[1], None)],
         partition=0,
         positions=one.positions,
@@ -80,7 +80,7 @@ def test_closing_rows_tells_each_position_once() -> None:
 
 def test_holding_is_what_is_open_in_order() -> None:
     """Positions of all parts, ascending; finished parts are forgotten."""
-    holding = Holding()
+    holding = UnackedMessageTracker()
     late, early = part(50, 2), part(10, 3)
     holding.add(late)
     holding.add(early)
@@ -92,7 +92,7 @@ def test_holding_is_what_is_open_in_order() -> None:
 
 def test_a_lost_session_leaves_nothing() -> None:
     """Everything is revoked: acknowledging it later sends nothing."""
-    holding = Holding()
+    holding = UnackedMessageTracker()
     one = part(10, 3)
     holding.add(one)
     holding.revoke()

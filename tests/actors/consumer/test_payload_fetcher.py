@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.actors.consumer import inbox as module
-from sluice.actors.consumer.held import Received, Unread
-from sluice.actors.consumer.inbox import Inbox
+from sluice.actors.consumer import payload_fetcher as module
 from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
+from sluice.actors.consumer.unacked_messages import LazyBatch, Received
 from sluice.actors.messages import Part
 from sluice.actors.ports.wire import Blob
 from sluice.storage.format.position import Positions
@@ -31,20 +31,20 @@ class Fetched:
     def expect(self, parts: Iterable[Part]) -> None:
         """Nothing is asked for together."""
 
-    async def resolve(self, part: Part, epoch: int, session: int) -> list[Unread]:
+    async def resolve(self, part: Part, epoch: int, session: int) -> list[LazyBatch]:
         self.blobs.append(part.blob is not None)
         rows = pa.record_batch({"payload": [b"x" * SIZE]})
         positions = np.array([(part.ledger << 32) + part.first_entry], np.int64)
         zeros = np.zeros(1, np.int64)
         columns = {"positions": positions, "dispatch": zeros, "redeliveries": zeros.astype(np.uint8)}
-        return [Unread([(rows, None)], partition=0, deliver_at=zeros, epoch=epoch, session=session, **columns)]
+        return [LazyBatch([(rows, None)], partition=0, deliver_at=zeros, epoch=epoch, session=session, **columns)]
 
 
 def played(scenario: object) -> None:
     World(0).play(scenario)  # type: ignore[arg-type]
 
 
-def opened(world: World) -> tuple[Inbox, Fetched, list[list[Received]]]:
+def opened(world: World) -> tuple[PayloadFetcher, Fetched, list[list[Received]]]:
     """An inbox that fetches, and what came of it, each time."""
     came: list[list[Received]] = []
 
@@ -52,7 +52,7 @@ def opened(world: World) -> tuple[Inbox, Fetched, list[list[Received]]]:
         came.append(list(messages))
 
     ports, fetched = world.client("reader"), Fetched()
-    inbox = Inbox(ports, cast(Payloads, fetched), on_came)
+    inbox = PayloadFetcher(ports, cast(Payloads, fetched), on_came)
     return inbox, fetched, came
 
 

@@ -20,7 +20,7 @@ from sluice.actors.key_shared.state.carried_redeliveries import CarriedRedeliver
 from sluice.actors.key_shared.state.delays import Delays
 from sluice.actors.key_shared.state.drains import Drains
 from sluice.actors.key_shared.state.history import History, drained
-from sluice.actors.key_shared.state.members import AttachedConsumer, KeptPlaces, Members
+from sluice.actors.key_shared.state.members import AttachedConsumer, Members, StickyAssignments
 from sluice.actors.key_shared.state.parked_messages import ParkedMessages
 from sluice.actors.key_shared.state.policies import Policy, Unordered, make_policy
 from sluice.actors.key_shared.state.position_table import DONE, Rows
@@ -57,7 +57,7 @@ def _policy(settings: SubscriptionSettings) -> Policy:
     return make_policy(settings.policy, remember_unacked_keys=settings.remember_unacked_keys)
 
 
-class Core:
+class DispatchState:
     """The whole state; the modules describe each part."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Core:
         self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
-        self.kept = KeptPlaces()
+        self.kept = StickyAssignments()
         self.carried = CarriedRedeliveries()
         self.delays = Delays()
         self.drains = Drains()
@@ -102,9 +102,11 @@ class Core:
         self._done_unsent = False
         self.now = 0
 
-    def successor(self) -> Core:
+    def successor(self) -> DispatchState:
         """An empty state that goes on with the numbers, the history and the totals of this one."""
-        new = Core(self.settings, self.partition, first_consumer=self.members.next_number, history=self.history)
+        new = DispatchState(
+            self.settings, self.partition, first_consumer=self.members.next_number, history=self.history
+        )
         new.counters.continue_from(self.counters)
         new.members.continue_from(self.members)
         new.tables.continue_from(self.tables)

@@ -18,7 +18,7 @@ from sluice.actors.ledger.garbage_collection import noted_released
 from sluice.actors.ledger.record import Asked, LedgerRecord, LedgerState, PartitionRecord
 from sluice.actors.ledger.replication import Replicator, under_replicated
 from sluice.actors.messages import DeleteLedgers, Progress
-from sluice.actors.ownership.resting_owners import YOUNG_MS, RestingOwners
+from sluice.actors.ownership.idle_waker import YOUNG_MS, IdleWaker
 from sluice.actors.policies.retention import TopicRetention, TopicThresholds
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.signal import Signal
@@ -27,7 +27,7 @@ from sluice.actors.topic.background.compaction import Compaction, trims_up_to
 from sluice.actors.topic.background.erasing import Erasing
 from sluice.actors.topic.background.offloading import Offloading, offloads
 from sluice.actors.topic.background.trimming import consumed, trimmable
-from sluice.actors.topic.partition.log import PartitionLog
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.reads import LogReads
 from sluice.storage.errors import Conflict, Corrupt, Fenced, SluiceError
 
@@ -53,10 +53,10 @@ PRUNE_AT = 64
 """With so many released ledgers in the record, a trim looks which of them the garbage collection has written down."""
 
 
-class Upkeep:
+class TopicMaintenance:
     """The background work of one partition's owner."""
 
-    def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: PartitionLog, reads: LogReads) -> None:
+    def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: ManagedLedger, reads: LogReads) -> None:
         partition = log.metadata.record.partition
         self.offloading = Offloading(ports, log, topic, partition)
         self.compaction = Compaction(ports, log, topic, partition, lambda: self.marks)
@@ -214,7 +214,7 @@ class Upkeep:
             now = self._ports.clock.monotonic()
             # What was said of the topic meanwhile would otherwise be known only after as long a rest once more.
             self._rests_until = now + min(MOST_REST_MS, self._kept.fresh_for(), self._thresholds.fresh_for())
-            others, told = self._ports.process.of(RestingOwners), self._log.metadata.is_told()
+            others, told = self._ports.process.of(IdleWaker), self._log.metadata.is_told()
             with others.rest(self._ports, self._woken.set, told=told):
                 most = MOST_REST_MS if only_grows else min(REST_MS, self._rests_until - now)
                 await self._woken.wait(self._ports, most, self._rest_longer)

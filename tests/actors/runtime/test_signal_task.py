@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice.actors.runtime.occasional import Occasional
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
 from tests.sim.world import World
 
 
@@ -23,7 +23,7 @@ class Worked:
 
         self.began = world.loop.now
         object.__setattr__(ports, "spawn", counted)
-        self.work = Occasional(ports, self.signal, self.step, "work")
+        self.work = SignalTask(ports, self.signal, self.step, "work")
 
     async def step(self) -> int | None:
         self.signal.clear()
@@ -68,7 +68,7 @@ def test_signal_set_before_is_handled_at_once() -> None:
         signal = Signal()
         signal.set()
         worked.signal = signal
-        Occasional(world.client("other"), signal, worked.step, "work")
+        SignalTask(world.client("other"), signal, worked.step, "work")
         await world.loop.pause(50)
         assert worked.at == [0]
 

@@ -10,7 +10,7 @@ from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.storage.format.position import Positions, entries_of, ledger_of, position
 
 
-class Backlog:
+class AckHandler:
     """Messages that are not done."""
 
     def __init__(self, context: SubscriptionContext) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.actors.dispatcher.delivery.open_runs import OpenRuns
+from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.messages import RunIndex
 from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.ports.wire import Blob
@@ -29,9 +29,9 @@ def run(ledger: int, first: int, count: int) -> RunIndex:
     )
 
 
-def table(*runs: RunIndex) -> OpenRuns:
+def table(*runs: RunIndex) -> UnackedRuns:
     """A table of these."""
-    made = OpenRuns(lambda: 0)
+    made = UnackedRuns(lambda: 0)
     for one in runs:
         made.add(one)
     return made
@@ -109,7 +109,7 @@ def at(*entries: int) -> Positions:
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
     """What is kept follows what is open, wherever the mark-delete position stands; payloads go with their runs."""
-    known = OpenRuns(lambda: 0)
+    known = UnackedRuns(lambda: 0)
     most = 0
     for entry in range(20_000):
         known.add(small(entry, b"x" * 100))
@@ -151,7 +151,7 @@ def test_an_answer_is_not_kept_by_one_of_its_runs() -> None:
 @given(st.data())
 def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
     """Against a dictionary: runs are added, finished, passed by the mark-delete position and read again."""
-    known, plain, last, end = OpenRuns(lambda: 0), dict[int, set[int]](), dict[int, int](), 0
+    known, plain, last, end = UnackedRuns(lambda: 0), dict[int, set[int]](), dict[int, int](), 0
     for _ in range(data.draw(st.integers(1, 40))):
         step = data.draw(st.sampled_from(("add", "add", "done", "below", "again")))
         entries = [entry for left in plain.values() for entry in left]
@@ -181,7 +181,7 @@ def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
 def test_a_payload_is_not_named_when_a_key_may_be_erased() -> None:
     """The run stays: its messages are open, and the consumer asks the topic for them."""
     now = 5
-    known = OpenRuns(lambda: now)
+    known = UnackedRuns(lambda: now)
     for first in (0, 10):
         one = run(1, first, 10)
         one.blob = Blob(b"0123456789")

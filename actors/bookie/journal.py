@@ -52,7 +52,7 @@ class _Waiting:
     done: SharedFuture[Envelope]
 
 
-class CommitLog:
+class BookieJournal:
     """The writing end of the journal.
 
     on_durable: called with each durable record in journal order. on_segment_closed: called with number and final size

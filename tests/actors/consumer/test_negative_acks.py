@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sluice.actors.consumer.hand_backs import HandBacks
+from sluice.actors.consumer.negative_acks import NegativeAcksTracker
 from tests.sim.world import World
 
 
 def test_message_that_came_again_is_not_returned_to_next_owner() -> None:
-    backs = HandBacks(World(0).client("reader"))
+    backs = NegativeAcksTracker(World(0).client("reader"))
     first = backs.note(np.array([5, 6]), np.array([0, 3], np.uint8))
     second = backs.note(np.array([9]), np.array([1], np.uint8))
     again = backs.oldest(np.array([5, 9]))

@@ -29,7 +29,7 @@ class _Ends:
     text: str
 
 
-class RepeatedEnds:
+class CrashLoopDetector:
     """The ends of one actor, by their reasons."""
 
     def __init__(self) -> None:

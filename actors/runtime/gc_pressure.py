@@ -14,7 +14,7 @@ client's connection.
 """
 
 
-class LetGo:
+class GcPressure:
     """The released memory of one process. blocks: how many are not used any more, freed or not. looks: how often the
     collector has looked at young objects.
     """
@@ -32,5 +32,5 @@ class LetGo:
         self.looks += 1
 
 
-LET_GO = LetGo()
+LET_GO = GcPressure()
 """The count of this process."""

@@ -11,7 +11,7 @@ import pytest
 from sluice.actors.ledger.write_state import PendingRun
 from sluice.actors.ledger.writer import Append
 from sluice.actors.ports.wire import Blob
-from sluice.actors.topic.partition.tail import RUN_BYTES, CachedRun, CacheRoom, RunCache, cache_run
+from sluice.actors.topic.partition.entry_cache import RUN_BYTES, CachedRun, CacheRoom, EntryCache, cache_run
 from sluice.storage.format.frame import Header
 
 
@@ -32,7 +32,7 @@ def appended(run: int, size: int) -> CachedRun:
 
 def test_the_oldest_runs_give_way() -> None:
     limit = 4 * (RUN_BYTES + 1000)
-    cache = RunCache(limit)
+    cache = EntryCache(limit)
     for run in range(10):
         cache.put(cached(run, 1000))
         assert cache.bytes <= limit
@@ -40,7 +40,7 @@ def test_the_oldest_runs_give_way() -> None:
 
 
 def test_a_run_above_the_limit_drives_nothing_out() -> None:
-    cache = RunCache(limit=RUN_BYTES + 2000)
+    cache = EntryCache(limit=RUN_BYTES + 2000)
     cache.put(cached(0, 1000))
     cache.put(cached(1, 5000))
     assert cache.get(1, 0) is not None
@@ -48,7 +48,7 @@ def test_a_run_above_the_limit_drives_nothing_out() -> None:
 
 
 def test_putting_again_counts_once_and_deletion_leaves_no_bytes() -> None:
-    cache = RunCache(limit=10_000)
+    cache = EntryCache(limit=10_000)
     cache.put(cached(0, 1000))
     cache.put(cached(0, 1000))
     cache.put(cached(0, 1000, ledger=2))
@@ -61,7 +61,7 @@ def test_the_caches_of_a_process_share_a_limit() -> None:
     """Whatever they put in which order; the one that holds the most gives way, and the others keep what they have."""
     rng = random.Random(1)
     room = CacheRoom(40 * (RUN_BYTES + 1000))
-    caches = [RunCache(30 * (RUN_BYTES + 1000), room) for _ in range(4)]
+    caches = [EntryCache(30 * (RUN_BYTES + 1000), room) for _ in range(4)]
     for run in range(10):
         caches[3].put(cached(run, 1000, ledger=4))
     for run in range(2_000):
@@ -76,7 +76,7 @@ def test_the_caches_of_a_process_share_a_limit() -> None:
 
 def test_a_cache_that_was_closed_holds_and_keeps_nothing() -> None:
     room = CacheRoom()
-    cache, other = RunCache(10_000, room), RunCache(10_000, room)
+    cache, other = EntryCache(10_000, room), EntryCache(10_000, room)
     for each in (cache, other):
         each.put(cached(0, 1000))
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_cache_that_was_closed_holds_and_keeps_nothing() -> None:
 
 def test_unused_run_is_forgotten_at_the_second_look() -> None:
     room = CacheRoom()
-    cache, other = RunCache(10_000, room), RunCache(10_000, room)
+    cache, other = EntryCache(10_000, room), EntryCache(10_000, room)
     cache.put(cached(0, 1000))
     cache.put(cached(1, 1000))
     cache.forget_unused()
@@ -103,7 +103,7 @@ def test_unused_run_is_forgotten_at_the_second_look() -> None:
 @pytest.mark.parametrize("size", [100, 5_000])
 def test_a_run_weighs_what_it_takes_in_memory(size: int) -> None:
     """Within a fifth: a limit in bytes of payload alone was passed four times over by single messages."""
-    cache, count = RunCache(1 << 30), 2_000
+    cache, count = EntryCache(1 << 30), 2_000
     gc.collect()
     tracemalloc.start()
     try:

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from sluice.actors.runtime.interruption import Interruption
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 
 
 async def test_a_wait_that_is_ended_has_no_result() -> None:
     """The awaited work is cancelled, and the next wait is not affected."""
-    interruption, never = Interruption(), asyncio.get_running_loop().create_future()
+    interruption, never = CancellableWait(), asyncio.get_running_loop().create_future()
 
     async def waits() -> list[int | None]:
         return [await interruption.of(never), await interruption.of(asyncio.sleep(0, 7))]
@@ -25,7 +25,7 @@ async def test_a_wait_that_is_ended_has_no_result() -> None:
 
 
 async def test_a_result_that_came_at_the_same_moment_is_void() -> None:
-    interruption, soon = Interruption(), asyncio.get_running_loop().create_future()
+    interruption, soon = CancellableWait(), asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(interruption.of(soon))
     await asyncio.sleep(0)
     soon.set_result(1)
@@ -34,7 +34,7 @@ async def test_a_result_that_came_at_the_same_moment_is_void() -> None:
 
 
 async def test_nothing_is_ended_before_or_behind_a_wait() -> None:
-    interruption = Interruption()
+    interruption = CancellableWait()
     interruption.end()
     assert await interruption.of(asyncio.sleep(0, 1)) == 1
     interruption.end()
@@ -43,7 +43,7 @@ async def test_nothing_is_ended_before_or_behind_a_wait() -> None:
 
 async def test_a_task_that_is_cancelled_ends() -> None:
     """Also where its wait is ended in the same moment."""
-    interruption = Interruption()
+    interruption = CancellableWait()
     waiting = asyncio.create_task(interruption.of(asyncio.get_running_loop().create_future()))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -57,4 +57,4 @@ async def test_error_of_the_work_is_raised() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await Interruption().of(fails())
+        await CancellableWait().of(fails())

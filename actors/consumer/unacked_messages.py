@@ -135,7 +135,7 @@ class Received:
         return self.positions[rows]
 
 
-class Unread(Received):
+class LazyBatch(Received):
     """Messages that stay in their runs until somebody looks at them. Passing them on unchanged is not looking.
 
     pieces: the runs' rows, each with the numbers of those that are meant (int64), None for all of them. sizes: about
@@ -243,7 +243,7 @@ class FirstOfKeys:
         return found
 
 
-class Holding:
+class UnackedMessageTracker:
     """Everything held of one partition."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class BookieLedger:
     limbo: bool = False
 
 
-class Ledgers:
+class FencingState:
     """All ledgers of a bookie, by id."""
 
     def __init__(self) -> None:

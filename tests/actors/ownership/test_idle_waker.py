@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from sluice.actors.ownership.idle_waker import LOOK_MS, SPREAD_MS, YOUNG_MS, IdleWaker
 from sluice.actors.ownership.ownership_proof import OwnershipProof, give_notice, process_of
-from sluice.actors.ownership.resting_owners import LOOK_MS, SPREAD_MS, YOUNG_MS, RestingOwners
 from sluice.actors.ports import Ports
 from tests.sim.world import World
 
@@ -17,7 +17,7 @@ class Rests:
 
     def __init__(self, ports: Ports, stack: ExitStack, *, told: bool = True) -> None:
         self.woken: list[int] = []
-        resting = ports.process.of(RestingOwners)
+        resting = ports.process.of(IdleWaker)
         for number in range(OWNERS):
             stack.enter_context(resting.rest(ports, lambda number=number: self.woken.append(number), told=told))  # type: ignore[misc]
 

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 T = TypeVar("T")
 
 
-class Interruption:
+class CancellableWait:
     """An interruptible wait; one at a time."""
 
     __slots__ = ("_ended", "_waits")

@@ -7,30 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
-from sluice.actors.dispatcher.delivery.open_runs import mark_overtook
 from sluice.actors.dispatcher.delivery.reader import Reader
 from sluice.actors.dispatcher.delivery.sessions import Session
+from sluice.actors.dispatcher.delivery.unacked_runs import mark_overtook
 from sluice.actors.lookup.cutting import cut_delivery
 from sluice.actors.lookup.topic_client import RETRY_FIRST, RETRY_MOST
 from sluice.actors.messages import Acknowledge, Acknowledged, Delivery, Done, FindOpen, Poll, SentApart, StillOpen
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.occasional import Occasional
+from sluice.actors.runtime.signal_task import SignalTask
 from sluice.actors.runtime.wall_clock import pause_until
 from sluice.storage.errors import Conflict, Fenced
 from sluice.storage.format.position import Positions, ascending
 
 
-class Deliverer:
+class DispatchLoop:
     """Sends messages that the core assigns, and takes acknowledgements. stalls: how often nothing moved that could."""
 
     def __init__(
         self,
         context: SubscriptionContext,
         reader: Reader,
-        backlog: Backlog,
+        backlog: AckHandler,
         leases: Leases,
         on_routed: Callable[[], None],
     ) -> None:
@@ -169,7 +169,7 @@ class Deliverer:
 
     def begin(self) -> None:
         """Route whenever something changed, until the dispatcher ends."""
-        Occasional(self._ports, self._wakeups.route, self._look, "route").begin()
+        SignalTask(self._ports, self._wakeups.route, self._look, "route").begin()
 
     async def _look(self) -> int | None:
         """Something may go out. Returns in how many ms more may because its time has come, None for never."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.consumer.held import Received
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import NO_POSITIONS, GivenBack, NegativeAcknowledge
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Request
@@ -48,7 +48,7 @@ class PendingNack:
     partial: bool = False
 
 
-class HandBacks:
+class NegativeAcksTracker:
     """The hand-backs of one partition that are not confirmed, oldest first."""
 
     def __init__(self, ports: Ports) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.actors.delayed.memory import InMemoryTracker
-from sluice.actors.dispatcher.delivery.backlog import Backlog
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import Wakeups
-from sluice.actors.dispatcher.delivery.open_runs import OpenRuns
-from sluice.actors.key_shared.dispatch import Dispatch
+from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
+from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.messages import RunIndex, SubscriptionSettings
 from sluice.actors.ports.wire import Blob
 from sluice.storage.format.cursor import Cursor
@@ -35,15 +35,15 @@ class Owner:
     def __init__(self) -> None:
         self.saved = 0
         self.held_back: list[int] = []
-        self.cursor, self.core = Cursor(), Dispatch(SubscriptionSettings())
-        self.runs, self.wakeups = OpenRuns(lambda: 0), Wakeups()
+        self.cursor, self.core = Cursor(), KeySharedDispatcher(SubscriptionSettings())
+        self.runs, self.wakeups = UnackedRuns(lambda: 0), Wakeups()
         self.cursor.chain([(1, None)], complete=True)
         store: Any = SimpleNamespace(dirty=self._dirty, hold_back=self._hold_back)
         tracker = InMemoryTracker(tick_ms=0)
         context: Any = SimpleNamespace(
             cursor=self.cursor, core=self.core, runs=self.runs, tracker=tracker, store=store, wakeups=self.wakeups
         )
-        self.backlog = Backlog(context)
+        self.backlog = AckHandler(context)
         self.consumer = self.core.join("c", now=0)
         self.core.grant(self.consumer, 1_000)
         self.core.append(run_positions(1, 0, END), np.arange(1, END + 1, dtype=np.uint32))

@@ -32,10 +32,10 @@ from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.topic.partition.entry_cache import TAIL_BYTES, EntryCache, cache_run
 from sluice.actors.topic.partition.producers import Producers
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.partition.source_names import is_source
-from sluice.actors.topic.partition.tail import TAIL_BYTES, RunCache, cache_run
 from sluice.storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from sluice.storage.format.frame import Run
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, position
@@ -53,7 +53,7 @@ RETRY_FIRST, RETRY_MOST = 100, 3_000
 POSTPONE_ROLL_MS = 5_000
 
 
-class PartitionLog:
+class ManagedLedger:
     """The ledgers of a partition. lost(reason) is called, once, when a newer owner shows up."""
 
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
@@ -93,7 +93,7 @@ class PartitionLog:
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies)
         self.metadata = metadata
-        self.tail = RunCache(TAIL_BYTES, resources.room)
+        self.tail = EntryCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
         self.close_up_to = 0

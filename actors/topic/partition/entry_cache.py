@@ -6,7 +6,7 @@ runs does not drive the tail out for everybody else.
 
 Each cache has its limit, and those of one process have one together (`CacheRoom`): an owner's memory grows until they
 are full, which takes minutes under a small load, and then no more, however many partitions it has. What nobody has used
-for a while, and no subscription waits for, the owner lets go (`actors.topic.background.upkeep`).
+for a while, and no subscription waits for, the owner lets go (`actors.topic.background.maintenance`).
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CacheRoom:
 
     def __init__(self, limit: int = PROCESS_BYTES) -> None:
         self._limit = limit
-        self._caches: list[RunCache] = []
+        self._caches: list[EntryCache] = []
         self.bytes = 0
 
-    def enter(self, cache: RunCache) -> None:
+    def enter(self, cache: EntryCache) -> None:
         """This one counts from now on."""
         self._caches.append(cache)
 
-    def leave(self, cache: RunCache) -> None:
+    def leave(self, cache: EntryCache) -> None:
         """Remove a cache that holds nothing any more, and never will."""
         self._caches.remove(cache)
 
@@ -74,7 +74,7 @@ _NONE: OrderedDict[tuple[int, int], CachedRun] = OrderedDict()
 """The content of every empty cache; nothing is put into it."""
 
 
-class RunCache:
+class EntryCache:
     """Runs by (ledger, run), the oldest leaving when `limit` bytes are reached. room: of the process; else its own."""
 
     def __init__(self, limit: int, room: CacheRoom | None = None) -> None:

@@ -20,7 +20,7 @@ YOUNG_MS = 5_000
 SPREAD_MS = 10_000
 
 
-class RestingOwners:
+class IdleWaker:
     """The resting owners of one process; see `Ports.process`."""
 
     def __init__(self) -> None:
