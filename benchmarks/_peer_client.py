@@ -128,7 +128,7 @@ class SluiceLink:
     """Sluice."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from cluster import connect
+        from sluice import connect
 
         self._client = connect(options["url"])
         topic = options["topic"]
@@ -158,7 +158,7 @@ class SluiceLink:
 
     def receive(self, timeout_ms: int) -> Any:
         """See Link."""
-        from cluster import Timeout
+        from sluice import Timeout
 
         try:
             message = self._consumer.receive(timeout_millis=timeout_ms)
@@ -406,7 +406,7 @@ def serve(link: Link) -> None:
 
 def keep(folder: Path) -> None:
     """Run a Sluice until nobody wants it any more."""
-    from cluster.bootstrap import launch
+    from sluice.cluster.launch import launch
 
     with launch.local(folder) as running:
         print(json.dumps({"url": running.address}), flush=True)
@@ -415,10 +415,10 @@ def keep(folder: Path) -> None:
 
 def keep_gateway(folder: Path, *, one_process: bool) -> None:
     """Run a Sluice that serves Pulsar's clients; makes the topics that lines on stdin name."""
-    from cluster import connect
-    from cluster.bootstrap import launch
-    from cluster.collector import collect_seldom
-    from cluster.pulsar.ports import service_url
+    from sluice import connect
+    from sluice.cluster.base.collector import collect_seldom
+    from sluice.cluster.gateway.ports import service_url
+    from sluice.cluster.launch import launch
 
     with contextlib.ExitStack() as stack:
         if one_process:

@@ -17,10 +17,10 @@ import pyarrow as pa
 from benchmarks._worker_calls import CallRecorder, judged, nodes_of, results_judged, written
 from benchmarks._worker_picture import Look
 from benchmarks._worker_scenes import PATIENCE_S, settled
-from cluster import Workers, connect
-from cluster.bootstrap import launch
-from cluster.client import Client
-from cluster.config import load
+from sluice import Workers, connect
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
+from sluice.cluster.settings.config import load
 
 NODES, CPUS = 3, 8
 FEWEST, MOST = 2, 8

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks._worker_picture import Look
-from cluster import Workers
-from cluster.client import Client
-from cluster.workers import registry
+from sluice import Workers
+from sluice.cluster.client.client import Client
+from sluice.cluster.workers import registry
 
 PATIENCE_S = 200.0
 TICK_S = 0.005

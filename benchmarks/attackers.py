@@ -29,13 +29,13 @@ from typing import Any
 import psutil
 import pulsar
 
-from actors.pulsar.codec.frames import U32, encode
-from actors.pulsar.codec.protocol import command
-from cluster.arguments import ArgumentParser, amount
-from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.discovery import process_of
-from cluster.config import load
-from cluster.pulsar.ports import service_url
+from sluice.actors.pulsar.codec.frames import U32, encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.cluster.base.arguments import ArgumentParser, amount
+from sluice.cluster.gateway.ports import service_url
+from sluice.cluster.launch import launch, standalone
+from sluice.cluster.launch.discovery import process_of
+from sluice.cluster.settings.config import load
 
 ROOT = Path(__file__).resolve().parents[1]
 HELLO = encode(command("connect", client_version="attacker", protocol_version=20))

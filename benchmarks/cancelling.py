@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import embedded
-from cluster.arguments import ArgumentParser, count
-from cluster.client import Client
-from cluster.message import MessageId
-from cluster.options import ClusterOptions
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.launch import embedded
+from sluice.cluster.settings.options import ClusterOptions
 
 KEYS = 1_000
 SPAN_MS = 600_000

@@ -31,15 +31,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import cluster
-from cluster.arguments import ArgumentParser, amount, count
-from cluster.client import Client
-from cluster.history_scan import HistoryScan, StoreUrls
-from cluster.log_reader import StoredRange
-from loadgen.flood import TOPIC
-from storage.errors import SluiceError
-from storage.hashing import hash_column
-from storage.position import position
+import sluice
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.log_reader import StoredRange
+from sluice.cluster.history.scan import HistoryScan, StoreUrls
+from sluice.loadgen.run.flood import TOPIC
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import hash_column
+from sluice.storage.format.position import position
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,15 +160,15 @@ def measured(options: argparse.Namespace, folder: Path, server: S3Server) -> dic
     os.environ.update(stores | {"SLUICE_DATA_DIR": str(data), "XDG_CONFIG_HOME": str(folder)})
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_EC2_METADATA_DISABLED="true")
     os.environ.pop("SLUICE_MINIO", None)  # of the tests, not of Sluice
-    sluice = str(ROOT / "sluice")
+    door = str(ROOT / "sluice")
     settings = {**SETTINGS, "roll_entries": str(options.roll_entries)}
-    command = [sluice, "chaos", "--minutes", str(options.minutes), "--every", options.every]
+    command = [door, "chaos", "--minutes", str(options.minutes), "--every", options.every]
     command += ["--faults", options.faults, "--rate", str(options.rate), "--seed", str(options.seed)]
     command += ["--partitions", "2", "--keys", "1000", "--consumers", "2", "--json", str(report)]
     command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    subprocess.run([sluice, "up"], check=True, stdout=sys.stderr)
+    subprocess.run([door, "up"], check=True, stdout=sys.stderr)
     try:
-        with cluster.connect(data_dir=data) as client, subprocess.Popen(command, stdout=sys.stderr) as chaos:
+        with sluice.connect(data_dir=data) as client, subprocess.Popen(command, stdout=sys.stderr) as chaos:
             topic = flooded_topic(client, chaos)
             urls = StoreUrls.of(client.status()["storage"])
             assert urls is not None
@@ -198,7 +198,7 @@ def measured(options: argparse.Namespace, folder: Path, server: S3Server) -> dic
                 "server": server.kind,
             }
     finally:
-        subprocess.run([sluice, "down"], check=False, stdout=sys.stderr)
+        subprocess.run([door, "down"], check=False, stdout=sys.stderr)
 
 
 def main() -> None:

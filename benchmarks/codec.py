@@ -21,16 +21,16 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from actors.consumer.held import Received
-from actors.pulsar.codec import delivery_encoder
-from actors.pulsar.codec.delivery_encoder import encode_part
-from actors.pulsar.codec.frame_cache import FrameCache
-from actors.pulsar.codec.frames import Cut, Cutter, body_of
-from actors.pulsar.codec.message_encoder import Addressee
-from actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
-from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
-from actors.pulsar.codec.vectorized_decoder import read_sends
-from cluster.arguments import ArgumentParser, count
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.pulsar.codec import delivery_encoder
+from sluice.actors.pulsar.codec.delivery_encoder import encode_part
+from sluice.actors.pulsar.codec.frame_cache import FrameCache
+from sluice.actors.pulsar.codec.frames import Cut, Cutter, body_of
+from sluice.actors.pulsar.codec.message_encoder import Addressee
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
+from sluice.actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
+from sluice.actors.pulsar.codec.vectorized_decoder import read_sends
+from sluice.cluster.base.arguments import ArgumentParser, count
 
 KEYS, SIZE, TOGETHER = 10_000, 100, 1_000
 """Keys, bytes of a message, and how many messages a client's producer gathers before it sends their batches."""
@@ -96,7 +96,7 @@ def decoding(reads: list[list[bytes]]) -> dict[str, Callable[[], list[Any]]]:
         return [_decoded(cut) for cut in _cuts(data)]
 
     def a_message_at_a_time() -> list[Any]:
-        with patch("actors.pulsar.codec.send_decoder.VECTORIZED_FROM", NEVER):
+        with patch("sluice.actors.pulsar.codec.send_decoder.VECTORIZED_FROM", NEVER):
             return [_decoded(cut) for cut in _cuts(data)]
 
     return {

@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from cluster import connect
-from cluster.arguments import ArgumentParser, count
-from cluster.client import Client
+from sluice import connect
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.client.client import Client
 
 KEYS, PER_KEY = 1_000, 5
 EVERY_S = 0.001
 """Between two messages that are published while others join."""
-COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
+COMMAND = "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()"
 VICTIM = """
 import sys
-from cluster import connect
+from sluice import connect
 client = connect(data_dir=sys.argv[1])
 consumer = client.subscribe("killed", "s", consumer_name=sys.argv[2], receiver_queue_size=100_000)
 print(0, flush=True)

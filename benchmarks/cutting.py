@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cluster.arguments import ArgumentParser, count
-from storage.batch import decode_body, make_batch
-from storage.cut import cut_run
-from storage.frame import Run, make_run, payload_crc
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.storage.format.batch import decode_body, make_batch
+from sluice.storage.format.cut import cut_run
+from sluice.storage.format.frame import Run, make_run, payload_crc
 
 COUNTS = (80, 300, 600, 2_500, 10_000)
 SHARES = (0.02, 0.1, 0.25, 0.5, 0.75)

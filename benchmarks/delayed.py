@@ -28,16 +28,16 @@ from typing import Any, cast
 import numpy as np
 import psutil
 
-from actors.delayed.manifest import manifest_key
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.tracker import DelayedTracker, make_tracker
-from actors.messages import SubscriptionSettings
-from actors.ports import Net, Ports
-from cluster.arguments import ArgumentParser, count
-from cluster.real import RealClock, Tasks
-from cluster.stores import open_metadata, open_objects
-from storage.delayed.manifest import decode_manifest
-from storage.position import position
+from sluice.actors.delayed.manifest import manifest_key
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ports import Net, Ports
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.base.real import RealClock, Tasks
+from sluice.cluster.host.stores import open_metadata, open_objects
+from sluice.storage.delayed.manifest import decode_manifest
+from sluice.storage.format.position import position
 
 RUN = 10_000
 SAMPLE = 50

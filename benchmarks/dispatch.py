@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import Assignment, Dispatch
-from actors.key_shared.tables import HashTables
-from actors.messages import SubscriptionSettings
-from cluster.arguments import ArgumentParser, count
-from storage.position import Positions, run_positions
+from sluice.actors.key_shared import Assignment, KeySharedDispatcher
+from sluice.actors.key_shared.state.tables import HashTables
+from sluice.actors.messages import SubscriptionSettings
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.storage.format.position import Positions, run_positions
 
 BATCH = 10_000
 QUEUE = 1_000
@@ -40,9 +40,9 @@ PIP_379_BYTES_A_HASH = 80
 Column = npt.NDArray[np.uint32]
 
 
-def make(consumers: int, nack_order: str) -> tuple[Dispatch, list[int]]:
+def make(consumers: int, nack_order: str) -> tuple[KeySharedDispatcher, list[int]]:
     """A subscription without limits that would end the run, and its consumers."""
-    dispatch = Dispatch(
+    dispatch = KeySharedDispatcher(
         SubscriptionSettings(
             nack_order=nack_order,
             max_unacked_messages_per_consumer=0,
@@ -54,21 +54,21 @@ def make(consumers: int, nack_order: str) -> tuple[Dispatch, list[int]]:
     return dispatch, [join(dispatch, number) for number in range(consumers)]
 
 
-def join(dispatch: Dispatch, number: int) -> int:
+def join(dispatch: KeySharedDispatcher, number: int) -> int:
     """One more consumer, with permits for ever."""
     consumer = dispatch.join(f"consumer-{number}", now=0)
     dispatch.grant(consumer, PERMITS)
     return consumer
 
 
-def by_hash(dispatch: Dispatch, masked: Column) -> npt.NDArray[np.int64]:
+def by_hash(dispatch: KeySharedDispatcher, masked: Column) -> npt.NDArray[np.int64]:
     """For each reduced hash the index of one key that has it, -1 for none."""
     where = np.full(65536, -1, np.int64)
     where[dispatch.reduce(masked)] = np.arange(len(masked))
     return where
 
 
-def drain(dispatch: Dispatch, consumers: list[int], wanted: int) -> tuple[list[int], Column, Column]:
+def drain(dispatch: KeySharedDispatcher, consumers: list[int], wanted: int) -> tuple[list[int], Column, Column]:
     """Let `wanted` hashes drain at the first half of the consumers; returns consumers, keys that drain, others.
 
     One message of every hash is sent, the second half of the consumers join, and of the hashes that moved all but

@@ -26,9 +26,9 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from cluster import connect
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import launch
+from sluice import connect
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.launch import launch
 
 BATCH = 10_000
 

@@ -33,11 +33,11 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from cluster import embedded
-from cluster.arguments import ArgumentParser, count
-from cluster.bulk import ROWS, rows_of
-from storage.objects import LocalObjects
-from storage.s3 import S3Objects
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.client.bulk import ROWS, rows_of
+from sluice.cluster.launch import embedded
+from sluice.storage.stores.objects import LocalObjects
+from sluice.storage.stores.s3 import S3Objects
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
 
 BATCH, AHEAD = 5_000, 8

@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks._java import compiled
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, end_by_input, heard
 from benchmarks.peers import Figures, table
-from cluster.arguments import ArgumentParser, count, count_or_none
+from sluice.cluster.base.arguments import ArgumentParser, count, count_or_none
 
 SOURCE = Path(__file__).parent / "java" / "Flood.java"
 SIDES = ("gateway", "cluster", "pulsar")

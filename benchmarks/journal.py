@@ -34,16 +34,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings
-from actors.bookie.cookie import COOKIE, cookie_key
-from actors.bookie.index_table import ROW, TableWriter
-from actors.ports import Ports, Version
-from actors.wire import Blob
-from cluster.arguments import ArgumentParser
-from cluster.disk import FileDisk
-from cluster.real import RealClock
-from storage.frame import Header, encode_head, payload_crc
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.bookie.cookie import COOKIE, cookie_key
+from sluice.actors.bookie.index_table import ROW, TableWriter
+from sluice.actors.ports import Ports, Version
+from sluice.actors.ports.wire import Blob
+from sluice.cluster.base.arguments import ArgumentParser
+from sluice.cluster.base.real import RealClock
+from sluice.cluster.host.disk import FileDisk
+from sluice.storage.format.frame import Header, encode_head, payload_crc
 
 MIB = 1024 * 1024
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import KeyedQueue, connect
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import launch
+from sluice import KeyedQueue, connect
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.launch import launch
 
 ITEM = b"x" * 1024
 BATCH = 100

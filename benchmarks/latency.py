@@ -24,14 +24,14 @@ import psutil
 import pyarrow as pa
 
 from benchmarks._latency_picture import picture, table
-from cluster import connect
-from cluster.arguments import ArgumentParser, amount, count
-from cluster.bootstrap import launch
-from cluster.bootstrap.sessions import processes_of
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import MessageId
-from cluster.producer import Producer
+from sluice import connect
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.client.producer import Producer
+from sluice.cluster.launch import launch
+from sluice.cluster.node.sessions import processes_of
 
 SIZE, KEYS = 100, 100
 TICK_S = 0.005

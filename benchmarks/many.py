@@ -43,13 +43,13 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
-from actors.messages import TopicSettings
-from actors.record_scan import scan, value_in
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
-from cluster.arguments import ArgumentParser, amount, count, count_or_none
-from cluster.store_ports import AsyncMeta
-from storage.metadata_sqlite import SqliteMetadata
+from sluice.actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
+from sluice.actors.messages import TopicSettings
+from sluice.actors.ownership.record_scan import scan, value_in
+from sluice.cluster.base.arguments import ArgumentParser, amount, count, count_or_none
+from sluice.cluster.host.store_ports import AsyncMeta
+from sluice.storage.stores.metadata_sqlite import SqliteMetadata
 
 if TYPE_CHECKING:
     import pulsar

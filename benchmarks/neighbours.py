@@ -29,14 +29,14 @@ from typing import Any
 import psutil
 import pulsar
 
-from actors.pulsar.codec.frames import U32, encode
-from actors.pulsar.codec.protocol import Metadata, command
 from benchmarks.pulsar_clients import quantiles
-from cluster.arguments import ArgumentParser, amount, count
-from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.discovery import process_of
-from cluster.config import load
-from cluster.pulsar.ports import service_url
+from sluice.actors.pulsar.codec.frames import U32, encode
+from sluice.actors.pulsar.codec.protocol import Metadata, command
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
+from sluice.cluster.gateway.ports import service_url
+from sluice.cluster.launch import launch, standalone
+from sluice.cluster.launch.discovery import process_of
+from sluice.cluster.settings.config import load
 
 ROOT = Path(__file__).resolve().parents[1]
 QUIET, EVERY_S = 9, 0.05

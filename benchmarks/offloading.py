@@ -26,9 +26,9 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-import cluster
+import sluice
 from benchmarks.spark_history import running
-from cluster.arguments import ArgumentParser, amount, count
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
 
 EVERY_S = 0.01
 BATCH, AHEAD, PEAK_S = 2_000, 8, 5.0
@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="sluice-offloading-", dir=options.folder))
     try:
-        with running(folder / "data") as broker, cluster.connect(data_dir=folder / "data") as client:
+        with running(folder / "data") as broker, sluice.connect(data_dir=folder / "data") as client:
             print(json.dumps(measured(options, client, broker)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster import connect
-from cluster.arguments import ArgumentParser, amount, count
-from cluster.bootstrap import launch
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import Batch
-from cluster.producer import Producer
-from storage.errors import SluiceError
+from sluice import connect
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Batch
+from sluice.cluster.client.producer import Producer
+from sluice.cluster.launch import launch
+from sluice.storage.errors import SluiceError
 
 TOPIC, SUBSCRIPTION = "parking", "s"
 TICK_S = 0.005

@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
 from benchmarks._thread_times import table as times_of
 from benchmarks._thread_times import thread_times
-from cluster.arguments import ArgumentParser, amount, count, count_or_none
+from sluice.cluster.base.arguments import ArgumentParser, amount, count, count_or_none
 
 KEYS = 10_000
 Figures = dict[str, float]

@@ -23,11 +23,11 @@ import numpy as np
 import psutil
 import pulsar
 
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.discovery import process_of
-from cluster.config import load
-from cluster.pulsar.ports import service_url
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.gateway.ports import service_url
+from sluice.cluster.launch import launch, standalone
+from sluice.cluster.launch.discovery import process_of
+from sluice.cluster.settings.config import load
 
 EVERY_S = 0.01
 PAYLOAD = b"x" * 100

@@ -23,20 +23,29 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from actors.actor import Actor
-from actors.bookie.bookie import Bookie
-from actors.messages import AddRun, BookieList, Done, OpenProducer, ProducerOpened, Publish, ReadEnds, TopicSettings
-from actors.ports import Address, Ports, Unknown
-from actors.topic.topic import Topic
-from actors.wire import Blob, Reply, Request
-from cluster.arguments import ArgumentParser, count
-from cluster.disk import FileDisk
-from cluster.real import RealClock, Tasks
-from cluster.store_ports import AsyncMeta, AsyncObjects
-from storage.batch import make_batch
-from storage.frame import Buffer, Run, make_run
-from storage.metadata import MemoryMetadata
-from storage.objects import MemoryObjects
+from sluice.actors.bookie.bookie import Bookie
+from sluice.actors.messages import (
+    AddRun,
+    BookieList,
+    Done,
+    OpenProducer,
+    ProducerOpened,
+    Publish,
+    ReadEnds,
+    TopicSettings,
+)
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.topic.topic import Topic
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.base.real import RealClock, Tasks
+from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import Buffer, Run, make_run
+from sluice.storage.stores.metadata import MemoryMetadata
+from sluice.storage.stores.objects import MemoryObjects
 
 R = TypeVar("R", bound=Reply)
 SETTINGS = TopicSettings(ensemble=3, write_quorum=3, ack_quorum=2)

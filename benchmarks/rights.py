@@ -25,12 +25,12 @@ import psutil
 import pulsar
 
 from benchmarks.pulsar_clients import flood
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.discovery import process_of
-from cluster.config import load
-from cluster.pulsar.ports import WEB, port_of, service_url
-from cluster.pulsar.tokens import make_key, make_token
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.gateway.ports import WEB, port_of, service_url
+from sluice.cluster.gateway.tokens import make_key, make_token
+from sluice.cluster.launch import launch, standalone
+from sluice.cluster.launch.discovery import process_of
+from sluice.cluster.settings.config import load
 
 KINDS: dict[str, dict[str, Any]] = {
     "keyed": {"batching_enabled": True, "batching_type": pulsar.BatchingType.KeyBased},

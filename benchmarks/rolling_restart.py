@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import connect
-from cluster.arguments import ArgumentParser, count, count_or_none
-from cluster.client import Client
-from cluster.consumer import Consumer
+from sluice import connect
+from sluice.cluster.base.arguments import ArgumentParser, count, count_or_none
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
 
 KEYS = 1_000
 GRACE_MS = 60_000

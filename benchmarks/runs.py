@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.dispatcher.open_runs import OpenRuns
-from actors.messages import RunIndex
-from actors.wire import Blob
-from cluster.arguments import ArgumentParser, count
-from storage.cursor import Cursor
-from storage.position import Positions, position
+from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
+from sluice.actors.messages import RunIndex
+from sluice.actors.ports.wire import Blob
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.position import Positions, position
 
 NO_COUNTS = np.empty(0, np.uint8)
 PASSES = 200
@@ -34,7 +34,7 @@ def single(entry: int) -> RunIndex:
     )
 
 
-def finish(table: OpenRuns, cursor: Cursor, positions: Positions) -> None:
+def finish(table: UnackedRuns, cursor: Cursor, positions: Positions) -> None:
     """What the dispatcher does with an acknowledgement."""
     table.done(positions[~cursor.is_acknowledged(positions)])
     cursor.acknowledge(positions)
@@ -43,7 +43,7 @@ def finish(table: OpenRuns, cursor: Cursor, positions: Positions) -> None:
 
 def measure(runs: int) -> dict[str, Any]:
     """Play it."""
-    table, cursor = OpenRuns(lambda: 0), Cursor()
+    table, cursor = UnackedRuns(lambda: 0), Cursor()
     cursor.chain([(1, None)])
     tracemalloc.start()
     table.add(single(0))

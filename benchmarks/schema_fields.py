@@ -22,14 +22,14 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.codec.protocol import Metadata
-from actors.pulsar.codec.schema_versions import VERSION
-from cluster.arguments import ArgumentParser, count
-from cluster.schema_columns import SchemaColumns
-from storage.batch import GIVEN_BY_CLIENTS, make_batch
-from storage.frame import Frame, Header, make_run
-from storage.history import PartWriter, SealedPart, decode_footer, decode_group
-from storage.schema_fields import AVRO, JSON, Definition
+from sluice.actors.pulsar.codec.protocol import Metadata
+from sluice.actors.pulsar.codec.schema_versions import VERSION
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.history.schema_columns import SchemaColumns
+from sluice.storage.format.batch import GIVEN_BY_CLIENTS, make_batch
+from sluice.storage.format.frame import Frame, Header, make_run
+from sluice.storage.history.part import PartWriter, SealedPart, decode_footer, decode_group
+from sluice.storage.history.schema_fields import AVRO, JSON, Definition
 
 RUN, GROUP_RUNS = 5_000, 4
 FIELDS: list[dict[str, Any]] = [

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster.arguments import ArgumentParser, count
+from sluice.cluster.base.arguments import ArgumentParser, count
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

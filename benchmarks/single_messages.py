@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import connect
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import launch
-from cluster.client import Client
+from sluice import connect
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
 
 
 def measure(client: Client, messages: int, alone: int, partitions: int, keys: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ object store, while bookies keep their copies. Then a Spark of two cores
 
     brokers  counts by key, read by the brokers from bookies
     store    counts the same by key, read from the object store after the broker has ended
-    frame    counts the same by key, as `./sluice sql --history only` does (loadgen.topic_frame)
+    frame    counts the same by key, as `./sluice sql --history only` does (loadgen.spark.topic_frame)
     parquet  counts the same by key, with Spark's own reader of Parquet over the folder
     hour     takes one hour of the day from the object store, all columns
     day      takes all of it, all columns
@@ -39,16 +39,16 @@ import psutil
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-import cluster
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import standalone
-from cluster.bootstrap.folder import read_state
-from cluster.config import load
-from cluster.java import ensure_java
-from loadgen.datasource import SluiceDataSource
-from loadgen.log_read import LogRead
-from loadgen.session import SparkStart, session_of
-from loadgen.topic_frame import topic_frame
+import sluice
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.launch import standalone
+from sluice.cluster.node.folder import read_state
+from sluice.cluster.settings.config import load
+from sluice.loadgen.spark.datasource import SluiceDataSource
+from sluice.loadgen.spark.java import ensure_java
+from sluice.loadgen.spark.log_read import LogRead
+from sluice.loadgen.spark.session import SparkStart, session_of
+from sluice.loadgen.spark.topic_frame import topic_frame
 
 BATCH, AHEAD = 20_000, 8
 DAY_MS = 86_400_000
@@ -177,7 +177,7 @@ def running(data: Path) -> Iterator[psutil.Process]:
 def published(options: argparse.Namespace, data: Path) -> None:
     """The messages of a day."""
     chance = np.random.default_rng(7)
-    with cluster.connect(data_dir=data) as client:
+    with sluice.connect(data_dir=data) as client:
         client.create_topic("t", 1, roll_entries=max(1, options.messages // 20))
         producer = client.create_producer("t", "p")
         under_way: deque[Any] = deque()
@@ -199,7 +199,7 @@ def published(options: argparse.Namespace, data: Path) -> None:
 def offloaded(data: Path) -> dict[str, Any]:
     """Let everything leave."""
     began = time.perf_counter()
-    with cluster.connect(data_dir=data) as client:
+    with sluice.connect(data_dir=data) as client:
         client.offload("t")
         while (status := client.offload_status("t")[0])["asked"]:
             if status["error"]:

@@ -24,10 +24,10 @@ from typing import Any
 
 import psutil
 
-from cluster.arguments import ArgumentParser, count
+from sluice.cluster.base.arguments import ArgumentParser, count
 
 HERE = Path(__file__).resolve().parent.parent
-COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
+COMMAND = "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()"
 LOOK_EVERY_S = 0.05
 
 

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.arguments import ArgumentParser
-from storage.cursor import Cursor
-from storage.metadata import Metadata
-from storage.metadata_objects import ObjectMetadata
-from storage.metadata_sqlite import SqliteMetadata
-from storage.objects import LocalObjects
-from storage.position import position, run_positions
-from storage.s3 import S3Objects
+from sluice.cluster.base.arguments import ArgumentParser
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.position import position, run_positions
+from sluice.storage.stores.metadata import Metadata
+from sluice.storage.stores.metadata_objects import ObjectMetadata
+from sluice.storage.stores.metadata_sqlite import SqliteMetadata
+from sluice.storage.stores.objects import LocalObjects
+from sluice.storage.stores.s3 import S3Objects
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
 
 COLUMN = 10_000

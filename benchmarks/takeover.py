@@ -25,12 +25,12 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-import cluster
-from cluster.arguments import ArgumentParser, count
-from cluster.bootstrap import launch
-from cluster.client import Client
-from cluster.producer import Producer
-from loadgen.chaos import ClusterProcesses
+import sluice
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.producer import Producer
+from sluice.cluster.launch import launch
+from sluice.loadgen.faults.chaos import ClusterProcesses
 
 MOST = 1_000
 """Partitions of one topic."""
@@ -94,7 +94,7 @@ def measure(partitions: int, waiting: int) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
         launch.local(Path(folder) / "data", brokers=1, bookies=3),
-        cluster.connect() as client,
+        sluice.connect() as client,
     ):
         producer = fill(client, partitions, waiting)
         before = running(client)

@@ -20,10 +20,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cluster.arguments import ArgumentParser, count
+from sluice.cluster.base.arguments import ArgumentParser, count
 
 HERE = Path(__file__).resolve().parent.parent
-COMMAND = "import sys; from cli import main; sys.argv[0] = 'sluice'; main()"
+COMMAND = "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _ADDRESS = re.compile(r"the live page: (http://\S+)")
 

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from actors.host import Answer
-from actors.wire import Packed
-from cluster.arguments import ArgumentParser, count
-from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
-from cluster.wire.listener import Listener
-from cluster.wire.payloads import SharedPayload
-from cluster.wire.peers import Peers
-from storage.frame import payload_crc
+from sluice.actors.ports.wire import Packed
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
+from sluice.cluster.wire.listener import Listener
+from sluice.cluster.wire.payloads import SharedPayload
+from sluice.cluster.wire.peers import Peers
+from sluice.storage.format.frame import payload_crc
 
 KEY = b"benchmark"
 READERS = 3
@@ -143,7 +143,7 @@ def measure_ray(requests: int, payloads: int) -> dict[str, Any]:
     """The same through Ray."""
     import ray
 
-    import cluster  # noqa: F401  (sets Ray's environment)
+    import sluice  # noqa: F401  (sets Ray's environment)
 
     ray.init(address="local", log_to_driver=False, include_dashboard=False, logging_level="ERROR")
 

@@ -44,10 +44,10 @@ import pyarrow as pa
 from benchmarks._worker_deaths import deaths
 from benchmarks._worker_picture import picture
 from benchmarks._worker_scenes import PATIENCE_S, TARGET_MS, kill, roll, step, swing, wait_for
-from cluster import Workers, connect
-from cluster.arguments import ArgumentParser, amount, count
-from cluster.bootstrap import launch
-from cluster.client import Client
+from sluice import Workers, connect
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
 
 ON_RAY = ("ray", "kill", "roll", "step", "swing")
 ON_NODES = ("deaths", "results")

@@ -21,6 +21,9 @@ import os
 import signal
 import sys
 
+if __name__ == "cli":  # the folder of a clone, found by its own name
+    raise ImportError("write `import sluice`: `cli` is a part of the package sluice, not a package of its own")
+
 
 def main() -> None:
     """The console script: run the command line of this process and exit with its code."""
@@ -28,10 +31,10 @@ def main() -> None:
     early = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if early:
         signal.signal(signal.SIGINT, _leave)
-    from cli.app import app  # noqa: F401 (the longest import)
-    from cli.exit_codes import run
-    from cli.output import prepare_streams
-    from cluster.arrow import without_pandas
+    from sluice.cli.app import app  # noqa: F401 (the longest import)
+    from sluice.cli.exit_codes import run
+    from sluice.cli.output import prepare_streams
+    from sluice.cluster.base.arrow import without_pandas
 
     prepare_streams()
     without_pandas()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import (
+from sluice.cli import (
     auditing,
     checkout,
     delayed,

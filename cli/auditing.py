@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cli.options import ConfigOption, DataDirOption, JsonOption
-from cli.output import say, show, show_json
-from storage.errors import Invalid
+from sluice.cli.options import ConfigOption, DataDirOption, JsonOption
+from sluice.cli.output import say, show, show_json
+from sluice.storage.errors import Invalid
 
 MOST_SHOWN = 1_000
 
@@ -27,8 +27,8 @@ def audit(
 
     It is written where `authorization_enabled` is set. In a table the newest lines are shown.
     """
-    from cluster.audit import audited_lines
-    from cluster.config import load
+    from sluice.cluster.base.audit import audited_lines
+    from sluice.cluster.settings.config import load
 
     folder = load(config, data_dir=data_dir).values.data_dir
     lines = list(audited_lines(folder, since=_moment(since), role=role))
@@ -49,7 +49,7 @@ _COLUMNS = {
 
 def _moment(text: str) -> str:
     """A time as the audit has it. Raises Invalid."""
-    from cluster.config import parse_duration
+    from sluice.cluster.settings.config import parse_duration
 
     if not text:
         return ""

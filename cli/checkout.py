@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from cli.output import say
-from storage.errors import Invalid, NotFound
+from sluice.cli.output import say
+from sluice.storage.errors import Invalid, NotFound
 
-FOLDERS = ("actors", "cli", "cluster", "loadgen", "storage", "tests", "benchmarks")
+FOLDERS = ("src/sluice", "tests", "benchmarks", "tools")
 """What is checked for types."""
 
 LANES = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "short", "--durations", "10")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import DryRunOption, KeyOption, moment
-from cli.output import show, show_json
-from cli.target import Target, takes
+from sluice.cli.options import DryRunOption, KeyOption, moment
+from sluice.cli.output import show, show_json
+from sluice.cli.target import Target, takes
 
 Subscription = Annotated[str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="Default: each one of the topic.")]
 Ids = Annotated[list[str], typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message; can be repeated.")]

@@ -13,8 +13,8 @@ from typing import NoReturn, cast
 
 import typer
 
-from cli.output import say
-from storage.errors import Corrupt, InvariantViolation, SluiceError
+from sluice.cli.output import say
+from sluice.storage.errors import Corrupt, InvariantViolation, SluiceError
 
 FINE = 0
 BROKEN = 1
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         if signal.getsignal(name) is not signal.SIG_IGN:
             signal.signal(name, _interrupt)
     try:
-        from cli.app import app
+        from sluice.cli.app import app
 
         code = app(list(arguments), standalone_mode=False, prog_name="sluice")
         sys.stdout.flush()

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import DataDirOption, JsonOption
-from cli.output import show
-from storage.errors import Invalid
+from sluice.cli.options import DataDirOption, JsonOption
+from sluice.cli.output import show
+from sluice.storage.errors import Invalid
 
 app = typer.Typer(no_args_is_help=True, help="Read the data on the disk, without a running cluster.")
 
@@ -62,8 +62,8 @@ def metadata(
 
 
 def _inspect(what: str, verify: bool, json: bool, data_dir: Path | None, **arguments: object) -> int:
-    from cluster import inspect
-    from cluster.config import load
+    from sluice.cluster import inspect
+    from sluice.cluster.settings.config import load
 
     values = load(None, data_dir=data_dir).values
     if not values.data_dir.is_dir():

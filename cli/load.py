@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cli.options import (
+from sluice.cli.options import (
     AddressOption,
     NackOrderOption,
     ObjectsOption,
@@ -18,8 +18,8 @@ from cli.options import (
     milliseconds,
     parse_settings,
 )
-from cluster.bootstrap.environment import TOKEN_PATH
-from storage.errors import Invalid
+from sluice.cluster.node.environment import TOKEN_PATH
+from sluice.storage.errors import Invalid
 
 Policy = Literal["draining_hashes", "last_sent_position", "read_position"]
 Scenario = Literal["rolling-restart"]
@@ -252,7 +252,7 @@ def chaos(
 
     Exit 0 when every promise held, 1 when one was broken.
     """
-    from loadgen.kinds import KINDS
+    from sluice.loadgen.base.kinds import KINDS
 
     period = milliseconds(every)
     if period <= 0:
@@ -278,7 +278,7 @@ def _given(pairs: list[str]) -> dict[str, Any]:
     """Settings of a topic, from KEY=VALUE. Raises BadParameter, Invalid."""
     from msgspec import structs
 
-    from cluster.config import load
+    from sluice.cluster.settings.config import load
 
     given = parse_settings(pairs)
     chosen = structs.asdict(load().values.topic_settings(**given))
@@ -303,7 +303,7 @@ def _cluster(address: str | None) -> dict[str, Any]:
     """The cluster that is broken, with its stores: that at an address, the one that runs, or else a new one with the
     object store that is configured. The S3 server is named if the cluster uses it.
     """
-    from cluster.config import load
+    from sluice.cluster.settings.config import load
 
     values, found = load().values, _joined(address) or _running()
     uses = any((url or "").startswith("s3://") for url in (values.metadata, values.objects))
@@ -313,7 +313,7 @@ def _cluster(address: str | None) -> dict[str, Any]:
 
 def _beside_a_cluster(data_dir: Path | None) -> Path | None:
     """Where the data of the run go. A folder on which a cluster runs says which cluster, and not where they go."""
-    from cluster.bootstrap import discovery
+    from sluice.cluster.launch import discovery
 
     if data_dir is None or not (data_dir.is_dir() and discovery.find(data_dir)):
         return data_dir
@@ -323,8 +323,8 @@ def _beside_a_cluster(data_dir: Path | None) -> Path | None:
 
 def _running() -> str | None:
     """Address of the configured cluster, or of the one that `up` left running here; None: start one."""
-    from cluster.bootstrap import discovery, standalone
-    from cluster.config import load
+    from sluice.cluster.launch import discovery, standalone
+    from sluice.cluster.settings.config import load
 
     values = load().values
     found = discovery.find(values.data_dir)
@@ -341,8 +341,8 @@ def _running() -> str | None:
 def _joined(address: str | None) -> str | None:
     """The same address. If the cluster there is the one on the configured data folder, its token is used."""
     if address is not None:
-        from cluster.bootstrap import discovery
-        from cluster.config import load
+        from sluice.cluster.launch import discovery
+        from sluice.cluster.settings.config import load
 
         found = discovery.find(load().values.data_dir)
         if found is not None and found[0] == address:
@@ -358,14 +358,14 @@ def _use_token(address: str, token: Path | None) -> str:
 
 
 def _flood(**options: object) -> int:
-    from cluster.java import ensure_java
+    from sluice.loadgen.spark.java import ensure_java
 
     for name in ("json", "report"):
         path = options.get(name)
         if isinstance(path, Path):
             _check_writable(path.absolute())
     os.environ.update(ensure_java())  # before anything is started, so that a missing Java costs no time
-    from loadgen.flood import flood_command  # Java first: this imports Spark
+    from sluice.loadgen.run.flood import flood_command  # Java first: this imports Spark
 
     return flood_command(**options)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import (
+from sluice.cli.options import (
     MOST,
     AddressOption,
     ConsumerNameOption,
@@ -27,15 +27,15 @@ from cli.options import (
     milliseconds,
     moment,
 )
-from cli.output import say, show_json, text_of
-from cli.printable import printable
-from cli.session import joined
-from cli.waiting import Waiting
-from storage.dates import iso_time
+from sluice.cli.output import say, show_json, text_of
+from sluice.cli.printable import printable
+from sluice.cli.session import joined
+from sluice.cli.waiting import Waiting
+from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
-    from cluster.consumer import Consumer
-    from cluster.message import Message
+    from sluice.cluster.client.consumer import Consumer
+    from sluice.cluster.client.message import Message
 
 QUEUE = 1000
 """Most messages that `consume` has waiting."""

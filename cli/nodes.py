@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import say
-from cli.target import Target, takes
+from sluice.cli.output import say
+from sluice.cli.target import Target, takes
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Take machines out of a cluster that goes on.")
 
@@ -57,7 +57,7 @@ def uncordon(target: Target, node: NodeArgument) -> None:
 
 def _wait(client: Client, told: dict[str, Any]) -> None:
     """Until nothing is left there; says what still is, when that changes. Raises Conflict if it is used again."""
-    from storage.errors import Conflict, Unavailable
+    from sluice.storage.errors import Conflict, Unavailable
 
     node, said = told["node"], ""
     while not told["done"]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from storage.errors import Unavailable
+from sluice.storage.errors import Unavailable
 
 CONNECT_SECONDS = 3
 """How long a connection to an address may take."""
@@ -28,7 +28,7 @@ _SHOWN = 40
 
 def _name(kind: str) -> object:
     def check(value: str | None) -> str | None:
-        from actors.names import check_name
+        from sluice.actors.ownership.names import check_name
 
         return None if value is None else check_name(kind, value)
 
@@ -45,7 +45,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 
 def milliseconds(text: str) -> int:
     """Callback for durations: `250ms`, `10s`, `1h30m`, or a bare number of milliseconds; a hundred years at most."""
-    from cluster.config import parse_duration
+    from sluice.cluster.settings.config import parse_duration
 
     try:
         duration = parse_duration(text)
@@ -65,7 +65,7 @@ def finite(value: float | None) -> float | None:
 
 def size(text: str) -> int:
     """Bytes of `64MB` or a bare number. Raises BadParameter."""
-    from cluster.config import parse_size
+    from sluice.cluster.settings.config import parse_size
 
     try:
         return parse_size(text)

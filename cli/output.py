@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cli.printable import printable, printable_json
-from storage.dates import iso_time
+from sluice.cli.printable import printable, printable_json
+from sluice.storage.dates import iso_time
 
 Row = Mapping[str, Any]
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import (
+from sluice.cli.options import (
     DryRunOption,
     KeyOption,
 )
-from cli.output import say, show, show_json
-from cli.subscriptions import TopOption, message_id_of
-from cli.target import Target, takes
-from storage.errors import Invalid, SluiceError
+from sluice.cli.output import say, show, show_json
+from sluice.cli.subscriptions import TopOption, message_id_of
+from sluice.cli.target import Target, takes
+from sluice.storage.errors import Invalid, SluiceError
 
 All = Annotated[bool, typer.Option("--all", help="Every key that is parked or blocked.")]
 Failed = Annotated[
@@ -33,7 +33,7 @@ def parked(target: Target, top: TopOption = 100) -> None:
 
 
 def _show_parked(target: Target, top: int) -> None:
-    from cluster.workers.registry import tracebacks
+    from sluice.cluster.workers.registry import tracebacks
 
     with target.join() as client:
         answers: list[dict[str, Any]] = client.admin(target.topic, target.subscription, "parked", top=top)

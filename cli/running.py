@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import (
+from sluice.cli.options import (
     AddressOption,
     ConfigOption,
     DataDirOption,
@@ -18,9 +18,9 @@ from cli.options import (
     WatchOption,
     parse_settings,
 )
-from cli.output import say, show, show_json, show_one, watch
-from cli.printable import printable
-from cli.topics import TOPICS
+from sluice.cli.output import say, show, show_json, show_one, watch
+from sluice.cli.printable import printable
+from sluice.cli.topics import TOPICS
 
 MOST_NODES = 64
 """More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""
@@ -54,8 +54,8 @@ def up(
     """
     if embedded and (nodes > 1 or address):
         raise typer.BadParameter("--embedded is one process: it has no --nodes and no --address")
-    from cluster.bootstrap import launch, standalone
-    from cluster.config import load
+    from sluice.cluster.launch import launch, standalone
+    from sluice.cluster.settings.config import load
 
     flags: dict[str, object] = _nested(parse_settings(settings))
     given = {
@@ -90,8 +90,8 @@ def _was_given(option: str, sources: Mapping[str, str]) -> bool:
 
 def down(data_dir: DataDirOption = None, config: ConfigOption = None) -> None:
     """Stop the cluster cleanly. The data stays; the next `up` finds everything again."""
-    from cluster.bootstrap import launch
-    from cluster.config import load
+    from sluice.cluster.launch import launch
+    from sluice.cluster.settings.config import load
 
     folder = load(config, data_dir=data_dir).values.data_dir
     launch.down(folder)
@@ -109,8 +109,8 @@ def status(
 
     Owners of partitions and their epochs: `topics partitions`.
     """
-    from cluster.config import load
-    from cluster.status import describe
+    from sluice.cluster.launch.status import describe
+    from sluice.cluster.settings.config import load
 
     values = load(config, data_dir=data_dir, address=address).values
     watch(again, lambda: _show_status(describe(values), json))
@@ -123,7 +123,7 @@ def show_config(
     json: JsonOption = False,
 ) -> None:
     """Print the configuration in force, as TOML; values that are not defaults say where they come from."""
-    from cluster.config import load, to_toml
+    from sluice.cluster.settings.config import load, to_toml
 
     loaded = load(config, **_nested(parse_settings(settings)))
     if json:

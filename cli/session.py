@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import Unavailable
+from sluice.storage.errors import Unavailable
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 
 @contextmanager
 def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client]:
     """A client of the running cluster, closed at the end: the one at this address, else the one of the data folder.
 
-    Raises Unavailable if there is none: unlike `cluster.connect`, a command never starts one in passing, because it
+    Raises Unavailable if there is none: unlike `sluice.connect`, a command never starts one in passing, because it
     would end with the command.
     """
-    import cluster
-    from cluster.bootstrap import discovery
-    from cluster.config import load
+    import sluice
+    from sluice.cluster.launch import discovery
+    from sluice.cluster.settings.config import load
 
     values = load(None, address=address, data_dir=data_dir).values
     if values.address is None and discovery.find(values.data_dir) is None:
         raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
-    with cluster.connect(values.address, data_dir=values.data_dir) as client:
+    with sluice.connect(values.address, data_dir=values.data_dir) as client:
         yield client

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.options import AddressOption, DataDirOption, JsonOption
-from cli.output import show
-from cli.session import joined
+from sluice.cli.options import AddressOption, DataDirOption, JsonOption
+from sluice.cli.output import show
+from sluice.cli.session import joined
 
 History = Literal["auto", "only", "off"]
 
@@ -32,10 +32,10 @@ def sql(
     What is in the object store is read there, and the rest from the brokers. Columns: key, payload, publish_time,
     properties and others; docs/history.md has them all.
     """
-    from cluster.config import load
-    from cluster.history_scan import StoreUrls, stored_topics
-    from loadgen.log_read import ONLY
-    from loadgen.sql import query as answer
+    from sluice.cluster.history.scan import StoreUrls, stored_topics
+    from sluice.cluster.settings.config import load
+    from sluice.loadgen.spark.log_read import ONLY
+    from sluice.loadgen.spark.sql import query as answer
 
     values = load(None, address=address, data_dir=data_dir).values
     settings = values.cluster_options().settings()

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import (
+from sluice.cli.options import (
     DryRunOption,
     KeyOption,
     WatchOption,
     moment,
 )
-from cli.output import say, show, show_json, show_one, show_partitions, watch
-from cli.printable import printable
-from cli.target import Target, takes
+from sluice.cli.output import say, show, show_json, show_one, show_partitions, watch
+from sluice.cli.printable import printable
+from sluice.cli.target import Target, takes
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
 

@@ -14,11 +14,11 @@ from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal
 
-from cli.options import AddressOption, DataDirOption, JsonOption, SubscriptionArgument, TopicArgument
-from cli.session import joined
+from sluice.cli.options import AddressOption, DataDirOption, JsonOption, SubscriptionArgument, TopicArgument
+from sluice.cli.session import joined
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import say
+from sluice.cli.output import say
 
 app = typer.Typer(no_args_is_help=True, help="Make keys, and tokens for clients of Apache Pulsar.")
 
@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Make keys, and tokens for clients 
 @app.command("create-key")
 def create_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, for its owner alone.")]) -> None:
     """Make a secret that tokens are signed with, for `pulsar_token_key_file`."""
-    from cluster.pulsar.tokens import make_key
+    from sluice.cluster.gateway.tokens import make_key
 
     make_key(file)
     say(f"{file} holds a new secret; ./sluice up --set pulsar_token_key_file={file}")
@@ -33,9 +33,9 @@ def create(
     issuer: Annotated[str, typer.Option("--issuer", help="From which issuer it is.")] = "",
 ) -> None:
     """Print a token for a role. Whoever has it is that role: hand it over as you would a password."""
-    from cluster.config import parse_duration
-    from cluster.pulsar.tokens import SUBJECT, make_token
-    from storage.errors import Invalid
+    from sluice.cluster.gateway.tokens import SUBJECT, make_token
+    from sluice.cluster.settings.config import parse_duration
+    from sluice.storage.errors import Invalid
 
     if claim == SUBJECT and len(role) > 1:
         raise Invalid("a subject is one role: name another claim with --claim, and in pulsar_token_auth_claim")

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import (
+from sluice.cli.options import (
     DryRunOption,
     SetOption,
     WatchOption,
     parse_settings,
     size,
 )
-from cli.output import WATCH_SECONDS, say, show, watch
-from cli.target import Target, takes
+from sluice.cli.output import WATCH_SECONDS, say, show, watch
+from sluice.cli.target import Target, takes
 
 Rows = list[dict[str, Any]]
 
@@ -63,7 +63,7 @@ def create(
     """Create a topic. The same call again is fine; with other settings it is refused."""
     from msgspec import structs
 
-    from cluster.config import load
+    from sluice.cluster.settings.config import load
 
     chosen = load().values.topic_settings(**(parse_settings(settings) | {"partitions": partitions}))
     with target.join() as client:
@@ -194,9 +194,9 @@ def erase(
 
 def _write_down(what: str, target: Target) -> None:
     """Tell the audit of this machine, where there is one, who did what here."""
-    from actors.policies.audited import Audited
-    from cluster.audit import AuditLog
-    from cluster.config import load
+    from sluice.actors.policies.audited import Audited
+    from sluice.cluster.base.audit import AuditLog
+    from sluice.cluster.settings.config import load
 
     values = load(None, data_dir=target.data_dir).values
     if values.authorization_enabled:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cli.output import say
-from storage.errors import SluiceError
+from sluice.cli.output import say
+from sluice.storage.errors import SluiceError
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 LOOK_SECONDS = 3.0
 """How long nothing may move before the user is told, and how often it is looked at again."""

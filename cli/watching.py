@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import ConfigOption, DataDirOption
-from cli.output import PIPE_WIDTH, say
-from cli.printable import printable
-from storage.errors import Invalid, NotFound, Unavailable
+from sluice.cli.options import ConfigOption, DataDirOption
+from sluice.cli.output import PIPE_WIDTH, say
+from sluice.cli.printable import printable
+from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 EVENTS_SHOWN = 12
 SILENCE_SECONDS = 30
@@ -34,7 +34,7 @@ def watch(
 
     Prints the address of a page for a browser on this machine. The part after # is its secret: do not pass it on.
     """
-    from cluster.config import load
+    from sluice.cluster.settings.config import load
 
     folder = load(config, data_dir=data_dir).values.data_dir
     server = Server(folder)
@@ -53,7 +53,7 @@ class Server:
     """The admin HTTP server of the cluster on a data folder. Raises NotFound if there is none."""
 
     def __init__(self, data_dir: Path) -> None:
-        from cluster.http.admin import PORT_FILE, TOKEN_FILE
+        from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
 
         try:
             self.port = int((data_dir / PORT_FILE).read_text())

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.options import WatchOption
-from cli.output import say, show, show_json, show_one, watch
-from cli.target import Target, takes
-from storage.dates import iso_time
+from sluice.cli.options import WatchOption
+from sluice.cli.output import say, show, show_json, show_one, watch
+from sluice.cli.target import Target, takes
+from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Show and steer pools of workers.")
 
@@ -25,7 +25,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the p
 
 
 def _rows(client: Client, name: str = "", *, tails: bool = False) -> list[dict[str, Any]]:
-    from cluster.workers.registry import pools
+    from sluice.cluster.workers.registry import pools
 
     return pools(client, name, tails=tails)
 
@@ -123,7 +123,7 @@ def scale(
     most: Annotated[int | None, typer.Argument(min=1, max=1_000, help="At the most. Default: as many.")] = None,
 ) -> None:
     """Let a pool have so many workers. Its program's own numbers hold again when that starts it anew."""
-    from cluster.workers.registry import scale as scale_pool
+    from sluice.cluster.workers.registry import scale as scale_pool
 
     with target.join() as client:
         scale_pool(client, name, workers, workers if most is None else most)
@@ -139,7 +139,7 @@ def drain(
     forget: Annotated[bool, typer.Option("--forget", help="Only forget the name of a pool that nobody keeps.")] = False,
 ) -> None:
     """Let a pool finish what is under way, hand over its keys, and end. Waits for it."""
-    from cluster.workers.registry import drain as drain_pool
+    from sluice.cluster.workers.registry import drain as drain_pool
 
     with target.join() as client:
         drain_pool(client, name, forget=forget)
@@ -150,7 +150,7 @@ def drain(
 
 def _wait_for_end(name: str, row: Callable[[], dict[str, Any]]) -> None:
     """Until there is no such pool. Raises Conflict if somebody has started it again, which nobody wants to end."""
-    from storage.errors import Conflict, NotFound
+    from sluice.storage.errors import Conflict, NotFound
 
     told = ""
     while True:

@@ -24,16 +24,16 @@ from typing import Any
 
 import msgpack
 
-from actors.bookie import JournalRow, inspect_journal
-from actors.fenced_record import record_in
-from actors.ledger.record import LedgerRecord, LedgerState, unpack_record
-from cluster.config import Configuration
-from cluster.disk import FileDisk
-from cluster.stores import read_metadata, read_objects
-from storage.cursor import Cursor
-from storage.errors import Corrupt, Invalid, NotFound
-from storage.history import decode_footer, decode_group
-from storage.position import show
+from sluice.actors.bookie import JournalRow, inspect_journal
+from sluice.actors.ledger.record import LedgerRecord, LedgerState, unpack_record
+from sluice.actors.ownership.fenced_record import record_in
+from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.stores import read_metadata, read_objects
+from sluice.cluster.settings.config import Configuration
+from sluice.storage.errors import Corrupt, Invalid, NotFound
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.position import show
+from sluice.storage.history.part import decode_footer, decode_group
 
 Row = dict[str, Any]
 

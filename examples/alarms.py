@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import cluster
-from cluster.bootstrap import launch
-from loadgen.datasource import SluiceDataSource
-from loadgen.session import spark_session
+import sluice
+from sluice.cluster.launch import launch
+from sluice.loadgen.spark.datasource import SluiceDataSource
+from sluice.loadgen.spark.session import spark_session
 
 READINGS = [("press", 61), ("oven", 95), ("press", 83), ("oven", 70), ("oven", 99), ("press", 64)]
 HOT = 80
@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, launch.local(Path(temporary) / "data") as running:
         folder = Path(temporary)
         place = {"address": running.address, "tokenFile": os.environ["RAY_AUTH_TOKEN_PATH"]}
-        with cluster.connect(running.address) as client, spark_session(folder / "spark") as spark:
+        with sluice.connect(running.address) as client, spark_session(folder / "spark") as spark:
             client.create_topic("readings", partitions=2)
             client.create_topic("alarms", partitions=2)
             query = start(spark, folder, place)

@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Any
 
-import cluster
+import sluice
 
 CUSTOMERS = 20
 ORDERS = 1_000
@@ -24,7 +24,7 @@ def numbers(batch: dict[str, Any]) -> dict[str, Any]:
 
 def main(folder: str) -> None:
     """Publish two days of orders, add up the second one, publish the totals, and read them as any consumer does."""
-    with cluster.connect(data_dir=folder) as client:  # a cluster of processes: tasks of Ray connect to it
+    with sluice.connect(data_dir=folder) as client:  # a cluster of processes: tasks of Ray connect to it
         for topic in ("orders", "totals"):
             client.create_topic(topic, partitions=2)
         midnight = 0
@@ -38,10 +38,10 @@ def main(folder: str) -> None:
                     midnight = int(time.time() * 1000)
 
         connect = {"data_dir": folder}
-        orders = cluster.read_dataset("orders", midnight, client=client, connect=connect, messages_per_task=400)
+        orders = sluice.read_dataset("orders", midnight, client=client, connect=connect, messages_per_task=400)
         totals = orders.map_batches(numbers).groupby("customer", num_partitions=2).sum("amount")
         rows = totals.map(lambda row: {"customer": row["customer"], "payload": str(row["sum(amount)"])})
-        rows.write_datasink(cluster.SluiceSink("totals", key_column="customer", name="nightly", connect=connect))
+        rows.write_datasink(sluice.SluiceSink("totals", key_column="customer", name="nightly", connect=connect))
 
         found = {}
         with client.subscribe("totals", "report", initial_position="earliest") as consumer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 
-import cluster
+import sluice
 
 CUSTOMERS = ("ada", "ben", "cyd")
 STEPS = ("placed", "paid", "shipped")
@@ -16,7 +16,7 @@ STEPS = ("placed", "paid", "shipped")
 
 def publish_and_begin(folder: str) -> None:
     """Publish all orders, handle the first one, and stop with the others unhandled."""
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with sluice.connect(embedded=True, data_dir=folder) as client:
         client.create_topic("orders", partitions=4)
         with client.create_producer("orders") as producer:
             for step in STEPS:
@@ -32,7 +32,7 @@ def publish_and_begin(folder: str) -> None:
 def go_on(folder: str) -> None:
     """Open the same data again and handle what is left."""
     left = len(CUSTOMERS) * len(STEPS) - 1
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with sluice.connect(embedded=True, data_dir=folder) as client:
         # Key_Shared: more consumers of "billing" would share the customers, each of whom stays with one at a time.
         consumer = client.subscribe("orders", "billing")
         for _ in range(left):

@@ -14,9 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-import cluster
-from cluster.client import Client
-from cluster.message import Message
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
 
 CUSTOMERS = ("ada", "ben", "cyd", "dot", "eve")
 ORDERS = 40
@@ -31,16 +31,16 @@ def invoices_of(order: Message) -> Iterator[str]:
         yield f"{order.partition_key()} {number} {item}"
 
 
-def booking_of(invoice: Message) -> cluster.Result:
+def booking_of(invoice: Message) -> sluice.Result:
     """What goes to the books, in order of the account. The id of the message is the same whenever it comes again."""
     text = invoice.data().decode()
     account = f"account-{int(text.split()[1]) % 2}"
-    return cluster.Result(text, key=account, properties={"invoice": str(invoice.message_id())})
+    return sluice.Result(text, key=account, properties={"invoice": str(invoice.message_id())})
 
 
 def publish_orders(folder: str) -> None:
     """Make the topics; those that results go to deduplicate."""
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with sluice.connect(embedded=True, data_dir=folder) as client:
         client.create_topic("orders", partitions=2)
         client.create_topic("invoices", partitions=2, deduplication_enabled=True)
         client.create_topic("bookings", partitions=1, deduplication_enabled=True)
@@ -60,9 +60,9 @@ def is_busy(client: Client, topic: str, subscription: str) -> bool:
 
 def work(folder: str) -> None:
     """Handle what is there, and say after how many messages; in a process of its own."""
-    with cluster.connect(embedded=True, data_dir=folder) as client:
-        first = cluster.Workers("orders", "invoicing", invoices_of, client=client, min_workers=2, output="invoices")
-        second = cluster.Workers("invoices", "booking", booking_of, client=client, concurrency=4, output="bookings")
+    with sluice.connect(embedded=True, data_dir=folder) as client:
+        first = sluice.Workers("orders", "invoicing", invoices_of, client=client, min_workers=2, output="invoices")
+        second = sluice.Workers("invoices", "booking", booking_of, client=client, concurrency=4, output="bookings")
         with first, second:
             while any(is_busy(client, *stage) for stage in STAGES):
                 print(first.status().handled + second.status().handled, flush=True)
@@ -81,7 +81,7 @@ def killed_in_the_middle(folder: str) -> int:
 def look(folder: str) -> None:
     """Compare the bookings with what they should be."""
     wanted = [f"{customer} {n} {item}" for n in range(ORDERS) for customer in CUSTOMERS for item in range(n % 3 + 1)]
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with sluice.connect(embedded=True, data_dir=folder) as client:
         stored = [part for piece in client.stored("bookings") for part in client.read("bookings", piece)]
         found = [text.decode() for part in stored for text in part.rows.column("payload").to_pylist()]
     counts = Counter(found)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-import cluster
+import sluice
 
 DUE = {"invoice-1": timedelta(seconds=1), "invoice-2": timedelta(hours=1), "invoice-3": timedelta(seconds=2)}
 
 
 def main() -> None:
     """Ask to be reminded of three invoices, of which one is paid in time."""
-    with cluster.connect(embedded=True) as client:  # its data lies in a temporary folder
+    with sluice.connect(embedded=True) as client:  # its data lies in a temporary folder
         client.create_topic("reminders", partitions=2)
         consumer = client.subscribe("reminders", "dunning")
         producer = client.create_producer("reminders")

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import cluster
-from cluster.client import Client
+import sluice
+from sluice.cluster.client.client import Client
 
 PAYMENTS, CUSTOMERS, WORKERS = 2_000, 50, 2
 LOADED: list[str] = []
@@ -62,10 +62,10 @@ def main() -> None:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
         Scorer.model = str(folder / "model.npz")
         np.savez(Scorer.model, weight=0.1, limit=10.0)
-        with cluster.connect(embedded=True, data_dir=folder / "data") as client:
+        with sluice.connect(embedded=True, data_dir=folder / "data") as client:
             client.create_topic("payments", partitions=4)
             publish(client)
-            pool = cluster.Workers("payments", "scoring", Scorer, client=client, min_workers=WORKERS, batch_size=500)
+            pool = sluice.Workers("payments", "scoring", Scorer, client=client, min_workers=WORKERS, batch_size=500)
             with pool:
                 while pool.status().handled < PAYMENTS:
                     time.sleep(0.05)

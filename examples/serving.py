@@ -16,9 +16,9 @@ import time
 
 from ray import serve
 
-import cluster
-from cluster.client import Client
-from cluster.message import Message
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
 
 PAYMENTS, CUSTOMERS, REPLICAS = 600, 20, 2
 
@@ -56,12 +56,12 @@ def publish(client: Client) -> None:
 
 def main(folder: str) -> None:
     """Publish, serve, score, and look at the scores."""
-    with cluster.connect(data_dir=folder) as client:
+    with sluice.connect(data_dir=folder) as client:
         publish(client)
         serve.start(proxy_location="Disabled")  # nobody asks over HTTP
         serve.run(Scoring.bind(), name="scoring", route_prefix=None)
         options = {"concurrency": 16, "output": "scores", "connect": {"data_dir": folder}}
-        with cluster.Workers("payments", "scoring", Score, ray_actor_options={"num_cpus": 0.2}, **options) as workers:
+        with sluice.Workers("payments", "scoring", Score, ray_actor_options={"num_cpus": 0.2}, **options) as workers:
             while workers.status().handled < PAYMENTS:
                 time.sleep(0.1)
         serve.shutdown()

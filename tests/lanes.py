@@ -17,10 +17,10 @@ from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = (
-    "tests/loadgen/test_flood.py",
-    "tests/cluster/bootstrap/test_nodes.py",
-    "tests/cluster/bootstrap/test_launch.py",
-    "tests/loadgen/test_chaos_live.py",
+    "tests/loadgen/run/test_flood.py",
+    "tests/cluster/node/test_nodes.py",
+    "tests/cluster/launch/test_launch.py",
+    "tests/loadgen/faults/test_chaos_live.py",
     "tests/cluster/test_machines.py",
 )
 """Files that take more than a minute, the longest first. Behind them come those with Spark, then the slow ones."""

@@ -22,7 +22,7 @@ def run(name: str, folder: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

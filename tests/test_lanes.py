@@ -10,5 +10,9 @@ def test_the_longest_files_are_there() -> None:
 
 
 def test_the_longest_go_first_then_spark_then_the_slow() -> None:
-    others = ["tests/storage/test_frame.py", "tests/cluster/test_owners.py", "tests/loadgen/test_inputs.py"]
+    others = [
+        "tests/storage/format/test_frame.py",
+        "tests/cluster/test_owners.py",
+        "tests/loadgen/spark/test_inputs.py",
+    ]
     assert sorted([*others, *reversed(LONGEST)], key=rank) == [*LONGEST, *reversed(others)]

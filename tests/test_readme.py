@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import cluster
-from cluster.bootstrap.environment import short_folder
-from cluster.bootstrap.launch import leave_nothing
+import sluice
+from sluice.cluster.launch.launch import leave_nothing
+from sluice.cluster.node.environment import short_folder
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 Example = tuple[str, int]
 """A page, and which of its programs."""
-SLUICE = f"{shlex.quote(sys.executable)} -c 'from cli import main; main()'"
+SLUICE = f"{shlex.quote(sys.executable)} -c 'from sluice.cli import main; main()'"
 
 
 def examples(page: str) -> list[str]:
@@ -61,7 +61,7 @@ def environment(folder: Path, session: str = "") -> dict[str, str]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
     (folder / "home").mkdir(exist_ok=True)
     short = {"RAY_TMPDIR": session} if session else {}
-    return plain | {"PYTHONPATH": str(ROOT), "HOME": str(folder / "home")} | short
+    return plain | {"PYTHONPATH": str(ROOT / "src"), "HOME": str(folder / "home")} | short
 
 
 def run(example: Example, folder: Path, session: str = "") -> str:
@@ -142,7 +142,7 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
     _, _, section = (ROOT / "docs/running-a-cluster.md").read_text(encoding="utf-8").partition("## Backups")
     (command,) = [line.strip() for line in section.splitlines() if line.startswith("    ")]
     data = tmp_path / "sluice-data"
-    with cluster.connect(embedded=True, data_dir=data) as client:
+    with sluice.connect(embedded=True, data_dir=data) as client:
         client.create_topic("orders", 1)
         consumer = client.subscribe("orders", "billing", initial_position="earliest")
         producer = client.create_producer("orders")
@@ -155,17 +155,17 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
     for beside in ("wal", "shm"):
         (data / f"metadata.db-{beside}").unlink(missing_ok=True)
     (tmp_path / "metadata-copy.db").replace(data / "metadata.db")
-    with pytest.raises(cluster.Invalid, match="gone back in time"):
-        cluster.connect(embedded=True, data_dir=data)
+    with pytest.raises(sluice.Invalid, match="gone back in time"):
+        sluice.connect(embedded=True, data_dir=data)
     (data / "metadata.db-witness").unlink()
-    with cluster.connect(embedded=True, data_dir=data) as client:
+    with sluice.connect(embedded=True, data_dir=data) as client:
         consumer = client.subscribe("orders", "billing")
         assert consumer.receive(240_000).data() == b"since"
 
 
 def typed(commands: str, folder: Path) -> str:
     """What these lines print if each of them ends well. A cluster that they left running is ended."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = ["sh", "-e", "-c", commands]
     try:
         done = subprocess.run(

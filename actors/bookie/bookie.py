@@ -1,6 +1,6 @@
 """The bookie: stores runs durably, and never claims more than it knows.
 
-See `ledgers` for epochs and limbo, `commit` for the journal's writing end, storage.journal for its bytes.
+See `ledgers` for epochs and limbo, `commit` for the journal's writing end, storage.format.journal for its bytes.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from actors import messages
-from actors.actor import Actor
-from actors.bookie.cookie import check_cookie, publish_cookie
-from actors.bookie.maintenance import BookieMaintenance
-from actors.bookie.settings import BookieSettings
-from actors.bookie.store import BookieStore
-from actors.ids import stay_above
-from actors.ports import Disk, DiskFailed, DiskFull, Ports
-from actors.shared_future import SharedFuture, all_of
-from actors.wire import Blob, Reply, Request
-from storage.errors import Conflict, Corrupt, Invalid, Unavailable
-from storage.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
-from storage.journal import Envelope, Kind
-from storage.position import MAX_ENTRY, MAX_LEDGER
+from sluice.actors import messages
+from sluice.actors.bookie.cookie import check_cookie, publish_cookie
+from sluice.actors.bookie.maintenance import BookieMaintenance
+from sluice.actors.bookie.settings import BookieSettings
+from sluice.actors.bookie.store import BookieStore
+from sluice.actors.ownership.ids import stay_above
+from sluice.actors.ports import Disk, DiskFailed, DiskFull, Ports
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.shared_future import SharedFuture, all_of
+from sluice.storage.errors import Conflict, Corrupt, Invalid, Unavailable
+from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
+from sluice.storage.format.journal import Envelope, Kind
+from sluice.storage.format.position import MAX_ENTRY, MAX_LEDGER
 
 MAX_EPOCH = (1 << 62) - 1
 

@@ -1,10 +1,10 @@
-"""Checkpoints: what a bookie knows at one place of its journal, so that a start need not read earlier records.
+"""Checkpoints: a bookie's state at one place of its journal, so that a start need not read earlier records.
 
 There are two files that take turns. The newer valid one is used; the journal is kept from the place of the older one
 on, and the tables of both, so if the newer one is damaged the older one and a longer replay give the same state. If
 neither can be read, epochs and deletions before the journal's oldest segment are lost: everything is in limbo.
 
-The watermark is a file of its own: every ledger of which a record was ever written has an id below it, and that is
+The watermark is a file of its own: every ledger with a record written at any time has an id below it, and that is
 durable before the record is. It bounds what may have been lost when something was lost that has no name.
 """
 
@@ -17,11 +17,11 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from actors.bookie.ledgers import BookieLedger, Ledgers
-from actors.bookie.segments import Segments
-from actors.ports import Disk
-from storage.errors import Corrupt, NotFound
-from storage.position import MAX_LEDGER
+from sluice.actors.bookie.fencing import BookieLedger, FencingState
+from sluice.actors.bookie.segments import Segments
+from sluice.actors.ports import Disk
+from sluice.storage.errors import Corrupt, NotFound
+from sluice.storage.format.position import MAX_LEDGER
 
 FILES = ("checkpoint-0", "checkpoint-1")
 WATERMARK = "watermark"
@@ -40,7 +40,7 @@ class Checkpoint:
     offset: int = 0
     tables: list[str] = field(default_factory=list)
     next_table: int = 1
-    ledgers: Ledgers = field(default_factory=Ledgers)
+    ledgers: FencingState = field(default_factory=FencingState)
     segments: Segments = field(default_factory=Segments)
 
 
@@ -83,7 +83,7 @@ def decode_checkpoint(data: bytes, salt: bytes) -> Checkpoint:
 
 def _read(body: bytes) -> Checkpoint:
     generation, segment, offset, tables, next_table, states, deleted, limbo_below, sizes, live = msgpack.unpackb(body)
-    ledgers = Ledgers()
+    ledgers = FencingState()
     ledgers.deleted = BitMap.deserialize(deleted)
     ledgers.limbo_below = limbo_below
     for ledger, epoch, confirmed, last_run, limbo in np.frombuffer(states, _STATE).tolist():

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import google_crc32c
 import msgpack
 
-from actors.ports import Disk, Meta, Rng
-from storage.errors import Corrupt, NotFound
-from storage.journal import SALT_BYTES
+from sluice.actors.ports import Disk, Meta, Rng
+from sluice.storage.errors import Corrupt, NotFound
+from sluice.storage.format.journal import SALT_BYTES
 
 COOKIE = "cookie"
 CLUSTER = "cluster/id"

@@ -1,7 +1,7 @@
 """The index of a bookie: it maps (ledger, run) to segment, offset and size.
 
 New rows go to a tail in memory. A checkpoint freezes the tail, writes it as a sorted table (see `table`) and only
-then lets go of it, so that a look-up always finds a row in the tail, the frozen tail, or a table; newer ones win.
+then drops it, so that a look-up always finds a row in the tail, the frozen tail, or a table; newer ones win.
 When there are `FAN` newer tables of comparable size they are merged, so that sizes fall off geometrically: a look-up
 touches few tables, a row is rewritten a few times at most, and of the index only 12 bytes in 256 runs are in memory.
 """
@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from actors.bookie.index_table import ROW, Rows, Table, TableWriter, key_of, keys_of, merge, newest
-from actors.ports import Disk
-from storage.errors import Corrupt, NotFound, Unavailable
-from storage.position import MAX_ENTRY
+from sluice.actors.bookie.index_table import ROW, Rows, Table, TableWriter, key_of, keys_of, merge, newest
+from sluice.actors.ports import Disk
+from sluice.storage.errors import Corrupt, NotFound, Unavailable
+from sluice.storage.format.position import MAX_ENTRY
 
 FAN = 8
 _CACHED_BLOCKS = 16
@@ -44,7 +44,7 @@ _Tail = dict[int, dict[int, Row]]
 
 
 class Index:
-    """The runs of all ledgers. damaged: why the next start must build the index anew; empty if it need not."""
+    """The runs of all ledgers. damaged: why the next start must rebuild the index; empty if it need not."""
 
     def __init__(self, disk: Disk) -> None:
         self.tables: list[Table] = []

@@ -6,7 +6,7 @@
     trailer   24 bytes    magic "SLX1", CRC32C of firsts, sums and the rest of the trailer, rows, last key
 
 In memory a table is its firsts and sums: 12 bytes for 256 runs. A look-up reads one block and verifies it. A table
-is derived from the journal, so damage to one is repaired by building it anew.
+is derived from the journal, so damage to one is repaired by rebuilding it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from actors.ports import Disk
-from storage.errors import Corrupt
+from sluice.actors.ports import Disk
+from sluice.storage.errors import Corrupt
 
 ROW = np.dtype([(name, "<u4") for name in ("ledger", "run", "first_entry", "entries", "segment", "offset", "size")])
 """One run; see `Row`."""

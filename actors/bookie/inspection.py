@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from actors.bookie.checkpoint import Checkpoint, load_checkpoints
-from actors.bookie.commit import segment_of
-from actors.bookie.cookie import read_cookie
-from actors.bookie.replay import read_segments
-from actors.ports import Disk
-from storage.journal import Finding
+from sluice.actors.bookie.checkpoint import Checkpoint, load_checkpoints
+from sluice.actors.bookie.cookie import read_cookie
+from sluice.actors.bookie.journal import segment_of
+from sluice.actors.bookie.replay import read_segments
+from sluice.actors.ports import Disk
+from sluice.storage.format.journal import Finding
 
 
 @dataclass(frozen=True, slots=True)

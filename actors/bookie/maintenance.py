@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.bookie.commit import RESERVE, marks_name, segment_name, segment_of
-from actors.bookie.replay import scan_segment
-from actors.bookie.store import REBUILD, BookieStore
-from actors.ports import DiskFull
-from actors.shared_future import SharedFuture, all_of
-from storage.errors import Corrupt, NotFound, Overloaded, Unavailable
-from storage.frame import decode_frame
-from storage.journal import Envelope, Kind
+from sluice.actors.bookie.journal import RESERVE, marks_name, segment_name, segment_of
+from sluice.actors.bookie.replay import scan_segment
+from sluice.actors.bookie.store import REBUILD, BookieStore
+from sluice.actors.ports import DiskFull
+from sluice.actors.runtime.shared_future import SharedFuture, all_of
+from sluice.storage.errors import Corrupt, NotFound, Overloaded, Unavailable
+from sluice.storage.format.frame import decode_frame
+from sluice.storage.format.journal import Envelope, Kind
 
 
 class BookieMaintenance:

@@ -1,9 +1,9 @@
 """A start restores the state in which the bookie ended, from the newest checkpoint and the journal behind it.
 
-Each segment is scanned (storage.journal). What lies above the highest witness of what was synced and cannot be read
-is a torn tail; it was never acknowledged and is cut off. Below, a record that cannot be read but has a name becomes a
-damaged run, unless a readable copy of it stands elsewhere. A stretch without name, a segment that is shorter than its
-witness or missing, or checkpoints that cannot be read mean that something unknown is lost: `lost` is set, and
+Each segment is scanned (storage.format.journal). What lies above the highest witness of what was synced and cannot be
+read is a torn tail; it was never acknowledged and is cut off. Below, a record that cannot be read but has a name
+becomes a damaged run, unless a readable copy of it stands elsewhere. A stretch without name, a segment that is shorter
+than its witness or missing, or checkpoints that cannot be read mean that something unknown is lost: `lost` is set, and
 every ledger that could have been here goes into limbo.
 
 If an index table is damaged or missing, all segments are replayed instead; the rest of the checkpoint stays valid.
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
-from actors.bookie.checkpoint import Checkpoint
-from actors.bookie.commit import marks_name, segment_name, segment_of
-from actors.ports import Disk
-from storage.errors import NotFound
-from storage.journal import OVERHEAD, Envelope, Finding, Kind, highest_mark, scan
+from sluice.actors.bookie.checkpoint import Checkpoint
+from sluice.actors.bookie.journal import marks_name, segment_name, segment_of
+from sluice.actors.ports import Disk
+from sluice.storage.errors import NotFound
+from sluice.storage.format.journal import OVERHEAD, Envelope, Finding, Kind, highest_mark, scan
 
 _PIECE = 16 * 1024 * 1024
 

@@ -1,7 +1,7 @@
-"""Which journal segments are still needed. Decisions only, no I/O.
+"""The journal segments that are still needed. Decisions only, no I/O.
 
-A closed segment is garbage when no living ledger has a run in it and a start would not replay it. A segment of which
-only a small part lives is emptied by writing that part again at the end of the journal.
+A closed segment is garbage when no living ledger has a run in it and a start would not replay it. A segment with only a
+small living part is emptied by writing that part again at the end of the journal.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.messages.settings import YEARS, check_limits
+from sluice.actors.messages.settings import YEARS, check_limits
 
 MIB = 1024 * 1024
 _BYTES = 1 << 62

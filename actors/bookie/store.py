@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from actors.bookie.checkpoint import (
+from sluice.actors.bookie.checkpoint import (
     Checkpoint,
     encode_checkpoint,
     load_checkpoints,
@@ -14,18 +14,18 @@ from actors.bookie.checkpoint import (
     raise_watermark,
     save_checkpoint,
 )
-from actors.bookie.commit import RESERVE, CommitLog, segment_name
-from actors.bookie.index import Index, Row
-from actors.bookie.index_table import open_table
-from actors.bookie.ledgers import Ledgers
-from actors.bookie.replay import Replay, read_file, read_segments
-from actors.bookie.segments import Segments
-from actors.bookie.settings import BookieSettings
-from actors.ports import Disk, DiskFull
-from storage.errors import Corrupt, NotFound, Unavailable
-from storage.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Header, decode_frame, decode_head
-from storage.journal import Envelope, Kind
-from storage.position import MAX_LEDGER
+from sluice.actors.bookie.fencing import FencingState
+from sluice.actors.bookie.index import Index, Row
+from sluice.actors.bookie.index_table import open_table
+from sluice.actors.bookie.journal import RESERVE, BookieJournal, segment_name
+from sluice.actors.bookie.replay import Replay, read_file, read_segments
+from sluice.actors.bookie.segments import Segments
+from sluice.actors.bookie.settings import BookieSettings
+from sluice.actors.ports import Disk, DiskFull
+from sluice.storage.errors import Corrupt, NotFound, Unavailable
+from sluice.storage.format.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Header, decode_frame, decode_head
+from sluice.storage.format.journal import Envelope, Kind
+from sluice.storage.format.position import MAX_LEDGER
 
 REBUILD = "rebuild"
 """A file whose presence asks the next start to build the index anew."""
@@ -54,10 +54,10 @@ class BookieStore:
         self.disk = disk
         self.settings = settings
         self.salt = salt
-        self.ledgers = Ledgers()
+        self.ledgers = FencingState()
         self.segments = Segments()
         self.index = Index(disk)
-        self.log = CommitLog(
+        self.log = BookieJournal(
             disk,
             settings,
             salt,
@@ -73,7 +73,7 @@ class BookieStore:
         self.saved: list[Saved] = []
         """The checkpoints on disk that can be read, newest first."""
         self.checkpointed = 0
-        """What `log.written` was at the newest checkpoint."""
+        """The value of `log.written` at the newest checkpoint."""
         self.replayed = Replay(self.apply)
 
     async def format(self) -> None:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.messages import NO_POSITIONS
-from storage.errors import Fenced
-from storage.position import Positions
+from sluice.actors.messages import NO_POSITIONS
+from sluice.storage.errors import Fenced
+from sluice.storage.format.position import Positions
 
 
 class Acknowledgements:
-    """Of one partition. said: how many were made. heard: of these, the first so many are durable or void.
-
-    waiting: those that no request takes along yet. unconfirmed: those that one has taken: its ack turn in this session,
-    how many were made by then, and the positions. turn: the last ack turn of this session.
+    """The acknowledgements of one partition. said: how many were made. heard: how many of the first are durable or
+    void. waiting: positions that no request takes along yet. unconfirmed: for each request that took some, its ack turn
+    in this session, how many were made until then, and the positions. turn: the last ack turn of this session.
     """
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class Acknowledgements:
 
 
 @dataclass(eq=False, slots=True)
-class Losses:
+class LostAcks:
     """Losses on one partition. count: sessions that were lost with acknowledgements, and parts that were finished after
     the loss of their session. reported: how many of these were reported to a caller that waited until the end.
     """
@@ -81,7 +80,7 @@ class Losses:
     reported: int = 0
 
 
-def report_losses(losses: list[Losses], since: list[int]) -> None:
+def report_losses(losses: list[LostAcks], since: list[int]) -> None:
     """Raises Fenced if there are more losses than `since`, which were reported before: those messages come again."""
     counts = [one.count for one in losses]
     for one, count in zip(losses, counts, strict=True):

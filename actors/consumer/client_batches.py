@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from actors.backoff import Backoff
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
-from actors.consumer.held import Holding, Received
-from actors.messages import NO_POSITIONS, FindOpen, SentApart
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Reply, Request
-from storage.errors import SluiceError
-from storage.position import Positions
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
+from sluice.actors.messages import NO_POSITIONS, FindOpen, SentApart
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Reply, Request
+from sluice.actors.runtime.backoff import Backoff
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.position import Positions
 
 R = TypeVar("R", bound=Reply)
 
@@ -32,8 +32,10 @@ def open_in(stretches: Sequence[tuple[Received, int, int]]) -> list[tuple[Receiv
 class BatchAcks:
     """apart: of this subscription some batch may have been sent in parts, to whomever."""
 
-    def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: Holding) -> None:
-        """where: the owner and the session by now; None once the consumer closes."""
+    def __init__(
+        self, ports: Ports, where: Callable[[], tuple[Address, int] | None], holding: UnackedMessageTracker
+    ) -> None:
+        """Begin for one partition. where: returns the current owner and session, None once the consumer closes."""
         self._ports, self._where, self._holding = ports, where, holding
         self.apart = False
 
@@ -47,8 +49,8 @@ class BatchAcks:
         return positions if reply is None else reply.positions
 
     async def close_done(self, stretches: Callable[[], Sequence[tuple[Received, int, int]]]) -> None:
-        """Close what is done of rows first .. end-1 of some parts, whoever is done with it. Rows may be in other parts
-        when the answer comes.
+        """Close the rows that are done, by any consumer, among rows first .. end-1 of some parts. Rows may be in other
+        parts when the answer comes.
         """
         asked = np.unique(np.concatenate([NO_POSITIONS, *(part.positions[its] for part, its in open_in(stretches()))]))
         done = np.setdiff1d(asked, await self.still_open(asked)) if len(asked) else asked
@@ -75,8 +77,8 @@ class BatchAcks:
         return None
 
     def joined(self, begun: Received, first: int, more: Received, row: int, count: int) -> Received:
-        """The open rows of a part from a row on, and those among so many of another from a row on, which both lose
-        them: one part in the order of the log, which is held from now on.
+        """Return one new held part, in the order of the log, with the open rows of `begun` from `first` on and those of
+        `more` among `count` rows from `row` on. Both parts lose these rows.
         """
         ours = np.flatnonzero(begun.open[first:]) + first
         theirs = np.flatnonzero(more.open[row : row + count]) + row

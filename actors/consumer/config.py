@@ -1,13 +1,13 @@
-"""What a consumer asks of one dispatcher, and what it calls when something comes."""
+"""The settings that a consumer asks of one dispatcher, and the callbacks for messages that come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.consumer.held import Received
-from actors.consumer.revocations import TakingBack
-from actors.messages import Event, SubscriptionSettings
+from sluice.actors.consumer.revocations import TakingBack
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.messages import Event, SubscriptionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

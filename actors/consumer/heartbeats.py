@@ -1,15 +1,15 @@
 """Heartbeats: one request renews the leases of all sessions between this process and another one.
 
-A consumer that is sent something, or says something, renews its lease by that. The others, of which there may be ten
-thousand, are renewed together: one timer, and one request for each process that has dispatchers of theirs. So a poll
-may wait as long as there is nothing.
+A consumer that is sent something, or says something, renews its lease by that. The others, perhaps ten thousand, are
+renewed together: one timer, and one request for each process that has dispatchers of theirs. So a poll may wait as long
+as there is nothing.
 
 What a heartbeat may be believed for is what an answered poll may be. A lease is renewed from the moment at which the
 heartbeat was *sent*: one that a process sent before it was frozen, and whose answer it finds when it goes on, renews
 nothing any more. And it counts for the owner and the session that were asked for alone: an answer of an owner that the
 consumer has left since says nothing of what the next one allows. A heartbeat that is lost, late or answered in part
-renews less, never more; whoever is not renewed polls again at once, and from then on as often as a lease of its own
-wants, until a heartbeat is heard again.
+renews less, never more; a session that is not renewed polls again at once, and from then on as often as a lease of its
+own wants, until a heartbeat is heard again.
 
 Those whose polls go on waiting have one number together (`roster`).
 """
@@ -20,20 +20,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from actors.consumer.lease import Lease
-from actors.consumer.long_poll import LongPoll
-from actors.consumer.roster import Roster
-from actors.messages import Heartbeat, HeartbeatAnswer
-from actors.messages.limits import MOST_BEATS
-from actors.ownership_proof import process_of
-from actors.ports import Address, Ports, Unknown
-from actors.signal import Signal
-from storage.errors import SluiceError
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.roster import Roster
+from sluice.actors.messages import Heartbeat, HeartbeatAnswer
+from sluice.actors.messages.limits import MOST_BEATS
+from sluice.actors.ownership.ownership_proof import process_of
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import SluiceError
 
 FRACTION = 4
-"""So often in the time of a lease a heartbeat is sent."""
+"""The number of heartbeats in the time of a lease."""
 TRIES = 3
-"""So many owners in a process are asked, one after the other, if those asked before have ended."""
+"""The number of owners in a process that are asked in turn, if those asked before have ended."""
 IDLE_MS = 2_500
 """Between two looks while nobody has a session."""
 ROSTERS = 50
@@ -111,7 +111,7 @@ class _Named:
 
 @dataclass(slots=True)
 class _Group:
-    """What one heartbeat asks a process for."""
+    """The sessions that one heartbeat asks a process for."""
 
     named: list[_Named] = field(default_factory=list)
     rosters: list[Roster[SessionHeartbeat]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class _Group:
             yield _Group(self.named[first : first + MOST_BEATS], [] if first else self.rosters)
 
     def owners(self) -> list[Address]:
-        """Who can be asked, each of them for all."""
+        """Return the owners that can be asked, each of them for all sessions of the group."""
         enlisted = [place for roster in self.rosters for member in roster.all()[:TRIES] if (place := member.owner())]
         return [one.owner for one in self.named] + [owner for owner, _ in enlisted]
 
@@ -148,7 +148,7 @@ class _Group:
         )
 
     def missed(self) -> None:
-        """Nobody was renewed."""
+        """Note that no session of the group was renewed."""
         for one in self.named:
             one.member.missed()
         for roster in self.rosters:
@@ -172,7 +172,7 @@ class _Group:
             member.unasked(poll)
 
     def _asked(self, request: Heartbeat, place: int) -> tuple[SessionHeartbeat, int]:
-        """Who was asked for at a place, and with which poll."""
+        """Return the session that a request named at a place, and the poll with which it was named."""
         if place < len(self.named):
             return self.named[place].member, self.named[place].poll
         at = bisect_right(request.firsts, place) - 1
@@ -180,12 +180,12 @@ class _Group:
 
 
 class Heartbeats:
-    """Of all consumers that have their ports in common; see `Ports.actor`."""
+    """The heartbeats of all consumers that have their ports in common; see `Ports.actor`."""
 
     def __init__(self) -> None:
         self._members: dict[int, SessionHeartbeat] = {}
         self._loose: dict[int, SessionHeartbeat] = {}
-        """Those of them that no roster has."""
+        """The members that no roster has."""
         self._rosters: dict[int, Roster[SessionHeartbeat]] = {}
         self._alone: dict[Address, None] = {}
         """Owners that the other dispatchers of their process do not know: they are asked by themselves."""
@@ -216,7 +216,7 @@ class Heartbeats:
         return self._heard.get(process)
 
     def leave(self, number: int) -> None:
-        """It closes."""
+        """Remove a session that closes."""
         self._members.pop(number, None)
         self._loose.pop(number, None)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.ports import Ports
-from actors.signal import Signal
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
 
 NEVER = 2**63
 """Later than every moment in milliseconds."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.backoff import Backoff
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
-from actors.messages import Detach, Event, HandOver
-from actors.ports import Address, Ports, Unknown
-from storage.errors import Fenced, SluiceError, Unavailable
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
+from sluice.actors.messages import Detach, Event, HandOver
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.backoff import Backoff
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 
 class Leaving:
@@ -47,7 +47,7 @@ class HandingOver:
     """to: whom one partition's hashes are offered, empty: to none. done: that consumer has taken them."""
 
     def __init__(self, ports: Ports, where: Callable[[], tuple[Address, int] | None]) -> None:
-        """where: the owner and the session by now; None once the consumer closes."""
+        """Begin for one partition. where: returns the current owner and session, None once the consumer closes."""
         self._ports, self._where = ports, where
         self.to = ""
         self.done = False

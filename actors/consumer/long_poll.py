@@ -1,9 +1,9 @@
 """A consumer's long poll: how long it waits, and how it is asked again before it is answered.
 
 While heartbeats renew the lease, which the answer to such a poll comes too late for, a poll waits for messages for ten
-minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. Whoever
-learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition of a turn
-brings the same delivery again.
+minutes. Otherwise, and while there are acknowledgements that its answer would confirm, it waits a second. A part of the
+consumer that learns meanwhile that the session is over, or may not have been heard, has the poll repeated; a repetition
+of a turn brings the same delivery again.
 
 A heartbeat asks as well whether the poll waits where it was sent to, so a lost answer is not missed for longer than
 that. An owner of an earlier version does not say so; there a poll waits half a minute at most.
@@ -11,10 +11,10 @@ that. An owner of an earlier version does not say so; there a poll waits half a 
 
 from __future__ import annotations
 
-from actors.consumer.hand_backs import CALL_TIMEOUT
-from actors.interruption import Interruption
-from actors.messages import Delivery, Poll
-from actors.ports import Address, Ports, Unknown
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT
+from sluice.actors.messages import Delivery, Poll
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.cancellable_wait import CancellableWait
 
 SHORT_WAIT = 1_000
 MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 600_000
@@ -26,10 +26,12 @@ class LongPoll:
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._most, self._beats, self._quiet = MOST_WAIT, False, False
-        self._interruption = Interruption()
+        self._interruption = CancellableWait()
         self._asked = 0
         self.turn = self.current = 0
-        """Those of the poll that is under way, 0 if none is: its turn in the session, and which of all polls it is."""
+        """The numbers of the poll that is under way, 0 if none is: its turn in the session, and its number among all
+        polls.
+        """
 
     def wait(self, *, unconfirmed: bool) -> int:
         """How long the next poll waits, in ms. unconfirmed: acknowledgements wait for its answer."""

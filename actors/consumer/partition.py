@@ -2,10 +2,10 @@
 
 Poll asks for messages with a cumulative grant of permits and carries acknowledgements; its turn number makes a
 repetition bring the same delivery again. When no poll comes by soon, acknowledgements go by themselves. The session
-is a lease, renewed by every answer and, while a poll waits, by heartbeats of the whole process (`heartbeats`): whoever
-could not renew it in time must assume that its messages were given to others, drop them, and attach anew under another
-incarnation. When only the *dispatcher* was replaced, the consumer comes back under the
-same incarnation and says what it holds.
+is a lease, renewed by every answer and, while a poll waits, by heartbeats of the whole process (`heartbeats`): a
+consumer that could not renew it in time must assume that its messages were given to others, drop them, and attach again
+under another incarnation. When only the *dispatcher* was replaced, the consumer comes back under the same incarnation
+and says what it holds.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from functools import partial
 
 import numpy as np
 
-from actors.backoff import Backoff
-from actors.consumer.acknowledgements import Acknowledgements, Losses, report_losses
-from actors.consumer.client_batches import BatchAcks
-from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.hand_backs import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, HandBacks, PendingNack
-from actors.consumer.heartbeats import SessionHeartbeat
-from actors.consumer.held import Holding, Received
-from actors.consumer.inbox import Inbox
-from actors.consumer.lease import Lease
-from actors.consumer.leaving import HandingOver, Leaving
-from actors.consumer.long_poll import LongPoll
-from actors.consumer.payload import Payloads
-from actors.consumer.revocations import Revocations
-from actors.directory import Directory
-from actors.let_go import CLIENT, LET_GO
-from actors.messages import (
+from sluice.actors.consumer.acknowledgements import Acknowledgements, LostAcks, report_losses
+from sluice.actors.consumer.client_batches import BatchAcks
+from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from sluice.actors.consumer.heartbeats import SessionHeartbeat
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.leaving import HandingOver, Leaving
+from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, NegativeAcksTracker, PendingNack
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
+from sluice.actors.consumer.revocations import Revocations
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     NO_COUNTS,
     Acknowledge,
     Attach,
@@ -42,13 +40,15 @@ from actors.messages import (
     Poll,
     RedeliverUnacknowledged,
 )
-from actors.occasional import Occasional
-from actors.ports import Address, Ports, Unknown
-from actors.shared_future import SharedFuture, carry_through
-from actors.signal import Signal
-from storage.batch import LAST_TIME
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
-from storage.position import Positions
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
+from sluice.actors.runtime.shared_future import SharedFuture, carry_through
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from sluice.storage.format.batch import LAST_TIME
+from sluice.storage.format.position import Positions
 
 ATTACH_TIMEOUT = 20_000
 PASSING = (Unavailable, Overloaded, Conflict, Corrupt)  # the last: of the records of a dispatcher that will start again
@@ -82,7 +82,11 @@ class PartitionConsumer:
         self.partition, self._generation = config.partition, 0
         self.handing_over = HandingOver(ports, self._owner)
         self._queue_size = config.queue_size
-        self._holding, self._hand_backs, self._leaving = Holding(), HandBacks(ports), Leaving(ports)
+        self._holding, self._hand_backs, self._leaving = (
+            UnackedMessageTracker(),
+            NegativeAcksTracker(ports),
+            Leaving(ports),
+        )
         self.batches = BatchAcks(ports, self._owner, self._holding)
         self._address: Address = ""
         self.lease, self.long_poll = Lease(ports), LongPoll(ports)
@@ -95,10 +99,10 @@ class PartitionConsumer:
         self._taken_turn = self._consumer_epoch = 0
         """The last delivery that was taken; how often everything was given back under this session."""
         self._ack_due = 0
-        self.losses = Losses()
+        self.losses = LostAcks()
         self._ack_signal, self._session_changed = Signal(), Signal()
         payloads = payloads or Payloads(ports, directory, config.topic, config.partition)
-        self._inbox = Inbox(ports, payloads, self._came)
+        self._inbox = PayloadFetcher(ports, payloads, self._came)
         self._revocations = Revocations(ports, self._holding, self._inbox, self._hand_backs, callbacks.taking_back)
         self._paused = self._asking = self._gathering = self.closing = self.by_index = False  # the last: see Poll
         self._revokes = False
@@ -112,13 +116,14 @@ class PartitionConsumer:
         return None if self.closing else (self._address, self.session)
 
     async def open(self) -> None:
-        """Attach once (errors of the caller's making are raised here), then go on in the background. Whoever gives up
-        waiting closes: then the session of an attach that is under way is left as soon as its answer names it.
+        """Attach once (errors of the caller's making are raised here), then go on in the background. A caller that
+        gives up waiting closes it: then the session of an attach that is under way is left as soon as its answer names
+        it.
         """
         await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")
         self._heartbeat.begin()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
-        Occasional(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
+        SignalTask(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
         self._ports.spawn(self.lease.watch(self._lost), f"lease-{self.partition}")
 
     # -- what the user does ---------------------------------------------------------------------------------------
@@ -163,7 +168,9 @@ class PartitionConsumer:
         self.acknowledge_positions(part.close(rows), waited=waited)
 
     def acknowledge_positions(self, positions: Positions, *, waited: bool = False) -> None:
-        """Acknowledge these with the next poll, or soon (waited: at once), whoever held them before."""
+        """Acknowledge positions with the next poll, or soon (waited: at once), no matter which consumer held them
+        before.
+        """
         if not len(positions):
             return  # a turn without any would never count as arrived, nor would a later one
         if waited or not self.acknowledgements.waiting:
@@ -244,7 +251,9 @@ class PartitionConsumer:
                 await self._session_changed.wait(self._ports)
 
     async def _send_rest(self) -> None:
-        """Nobody else does when this consumer closes. Raises Fenced when the session is over."""
+        """Send the remaining acknowledgements, as no other task does while this consumer closes. Raises Fenced when the
+        session is over.
+        """
         if not self.session:
             raise Fenced("this consumer has left its session")
         self._take_acks()
@@ -253,8 +262,8 @@ class PartitionConsumer:
             await self._send_acks(Acknowledge(session=session, ack_turn=turn, acks=positions, durable=turn == last))
 
     async def close(self, *, for_good: bool = False) -> None:
-        """Send what is acknowledged, then leave, whoever gives up waiting for that; what is held goes to the others in
-        order. Whoever closes it again waits for the same. for_good: nothing is kept for one of its name (`grace_ms`).
+        """Send the acknowledgements, then leave, even if the caller gives up waiting; held messages go to the others in
+        order. A second call waits for the same end. for_good: nothing is kept for one of its name (`grace_ms`).
         """
         await self.begin_close(for_good=for_good)
 
@@ -289,7 +298,7 @@ class PartitionConsumer:
         return len(self._holding.positions()) + len(self._inbox)
 
     def find(self, position: int) -> tuple[Received, int] | None:
-        """Where a message lies that was given to us and is not done: its part and row; None if there is none."""
+        """Return the part and row of a message that this consumer holds and that is not done; None if there is none."""
         return self._holding.find(position)
 
     # -- the session ----------------------------------------------------------------------------------------------
@@ -357,7 +366,9 @@ class PartitionConsumer:
             self._hand_backs.settle(back, confirmed=True)
 
     def _forestall(self, back: PendingNack) -> None:
-        """What came from an earlier owner is given back: this one may not know yet what to ask for."""
+        """Take back messages that came from an earlier owner, because the new owner may not know yet that it must ask
+        for them.
+        """
         answers, unseen = self._revocations.forestall(self.session, [back])
         self._queued -= unseen
         for answer in answers:
@@ -400,7 +411,7 @@ class PartitionConsumer:
         self._callbacks.on_event(self.partition, Event(kind="lost"))
 
     async def _converse(self) -> None:
-        """Poll for ever. An error that another attach cannot mend ends it and is reported. A topic that was deleted is
+        """Poll for ever. An error that attaching again cannot mend ends it and is reported. A topic that was deleted is
         reported as well, and looked for again: producers go on as soon as it is made again, and so does a consumer.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)

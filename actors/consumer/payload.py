@@ -24,28 +24,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.backoff import Backoff
-from actors.consumer.held import NONE_OVERTOOK, UNKNOWN, Received, Unread
-from actors.directory import Directory
-from actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
-from actors.messages.limits import KEPT_MS
-from actors.ports import Ports
-from actors.signal import Signal
-from actors.topic_client import TopicClient
-from actors.wire import Blob, owned
-from storage.batch import StoredBatch, decode_body, rows_of_body
-from storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
-from storage.frame import Run, index_columns, payload_crc
-from storage.position import MAX_ENTRY, positions_of, run_positions
+from sluice.actors.consumer.unacked_messages import NONE_OVERTOOK, UNKNOWN, LazyBatch, Received
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.lookup.topic_client import TopicClient
+from sluice.actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunIndex
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob, owned
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
+from sluice.storage.format.batch import StoredBatch, decode_body, rows_of_body
+from sluice.storage.format.frame import Run, index_columns, payload_crc
+from sluice.storage.format.position import MAX_ENTRY, positions_of, run_positions
 
 READ_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 GONE_MS = 10_000
 DECODED_BYTES = 32 * 1024 * 1024
 RUN_BYTES = 4_500
-"""What a decoded run takes in memory beside its columns, as measured: Arrow's objects for each of them."""
+"""The memory of a decoded run beside its columns, as measured: Arrow's objects for each of them."""
 AHEAD_ENTRIES = 256
-"""So many messages that are wanted next the topic is told of, at most."""
+"""The most messages wanted next that one request names to the topic."""
 MOST_SPARE = 4
 """A published run is kept as it was made as long as that takes at most so many times its own bytes."""
 JOIN_ROWS = 4_096
@@ -136,7 +136,7 @@ class DecodedRuns:
         self._monotonic, self._limit = monotonic, limit
         self._bytes = 0
         self._used: dict[tuple[int, int], None] | None = {} if forgets else None
-        """Those that were found since the last time that used ones were forgotten."""
+        """The runs that were found since used ones were last forgotten."""
         self._used_before: dict[tuple[int, int], None] = {}
         self._runs: OrderedDict[tuple[int, int], DecodedRun] = OrderedDict()
         self._since: OrderedDict[tuple[int, int], int] = OrderedDict()
@@ -161,7 +161,7 @@ class DecodedRuns:
         return run
 
     def forget_used(self) -> None:
-        """Let go of those that were used before the last call, and not since: who wanted them has them."""
+        """Drop the runs that were used before the last call, and not since: their readers have them."""
         if self._used is None:
             return
         self._let_go_old()
@@ -181,7 +181,7 @@ class DecodedRuns:
         self._firsts.pop(bisect_left(self._firsts, key))
 
     def missing(self, ledger: int, entries: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of a ledger's entries (ascending) whose run is not here."""
+        """Return the entries of a ledger (ascending) whose run is not here."""
         absent = np.zeros(len(entries), bool)
         at = 0
         while at < len(entries):
@@ -254,9 +254,9 @@ class Payloads:
                 wanted.setdefault(part.ledger, []).append(part.first_entry + part.rows.astype(np.int64))
         self._expected = {ledger: _ascending(entries) for ledger, entries in wanted.items()}
 
-    async def resolve(self, part: Part, epoch: int, session: int) -> list[Unread]:
+    async def resolve(self, part: Part, epoch: int, session: int) -> list[LazyBatch]:
         """The part's messages, in order, one `Received` a run. Messages that were trimmed are left out."""
-        found: list[Unread] = []
+        found: list[LazyBatch] = []
         entries = part.first_entry + part.rows.astype(np.int64)
         start = 0
         while start < len(entries):
@@ -281,7 +281,9 @@ class Payloads:
         return await self._from_topic(ledger, entry, again=False, patience=patience)
 
     async def sent_along(self, index: RunIndex) -> DecodedRun | None:
-        """A run that came with its index columns, for who reads the log itself; None if it has to be asked for anew."""
+        """Return a run that came with its index columns, for a reader of the log itself; None if it must be asked for
+        again.
+        """
         payload = None if index.blob is None else await self._ports.net.fetch(index.blob)
         return None if payload is None else _piece(index.ledger, index, owned(payload))
 
@@ -393,12 +395,12 @@ class Payloads:
 
     def _cut(
         self, part: Part, run: DecodedRun, entries: npt.NDArray[np.int64], start: int, epoch: int, session: int
-    ) -> Unread:
+    ) -> LazyBatch:
         rows = run.rows_of(entries)
         count = len(rows)
         counts = part.redeliveries[start : start + count]
         piece = run.rows, None if count == run.rows.num_rows else rows
-        received = Unread(
+        received = LazyBatch(
             [piece],
             (run.bytes,),
             partition=self._partition,
@@ -422,12 +424,12 @@ def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return entries if bool((np.diff(entries) > 0).all()) else np.unique(entries)
 
 
-def join(pieces: Sequence[Unread]) -> Sequence[Unread]:
+def join(pieces: Sequence[LazyBatch]) -> Sequence[LazyBatch]:
     """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
     if len(pieces) < 2:
         return pieces
-    joined: list[Unread] = []
-    group: list[Unread] = []
+    joined: list[LazyBatch] = []
+    group: list[LazyBatch] = []
     size = 0
     for piece in pieces:
         fits = size + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
@@ -439,11 +441,11 @@ def join(pieces: Sequence[Unread]) -> Sequence[Unread]:
     return [*joined, _concatenate(group)] if group else joined
 
 
-def _concatenate(group: list[Unread]) -> Unread:
+def _concatenate(group: list[LazyBatch]) -> LazyBatch:
     if len(group) == 1:
         return group[0]
     first = group[0]
-    return Unread(
+    return LazyBatch(
         [piece for part in group for piece in part.pieces],
         [size for part in group for size in part.sizes],
         partition=first.partition,

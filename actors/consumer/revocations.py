@@ -20,22 +20,22 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from actors.consumer.hand_backs import HandBacks, PendingNack
-from actors.consumer.held import FirstOfKeys, Holding
-from actors.consumer.inbox import Inbox
-from actors.messages import NO_COUNTS, Revocation
-from actors.ports import Ports
-from actors.signal import Signal
-from storage.batch import order_keys
-from storage.position import Positions
+from sluice.actors.consumer.negative_acks import NegativeAcksTracker, PendingNack
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
+from sluice.actors.consumer.unacked_messages import FirstOfKeys, UnackedMessageTracker
+from sluice.actors.messages import NO_COUNTS, Revocation
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.format.batch import order_keys
+from sluice.storage.format.position import Positions
 
 
 @dataclass(frozen=True, slots=True)
 class TakingBack:
-    """How messages are taken back from an application.
+    """A way to take messages back from an application.
 
-    guard: held meanwhile, and by whoever shows them to the application. shown_too: messages that were shown are taken
-    back as well. taken_back: told of the positions (int64, ascending).
+    guard: held meanwhile, and while messages are shown to the application. shown_too: messages that were shown are
+    taken back as well. taken_back: told of the positions (int64, ascending).
     """
 
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
@@ -49,9 +49,9 @@ class Revocations:
     def __init__(
         self,
         ports: Ports,
-        holding: Holding,
-        inbox: Inbox,
-        hand_backs: HandBacks,
+        holding: UnackedMessageTracker,
+        inbox: PayloadFetcher,
+        hand_backs: NegativeAcksTracker,
         manner: TakingBack,
     ) -> None:
         self._ports, self._holding, self._inbox, self._hand_backs = ports, holding, inbox, hand_backs
@@ -62,7 +62,7 @@ class Revocations:
         self._heard = Signal()
 
     def begin(self) -> None:
-        """Another session: its revocations are numbered anew."""
+        """Begin another session, whose revocations are numbered from the start."""
         self._number = 0
         self._awaited.clear()
         self._heard.set()

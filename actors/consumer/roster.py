@@ -3,9 +3,9 @@
 Ten thousand consumers that nothing comes for are renewed every few seconds. To name each costs both sides something
 each time, so those whose poll waits at a second heartbeat as at the first are enlisted: the owners' process remembers
 which owners, sessions and turns stand in the roster, and so does this one. A roster stands for a session for as long as
-the poll is under way with which it was enlisted; a poll is asked at one owner, in one session. Whoever has another poll
-by now, or none, is struck off, and named again. What was struck off never comes back, and each heartbeat says all that
-ever was, so it does not matter which of them are lost or late.
+the poll is under way with which it was enlisted; a poll is asked at one owner, in one session. A session that has
+another poll by now, or none, is struck off, and named again. What was struck off never comes back, and each heartbeat
+says all that ever was, so it does not matter which of them are lost or late.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from actors.consumer.lease import NEVER, Lease
-from actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.lease import NEVER, Lease
+from sluice.actors.consumer.long_poll import LongPoll
 
 
 class Enlisted(Protocol):
@@ -22,11 +22,11 @@ class Enlisted(Protocol):
 
     @property
     def lease(self) -> Lease:
-        """Its lease."""
+        """Return the lease of the session."""
 
     @property
     def poll(self) -> LongPoll:
-        """Its polls."""
+        """Return the long poll of the session."""
 
 
 M = TypeVar("M", bound=Enlisted)
@@ -46,7 +46,7 @@ class Roster(Generic[M]):
         self._keep(range(self.size))
 
     def _keep(self, places: Sequence[int]) -> None:
-        """These are left. What is looked at with each heartbeat stands in lists, for speed."""
+        """Keep the members at these places only. Lists hold everything that each heartbeat reads, for speed."""
         self._places = list(places)
         self._left = [self._members[place] for place in places]
         self._waiting = [self._polls[place] for place in places]
@@ -59,15 +59,15 @@ class Roster(Generic[M]):
         return len(self._left)
 
     def member(self, place: int) -> M:
-        """Who was enlisted at a place."""
+        """Return the member that was enlisted at a place."""
         return self._members[place]
 
     def poll(self, place: int) -> int:
-        """The poll of whoever was enlisted at a place."""
+        """Return the poll with which a session was enlisted at a place."""
         return self._polls[place]
 
     def all(self) -> list[M]:
-        """Those that are left."""
+        """Return the members that are left."""
         return list(self._left)
 
     def strike(self, keeps: Callable[[M], bool] | None = None) -> list[M]:
@@ -85,8 +85,8 @@ class Roster(Generic[M]):
         return [self._members[place] for place in gone]
 
     def renew(self, sent: int) -> None:
-        """A heartbeat that was sent at that time (monotonic ms) was heard. Whoever has another poll since then may have
-        another session, and is not meant.
+        """Renew the leases by a heartbeat that was sent at `sent` (monotonic ms) and heard. A member with another poll
+        since then may have another session, and is not renewed.
         """
         for poll, waiting, lease in zip(self._long_polls, self._waiting, self._leases, strict=True):
             if poll.current == waiting:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.delayed.manifest import ManifestStore
-from actors.delayed.objects import BucketObjects, Key
-from actors.ports import Ports
-from actors.signal import Signal
-from storage.delayed.core import DelayedCore
-from storage.delayed.entries import END, Bound, Entries, concat
-from storage.delayed.live import Bucket, BucketState
-from storage.delayed.manifest import BucketRecord, Manifest
-from storage.delayed.queue import SortedRun
-from storage.errors import Corrupt, Fenced, NotFound, SluiceError
+from sluice.actors.delayed.manifest import ManifestStore
+from sluice.actors.delayed.objects import BucketObjects, Key
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.delayed.core import DelayedCore
+from sluice.storage.delayed.entries import END, Bound, Entries, concat
+from sluice.storage.delayed.live import Bucket, BucketState
+from sluice.storage.delayed.manifest import BucketRecord, Manifest
+from sluice.storage.delayed.queue import SortedRun
+from sluice.storage.errors import Corrupt, Fenced, NotFound, SluiceError
 
 Names = dict[Key, BucketRecord]
 

@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.bucket_set import BucketSet
-from actors.delayed.loader import Loader
-from actors.delayed.maintenance import BucketMaintenance
-from actors.delayed.manifest import ManifestStore
-from actors.delayed.objects import BucketObjects
-from actors.delayed.sealer import BEHIND, Sealer
-from actors.delayed.tracking import WAITING_MOST, CoreTracker
-from actors.messages import SubscriptionSettings
-from actors.ports import Ports
-from storage.delayed.browse import Slot, histogram
-from storage.delayed.core import tracked
-from storage.delayed.entries import END, Entries, Mask, Times
-from storage.delayed.live import BucketState
-from storage.errors import SluiceError
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.actors.delayed.bucket_set import BucketSet
+from sluice.actors.delayed.loader import Loader
+from sluice.actors.delayed.maintenance import BucketMaintenance
+from sluice.actors.delayed.manifest import ManifestStore
+from sluice.actors.delayed.objects import BucketObjects
+from sluice.actors.delayed.sealer import BEHIND, Sealer
+from sluice.actors.delayed.tracking import WAITING_MOST, CoreTracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ports import Ports
+from sluice.storage.delayed.browse import Slot, histogram
+from sluice.storage.delayed.core import tracked
+from sluice.storage.delayed.entries import END, Entries, Mask, Times
+from sluice.storage.delayed.live import BucketState
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 LOOK_AHEAD_MS = 5_000
 """Segments that start so soon are loaded ahead."""

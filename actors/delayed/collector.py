@@ -8,10 +8,10 @@ fenced. What it had still under way may land at any time, so the maintenance ask
 
 from __future__ import annotations
 
-from actors.delayed.bucket_set import BucketSet
-from actors.delayed.stats import DELETE
-from actors.store_attempts import REFUSALS
-from storage.errors import Corrupt, Fenced
+from sluice.actors.delayed.bucket_set import BucketSet
+from sluice.actors.delayed.stats import DELETE
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.errors import Corrupt, Fenced
 
 
 class Collector:

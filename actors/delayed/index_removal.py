@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.delayed.buckets import BucketTracker
-from actors.ports import Ports
-from actors.store_attempts import REFUSALS, attempt
-from storage.errors import Fenced
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.store_attempts import REFUSALS, attempt
+from sluice.storage.errors import Fenced
 
 RETRY_MS = 30_000
 """Pause before leftovers are looked at again."""

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.delayed.bucket_set import BucketSet
-from actors.delayed.stats import LOAD
-from actors.store_attempts import BACK_OFF_MS, REFUSALS
-from storage.delayed.entries import NEVER, concat
-from storage.delayed.live import Bucket, BucketState
-from storage.delayed.queue import SortedRun
-from storage.errors import SluiceError, Unavailable
+from sluice.actors.delayed.bucket_set import BucketSet
+from sluice.actors.delayed.stats import LOAD
+from sluice.actors.runtime.store_attempts import BACK_OFF_MS, REFUSALS
+from sluice.storage.delayed.entries import NEVER, concat
+from sluice.storage.delayed.live import Bucket, BucketState
+from sluice.storage.delayed.queue import SortedRun
+from sluice.storage.errors import SluiceError, Unavailable
 
 LOAD_ENTRIES = 20_000
 """About how many entries one range read brings, more only if a single segment is larger."""

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from actors.delayed.bucket_set import BucketSet, Names
-from actors.delayed.collector import Collector
-from actors.delayed.loader import Loader
-from actors.delayed.merger import Merger
-from actors.delayed.recovery import IndexRecovery
-from actors.delayed.sealer import Sealer
-from actors.ports import Task
-from actors.store_attempts import REFUSALS
-from actors.wall_clock import pause_until
-from storage.delayed.entries import NEVER
-from storage.delayed.manifest import Manifest
-from storage.errors import Fenced, SluiceError, Unavailable
-from storage.position import Positions
+from sluice.actors.delayed.bucket_set import BucketSet, Names
+from sluice.actors.delayed.collector import Collector
+from sluice.actors.delayed.loader import Loader
+from sluice.actors.delayed.merger import Merger
+from sluice.actors.delayed.recovery import IndexRecovery
+from sluice.actors.delayed.sealer import Sealer
+from sluice.actors.ports import Task
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.actors.runtime.wall_clock import pause_until
+from sluice.storage.delayed.entries import NEVER
+from sluice.storage.delayed.manifest import Manifest
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
+from sluice.storage.format.position import Positions
 
 RETRY_MS = 5_000
 """Pause after a maintenance step that a store refused."""

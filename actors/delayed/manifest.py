@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.ports import Ports, Version
-from actors.store_attempts import BACK_OFF_MS, attempt
-from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
-from storage.errors import Corrupt, Fenced, Overloaded, Unavailable
+from sluice.actors.ports import Ports, Version
+from sluice.actors.runtime.store_attempts import BACK_OFF_MS, attempt
+from sluice.storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
+from sluice.storage.errors import Corrupt, Fenced, Overloaded, Unavailable
 
 
 def manifest_key(topic: str, partition: int, subscription: str) -> str:

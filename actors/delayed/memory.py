@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.tracking import NO_LIMIT, CoreTracker
-from storage.delayed.browse import Slot, histogram
-from storage.delayed.core import tracked
-from storage.delayed.entries import END, Mask, Times
-from storage.errors import SluiceError
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.actors.delayed.tracking import NO_LIMIT, CoreTracker
+from sluice.storage.delayed.browse import Slot, histogram
+from sluice.storage.delayed.core import tracked
+from sluice.storage.delayed.entries import END, Mask, Times
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 FIXED_DELAY_LOOKAHEAD = 50_000
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.delayed.bucket_set import BucketSet, Names
-from actors.delayed.objects import Key
-from actors.delayed.stats import MERGE
-from actors.store_attempts import REFUSALS
-from storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
-from storage.delayed.entries import EMPTY, END, Bound, concat
-from storage.delayed.live import Bucket, BucketState, record_of
-from storage.delayed.queue import SortedRun
-from storage.delayed.window import Candidate, choose_window
-from storage.errors import Conflict, Corrupt, NotFound, SluiceError
+from sluice.actors.delayed.bucket_set import BucketSet, Names
+from sluice.actors.delayed.objects import Key
+from sluice.actors.delayed.stats import MERGE
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.delayed.bucket import BucketBuilder, SealedBucket, SegmentTable
+from sluice.storage.delayed.entries import EMPTY, END, Bound, concat
+from sluice.storage.delayed.live import Bucket, BucketState, record_of
+from sluice.storage.delayed.queue import SortedRun
+from sluice.storage.delayed.window import Candidate, choose_window
+from sluice.storage.errors import Conflict, Corrupt, NotFound, SluiceError
 
 MAX_MERGED = 2_000_000
 """Messages of a merged bucket at most, as long as the limit of buckets can be kept with such."""

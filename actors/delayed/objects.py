@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import google_crc32c
 
-from actors.delayed.stats import Operations
-from actors.ports import Ports
-from actors.store_attempts import attempt
-from storage.delayed.bucket import BucketHeader, SealedBucket, SegmentTable, decode_header, decode_segments
-from storage.delayed.entries import Entries
-from storage.errors import Conflict, Corrupt, NotFound, Overloaded, Unavailable
+from sluice.actors.delayed.stats import Operations
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.store_attempts import attempt
+from sluice.storage.delayed.bucket import BucketHeader, SealedBucket, SegmentTable, decode_header, decode_segments
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.errors import Conflict, Corrupt, NotFound, Overloaded, Unavailable
 
 T = TypeVar("T")
 _VERIFY_BYTES = 8 * 1024 * 1024

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import ManifestStore, manifest_key
-from actors.delayed.objects import BucketObjects
-from actors.delayed.tracking import WAITING_MOST
-from actors.messages import NO_POSITIONS, NO_ROWS, SubscriptionSettings
-from actors.ports import Ports
-from storage.delayed.browse import Slot
-from storage.delayed.core import which_wait
-from storage.delayed.entries import Mask, Times
-from storage.errors import SluiceError
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import ManifestStore, manifest_key
+from sluice.actors.delayed.objects import BucketObjects
+from sluice.actors.delayed.tracking import WAITING_MOST
+from sluice.actors.messages import NO_POSITIONS, NO_ROWS, SubscriptionSettings
+from sluice.actors.ports import Ports
+from sluice.storage.delayed.browse import Slot
+from sluice.storage.delayed.core import which_wait
+from sluice.storage.delayed.entries import Mask, Times
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import ManifestStore, manifest_key
-from actors.delayed.objects import BucketObjects
-from actors.delayed.shared import NAME, SharedIndex
-from actors.ports import Ports
-from actors.store_attempts import REFUSALS
-from storage.errors import Fenced
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import ManifestStore, manifest_key
+from sluice.actors.delayed.objects import BucketObjects
+from sluice.actors.delayed.shared import NAME, SharedIndex
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.errors import Fenced
 
 UNWANTED_MS = 60_000
 """So long an index of an earlier owner waits for a subscription that says how it is set up."""

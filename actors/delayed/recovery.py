@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.delayed.bucket_set import BucketSet
-from actors.signal import Signal
-from actors.store_attempts import REFUSALS
-from storage.delayed.bucket import BucketHeader, restore_bitmaps
-from storage.delayed.index import PositionIndex
-from storage.delayed.live import Bucket, first_live_segment
-from storage.delayed.manifest import BucketRecord
-from storage.errors import Corrupt, NotFound, SluiceError
+from sluice.actors.delayed.bucket_set import BucketSet
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.delayed.bucket import BucketHeader, restore_bitmaps
+from sluice.storage.delayed.index import PositionIndex
+from sluice.storage.delayed.live import Bucket, first_live_segment
+from sluice.storage.delayed.manifest import BucketRecord
+from sluice.storage.errors import Corrupt, NotFound, SluiceError
 
 PARALLEL = 8
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from actors.delayed.tracker import DelayedTracker
-from storage.delayed.browse import Slot, histogram
-from storage.delayed.changes import DelayChanges
-from storage.delayed.core import DelayedCore, tracked
-from storage.delayed.entries import END, Entries, Mask, Times
-from storage.errors import SluiceError
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.actors.delayed.tracker import DelayedTracker
+from sluice.storage.delayed.browse import Slot, histogram
+from sluice.storage.delayed.changes import DelayChanges
+from sluice.storage.delayed.core import DelayedCore, tracked
+from sluice.storage.delayed.entries import END, Entries, Mask, Times
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 BEFORE_ALL = -1
 """A time at which nothing is due yet."""

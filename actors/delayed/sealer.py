@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.delayed.bucket_set import BucketSet, Names
-from actors.delayed.stats import CREATE
-from actors.store_attempts import REFUSALS
-from storage.delayed.bucket import BucketBuilder, SealedBucket
-from storage.delayed.entries import Entries, stable_order
-from storage.delayed.live import Bucket, BucketState, record_of
-from storage.delayed.queue import SortedRun
-from storage.errors import Conflict, Fenced
-from storage.position import ledgers_of
+from sluice.actors.delayed.bucket_set import BucketSet, Names
+from sluice.actors.delayed.stats import CREATE
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.delayed.bucket import BucketBuilder, SealedBucket
+from sluice.storage.delayed.entries import Entries, stable_order
+from sluice.storage.delayed.live import Bucket, BucketState, record_of
+from sluice.storage.delayed.queue import SortedRun
+from sluice.storage.errors import Conflict, Fenced
+from sluice.storage.format.position import ledgers_of
 
 SPILL = 4
 SPILL_ENTRIES = 262_144

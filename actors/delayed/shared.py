@@ -34,19 +34,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.tracking import WAITING_MOST
-from actors.messages import SubscriptionSettings
-from actors.ports import Address
-from actors.shared_future import SharedFuture
-from storage.delayed.browse import Slot
-from storage.delayed.core import which_wait
-from storage.delayed.entries import Mask, Times
-from storage.delayed.index import PositionIndex
-from storage.errors import SluiceError
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.tracking import WAITING_MOST
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ports import Address
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.storage.delayed.browse import Slot
+from sluice.storage.delayed.core import which_wait
+from sluice.storage.delayed.entries import Mask, Times
+from sluice.storage.delayed.index import PositionIndex
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 INBOX_MOST = 1_000_000
 """Due messages that wait in one view before they are left to the log."""

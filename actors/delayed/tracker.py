@@ -16,20 +16,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from actors.delayed.buckets import LOOK_AHEAD_MS
-from actors.delayed.index_removal import IndexRemoval
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.on_demand import IndexOnDemand, OwnIndex
-from actors.delayed.shared import SharedIndex, SharedView
-from actors.messages import SubscriptionSettings
-from actors.messages.settings import CHOICES
-from actors.ports import Address, Ports
-from actors.store_attempts import REFUSALS, attempt
-from storage.delayed.browse import Slot
-from storage.delayed.entries import Mask, Times
-from storage.errors import Invalid, SluiceError
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.actors.delayed.buckets import LOOK_AHEAD_MS
+from sluice.actors.delayed.index_removal import IndexRemoval
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.on_demand import IndexOnDemand, OwnIndex
+from sluice.actors.delayed.shared import SharedIndex, SharedView
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.messages.settings import CHOICES
+from sluice.actors.ports import Address, Ports
+from sluice.actors.runtime.store_attempts import REFUSALS, attempt
+from sluice.storage.delayed.browse import Slot
+from sluice.storage.delayed.entries import Mask, Times
+from sluice.storage.errors import Invalid, SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 
 class DelayedTracker(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from storage.delayed.core import DelayedCore, tracked
-from storage.delayed.entries import Entries, Mask
-from storage.delayed.index import PositionIndex
-from storage.position import Positions
+from sluice.storage.delayed.core import DelayedCore, tracked
+from sluice.storage.delayed.entries import Entries, Mask
+from sluice.storage.delayed.index import PositionIndex
+from sluice.storage.format.position import Positions
 
 WAITING_MOST = 1_000_000
 """So many entries of a subscription may wait in memory for a store, 20 MB, before reading pauses."""

@@ -5,7 +5,7 @@ concerns. The parts know nothing of the actor. Each is given the `context` whole
 What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
-* what is done: `backlog` and `storage.cursor`, made durable by `store`;
+* what is done: `backlog` and `storage.format.cursor`, made durable by `store`;
 * what is not due yet: `actors.delayed`, and `due`;
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `grace`;
@@ -20,33 +20,31 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from actors.actor import Actor
-from actors.delayed.shared import SharedIndex
-from actors.directory import Directory
-from actors.dispatcher.backlog import Backlog
-from actors.dispatcher.configuration import SubscriptionConfiguration
-from actors.dispatcher.consumers import Consumers
-from actors.dispatcher.context import SubscriptionContext
-from actors.dispatcher.dead_letters import DeadLetters
-from actors.dispatcher.delayed_messages import DelayedMessages
-from actors.dispatcher.deletion import Deletion, UnusedWatch
-from actors.dispatcher.delivery import Deliverer
-from actors.dispatcher.due import DueMessages
-from actors.dispatcher.grace import Grace
-from actors.dispatcher.hot_keys import HotKeys, HotKeyWatch
-from actors.dispatcher.inspection import Inspection, document
-from actors.dispatcher.leases import Leases
-from actors.dispatcher.parked_keys import ParkedKeys
-from actors.dispatcher.process_sessions import ProcessSessions
-from actors.dispatcher.reader import Reader
-from actors.dispatcher.redelivery import Redelivery
-from actors.dispatcher.seek import Seeker
-from actors.dispatcher.sessions import Session
-from actors.dispatcher.statistics import Statistics
-from actors.dispatcher.subscription import PartitionSubscription
-from actors.dispatcher.takeover import take_over
-from actors.fenced_record import FencedRecord
-from actors.messages import (
+from sluice.actors.delayed.shared import SharedIndex
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
+from sluice.actors.dispatcher.delivery.consumers import Consumers
+from sluice.actors.dispatcher.delivery.context import SubscriptionContext
+from sluice.actors.dispatcher.delivery.dead_letters import DeadLetters
+from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
+from sluice.actors.dispatcher.delivery.due import DueMessages
+from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
+from sluice.actors.dispatcher.delivery.hot_keys import HotKeys, HotKeyWatch
+from sluice.actors.dispatcher.delivery.leases import Leases
+from sluice.actors.dispatcher.delivery.process_sessions import ProcessSessions
+from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.redelivery import Redelivery
+from sluice.actors.dispatcher.delivery.sessions import Session
+from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
+from sluice.actors.dispatcher.operator.configuration import SubscriptionConfiguration
+from sluice.actors.dispatcher.operator.delayed_messages import DelayedMessages
+from sluice.actors.dispatcher.operator.deletion import Deletion, UnusedWatch
+from sluice.actors.dispatcher.operator.inspection import Inspection, document
+from sluice.actors.dispatcher.operator.parked_keys import ParkedKeys
+from sluice.actors.dispatcher.operator.seek import Seeker
+from sluice.actors.dispatcher.operator.statistics import Statistics
+from sluice.actors.dispatcher.takeover import take_over
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     Acknowledge,
     Acknowledged,
     Attach,
@@ -100,9 +98,11 @@ from actors.messages import (
     Text,
     WhatIf,
 )
-from actors.ports import Ports
-from storage.errors import Fenced, Unavailable
-from storage.position import show
+from sluice.actors.ownership.fenced_record import FencedRecord
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Fenced, Unavailable
+from sluice.storage.format.position import show
 
 
 class Dispatcher(Actor):
@@ -355,15 +355,15 @@ class Components:
 
     def __init__(self, context: SubscriptionContext) -> None:
         self.context = context
-        self._backlog = backlog = Backlog(context)
+        self._backlog = backlog = AckHandler(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
         self.reader = Reader(context, backlog, self.hot_keys)
         self.leases = Leases(context)
-        self.grace = Grace(context, self.leases)
+        self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)
         self.parked = ParkedKeys(context, backlog)
-        self.deliverer = Deliverer(context, self.reader, backlog, self.leases, self._look_at_failed)
+        self.deliverer = DispatchLoop(context, self.reader, backlog, self.leases, self._look_at_failed)
         self.redelivery = Redelivery(context, backlog)
         self.due = DueMessages(context, self.reader)
         self.seeker = Seeker(context, self.reader, backlog, self.leases)

@@ -11,39 +11,39 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from actors.consumer.payload import Payloads
-from actors.delayed.manifest import last_epoch, manifest_key
-from actors.delayed.rescheduled import RescheduledTracker
-from actors.delayed.shared import SharedIndex
-from actors.delayed.tracker import make_tracker
-from actors.directory import Directory
-from actors.dispatcher.assignment_history import AssignmentHistory
-from actors.dispatcher.changed_delays import ChangedDelays
-from actors.dispatcher.context import Ownership, SubscriptionContext, Wakeups
-from actors.dispatcher.grace import RecordedPlaces
-from actors.dispatcher.open_runs import OpenRuns
-from actors.dispatcher.parked_keys import RecordedParkedKeys
-from actors.dispatcher.progress import ProgressReporter, epoch_of
-from actors.dispatcher.redelivery import RecordedRedeliveries
-from actors.dispatcher.redelivery_clock import RedeliveryClock
-from actors.dispatcher.sessions import Sessions, first_session
-from actors.dispatcher.store import CursorStore
-from actors.dispatcher.subscription import (
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.delayed.manifest import last_epoch, manifest_key
+from sluice.actors.delayed.rescheduled import RescheduledTracker
+from sluice.actors.delayed.shared import SharedIndex
+from sluice.actors.delayed.tracker import make_tracker
+from sluice.actors.dispatcher.delivery.assignment_history import AssignmentHistory
+from sluice.actors.dispatcher.delivery.changed_delays import ChangedDelays
+from sluice.actors.dispatcher.delivery.context import Ownership, SubscriptionContext, Wakeups
+from sluice.actors.dispatcher.delivery.grace import RecordedPlaces
+from sluice.actors.dispatcher.delivery.progress import ProgressReporter, epoch_of
+from sluice.actors.dispatcher.delivery.redelivery import RecordedRedeliveries
+from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
+from sluice.actors.dispatcher.delivery.sessions import Sessions, first_session
+from sluice.actors.dispatcher.delivery.store import CursorStore
+from sluice.actors.dispatcher.delivery.subscription import (
     PartitionSubscription,
     Recorded,
     SubscriptionState,
     reading,
     recorded_settings,
 )
-from actors.fenced_record import FencedRecord
-from actors.key_shared import Dispatch
-from actors.messages import Ends, SubscriptionSettings
-from actors.ports import Ports
-from actors.topic_client import TopicClient
-from actors.topic_log import TopicLog
-from storage.cursor import Cursor
-from storage.errors import NotFound
-from storage.position import ledger_of
+from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
+from sluice.actors.dispatcher.operator.parked_keys import RecordedParkedKeys
+from sluice.actors.key_shared import KeySharedDispatcher
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.lookup.topic_client import TopicClient
+from sluice.actors.lookup.topic_log import TopicLog
+from sluice.actors.messages import Ends, SubscriptionSettings
+from sluice.actors.ownership.fenced_record import FencedRecord
+from sluice.actors.ports import Ports
+from sluice.storage.errors import NotFound
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.position import ledger_of
 
 START_PATIENCE_MS = 15_000
 """How long a start waits for the topic: then the caller learns why, and the start is tried again."""
@@ -86,7 +86,7 @@ async def take_over(
         state = SubscriptionState.stored(value, ports.log)
     epoch = record.epoch
     history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
-    core = Dispatch(
+    core = KeySharedDispatcher(
         state.settings,
         partition=identity.partition,
         first_consumer=first_session(epoch, ports.me),
@@ -148,7 +148,7 @@ async def take_over(
         tracker=RescheduledTracker(tracker, changed_delays.now),
         changed_delays=changed_delays,
         redelivery_clock=clock,
-        runs=OpenRuns(ports.clock.monotonic),
+        runs=UnackedRuns(ports.clock.monotonic),
         sessions=sessions,
         store=store,
         wakeups=wakeups,

@@ -32,26 +32,27 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from actors.key_shared import arrivals, explain, hash_assignments, heaviest, nacks, parking, revocation, stats, what_if
-from actors.key_shared.acks import acknowledge, acknowledge_all, remove
-from actors.key_shared.assignments import Assignments
-from actors.key_shared.check import check
-from actors.key_shared.core import Core
-from actors.key_shared.dispatch_pass import route, would_send
-from actors.key_shared.hash_assignments import NEW, HashAssignments, JoinAs
-from actors.key_shared.heaviest import Heaviest
-from actors.key_shared.history import History, take_events
-from actors.key_shared.members import AttachedConsumer
-from actors.key_shared.selectors import Range
-from actors.key_shared.tables import HashTables
-from actors.key_shared.window import DEAD, FRESH, NO_SLOT, PENDING, Mask, Reduced
-from actors.messages import NO_POSITIONS, Event, SubscriptionSettings
-from storage.hashing import Hashes
-from storage.position import Positions
-from storage.redeliveries import Redeliveries
+from sluice.actors.key_shared.observe import explain, heaviest, stats, what_if
+from sluice.actors.key_shared.observe.check import check
+from sluice.actors.key_shared.observe.heaviest import Heaviest
+from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
+from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
+from sluice.actors.key_shared.state.assignments import Assignments
+from sluice.actors.key_shared.state.dispatch_pass import route, would_send
+from sluice.actors.key_shared.state.dispatch_state import DispatchState
+from sluice.actors.key_shared.state.hash_assignments import NEW, HashRangeAssignments, JoinAs
+from sluice.actors.key_shared.state.history import History, take_events
+from sluice.actors.key_shared.state.members import AttachedConsumer
+from sluice.actors.key_shared.state.selectors import Range
+from sluice.actors.key_shared.state.tables import HashTables
+from sluice.actors.key_shared.state.window import DEAD, FRESH, NO_SLOT, PENDING, Mask, Reduced
+from sluice.actors.messages import NO_POSITIONS, Event, SubscriptionSettings
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
+from sluice.storage.format.redeliveries import Redeliveries
 
 
-class Dispatch:
+class KeySharedDispatcher:
     """The decisions of one subscription. resets: how often it started over; earlier decisions are void then."""
 
     def __init__(
@@ -63,12 +64,12 @@ class Dispatch:
         history: History | None = None,
     ) -> None:
         """partition: which one of the topic. first_consumer: number of the first to join. history: goes on with it."""
-        self._state = Core(settings, partition, first_consumer=first_consumer, history=history)
+        self._state = DispatchState(settings, partition, first_consumer=first_consumer, history=history)
         self.resets = 0
         self._reports: list[tuple[Positions, int | None]] = []
 
     @property
-    def _core(self) -> Core:
+    def _core(self) -> DispatchState:
         """Everything that is known, with all reports brought in."""
         if self._reports:
             reports, self._reports = self._reports, []
@@ -173,9 +174,9 @@ class Dispatch:
             hash_assignments.leave(self._core, known, now=now)
 
     @property
-    def ring(self) -> HashAssignments:
+    def ring(self) -> HashRangeAssignments:
         """The places of consumers, for the part that assigns them."""
-        return HashAssignments(self._core)
+        return HashRangeAssignments(self._core)
 
     # -- the log ----------------------------------------------------------------------------------------------------
 
@@ -306,7 +307,7 @@ class Dispatch:
         return self._state.carried.not_durable
 
     def redeliveries(self) -> bytes:
-        """Counts and delays for the next owner, as bytes (`storage.redeliveries`), within a bound (`nacks`)."""
+        """Counts and delays for the next owner, as bytes (`storage.format.redeliveries`), within a bound (`nacks`)."""
         return nacks.snapshot(self._core)
 
     def clock_was_set(self, by: int) -> None:

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from actors.messages import BookieList
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Reply, Request
-from storage.errors import Unavailable
+from sluice.actors.messages import BookieList
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Unavailable
 
 R = TypeVar("R", bound=Reply)
 
@@ -68,7 +68,7 @@ class Bookies:
         return list(self._writable)
 
     def suspect(self, bookie: str) -> None:
-        """It failed just now: choose others for a while, and look its address up again."""
+        """Avoid a bookie that just failed for AVOID_MS, and look its address up again."""
         self._avoid[bookie] = self._ports.clock.monotonic() + AVOID_MS
 
     def suspected(self, bookie: str) -> bool:

@@ -6,10 +6,15 @@ A position is found by the record (which object), the object's footer (which row
 
 from __future__ import annotations
 
-from actors.ledger.record import Compacted, CompactedPart
-from actors.ledger.row_group_reader import RowGroupReader
-from actors.ports import Ports
-from storage.compacted import CompactedFooter, CompactedRows, decode_compacted_footer, decode_compacted_group
+from sluice.actors.ledger.record import Compacted, CompactedPart
+from sluice.actors.ledger.row_group_reader import RowGroupReader
+from sluice.actors.ports import Ports
+from sluice.storage.history.compacted import (
+    CompactedFooter,
+    CompactedRows,
+    decode_compacted_footer,
+    decode_compacted_group,
+)
 
 
 class CompactedReader(RowGroupReader[CompactedPart, CompactedFooter, CompactedRows]):

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
-from actors.ports import Ports, Task
-from actors.signal import Signal
-from storage.errors import SluiceError
+from sluice.actors.ports import Ports, Task
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import SluiceError
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -1,12 +1,12 @@
 """Finds ledgers that bookies hold although their partition has released them, and lets the bookies forget them.
 
 Deleting a ledger changes the chain first and tells the bookies afterwards; a crash in between, a bookie that was away,
-or a late write of a replaced owner leaves something behind. A ledger is collected only if this metadata itself named it
+or a late write of a replaced owner leaves copies behind. A ledger is collected only if this metadata itself named it
 and let it go: a chain that loses a ledger puts its id among `released` in the same version of its record, and the
 garbage collection collects these in the record `ids/released`, from which nothing is ever taken. A ledger that no chain
-names and nobody released stays, whatever the reason: it may be data of which a restored, a damaged or a wrong metadata
-store knows nothing. Such ledgers are told, for an alarm. Bookies are asked before the records are read, and a ledger is
-named before anything is written to it, so one that is new or just released is not among them.
+names and that was never released stays, whatever the reason: it may be data that a restored, a damaged or a wrong
+metadata store does not know. Such ledgers are told, for an alarm. Bookies are asked before the records are read, and a
+ledger is named before anything is written to it, so one that is new or just released is not among them.
 
 Ids are never used twice, so a garbage collection that froze in the middle and goes on an hour later does no harm: what
 was released is released still. Two controllers may collect at once. A record that cannot be read ends the garbage
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap
 
-from actors.ledger.history_objects import COMPACTED, FOLDER, compacted_prefix, delete_history, history_prefix
-from actors.ledger.record import unpack_record
-from actors.messages import BookieList, DeleteLedgers, ListLedgers
-from actors.ports import Ports, Unknown
-from actors.record_scan import scan, value_in
-from actors.store_attempts import REFUSALS
-from storage.errors import Corrupt, SluiceError, Unavailable
+from sluice.actors.ledger.history_objects import COMPACTED, FOLDER, compacted_prefix, delete_history, history_prefix
+from sluice.actors.ledger.record import unpack_record
+from sluice.actors.messages import BookieList, DeleteLedgers, ListLedgers
+from sluice.actors.ownership.record_scan import scan, value_in
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
 
 TIMEOUT = 30_000
 RELEASED = "ids/released"

@@ -9,19 +9,19 @@ name has higher ones.
 
 from __future__ import annotations
 
-from actors.ports import Ports
+from sluice.actors.ports import Ports
 
 FOLDER, COMPACTED = "history/", "compacted/"
 _NEVER = 1 << 62
 
 
 def history_prefix(topic: str, partition: int) -> str:
-    """Where the objects of a partition lie."""
+    """Return the prefix of the names of a partition's objects."""
     return f"{FOLDER}{topic}/{partition}/"
 
 
 def compacted_prefix(topic: str, partition: int) -> str:
-    """Where the objects of a partition's compacted table lie."""
+    """Return the prefix of the names of the objects of a partition's compacted table."""
     return f"{COMPACTED}{topic}/{partition}/"
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from actors.ledger.record import HistoryPart, LedgerRecord, Offloaded
-from actors.ledger.row_group_reader import RowGroupReader, naming
-from actors.ledger.run_offsets import RunOffsets
-from actors.ports import Ports
-from storage.checked_parquet import read_pieces
-from storage.errors import Corrupt, SluiceError, Unavailable
-from storage.frame import Frame
-from storage.history import GroupRows, PartFooter, decode_footer, decode_group
-from storage.history_columns import column_extents
+from sluice.actors.ledger.record import HistoryPart, LedgerRecord, Offloaded
+from sluice.actors.ledger.row_group_reader import RowGroupReader, naming
+from sluice.actors.ledger.run_offsets import RunOffsets
+from sluice.actors.ports import Ports
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
+from sluice.storage.format.frame import Frame
+from sluice.storage.history.checked_parquet import read_pieces
+from sluice.storage.history.column_reader import column_extents
+from sluice.storage.history.part import GroupRows, PartFooter, decode_footer, decode_group
 
 
 class HistoryReader(RowGroupReader[HistoryPart, PartFooter, GroupRows]):
@@ -37,7 +37,7 @@ class HistoryReader(RowGroupReader[HistoryPart, PartFooter, GroupRows]):
         return rows.frame(run)
 
     async def table(self, ledger: LedgerRecord) -> RunOffsets:
-        """Where the runs of a ledger begin. Raises Unavailable, Corrupt."""
+        """Return the offsets at which the runs of a ledger begin. Raises Unavailable, Corrupt."""
         table = np.concatenate([(await self.footer(part)).first_entries for part in _copy_of(ledger).parts])
         if len(table) != ledger.last_run + 1:
             raise Corrupt(f"the objects of ledger {ledger.id} hold {len(table)} runs, not {ledger.last_run + 1}")

@@ -1,9 +1,9 @@
 """Keeps one partition's record: takes possession of it, and changes it one version at a time.
 
-The race for a version is `actors.fenced_record`; here is what a partition adds to it. Taking possession turns every
-open ledger IN_RECOVERY in the very version that raises the epoch. Changes run one after another, each made from the
-newest record, and none is believed before its version is durable. An owner that loses one write stops for good: going
-on after a lost write is how other brokers trimmed ledgers that were no longer theirs.
+The race for a version is `actors.ownership.fenced_record`; here is what a partition adds to it. Taking possession turns
+every open ledger IN_RECOVERY in the very version that raises the epoch. Changes run one after another, each made from
+the newest record, and none is believed before its version is durable. An owner that loses one write stops for good:
+going on after a lost write is how other brokers trimmed ledgers that were no longer theirs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from actors.fenced_record import FencedRecord
-from actors.ledger.record import (
+from sluice.actors.ledger.record import (
     Exclusivity,
     LedgerState,
     PartitionRecord,
@@ -24,17 +23,18 @@ from actors.ledger.record import (
     record_key,
     unpack_record,
 )
-from actors.messages import TopicSettings
-from actors.ownership_proof import OwnershipProof
-from actors.ports import Ports
-from storage.errors import Corrupt, Fenced
+from sluice.actors.messages import TopicSettings
+from sluice.actors.ownership.fenced_record import FencedRecord
+from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.ports import Ports
+from sluice.storage.errors import Corrupt, Fenced
 
 RECENT_MS = 2_000
 """A proof of the process that is no older is good enough for an owner that only wants to notice its successor."""
 UNTOLD_MS = 120_000
-"""So often the record itself is looked at, whatever the process knows. A successor that died before its notice has told
-nobody, and nobody takes its place while this owner answers. It has fenced no ledger either, so this one serves on
-until it changes the record.
+"""The interval of looks at the record itself, even if the process has a proof. A successor that died before its notice
+has told nobody, and nobody takes its place while this owner answers. It has fenced no ledger either, so this one serves
+on until it changes the record.
 """
 
 

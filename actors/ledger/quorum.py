@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.errors import Invalid
+from sluice.storage.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,23 +12,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from actors.ledger.bookies import Bookies
-from actors.ledger.fan_out import FanOut, together
-from actors.ledger.history_reader import HistoryReader
-from actors.ledger.record import LedgerRecord
-from actors.ledger.run_offsets import RunOffsets, TableBuilder
-from actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, RunRead
-from actors.ports import Ports
-from actors.wire import Blob
-from storage.errors import Corrupt, Fenced, SluiceError, Unavailable
-from storage.frame import Frame, Header, decode_head, encode_head, head_size, payload_crc
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.fan_out import FanOut, together
+from sluice.actors.ledger.history_reader import HistoryReader
+from sluice.actors.ledger.record import LedgerRecord
+from sluice.actors.ledger.run_offsets import RunOffsets, TableBuilder
+from sluice.actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, RunRead
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Corrupt, Fenced, SluiceError, Unavailable
+from sluice.storage.format.frame import Frame, Header, decode_head, encode_head, head_size, payload_crc
 
 READ_TIMEOUT, HEADS_TIMEOUT = 3_000, 1_000
 SPECULATE_MS = 300
-"""Whoever waits for a run waits for a consumer's next message. A bookie answers within a few milliseconds, or hangs."""
+"""A reader that waits for a run delays a consumer's next message. A bookie answers within a few milliseconds, or hangs.
+"""
 DESCRIBE_TIMEOUT = 10_000
 HISTORY = "the object store"
-"""Where a run came from, in place of a bookie's name."""
+"""The source of a run, in place of a bookie's name."""
 
 
 class StoredFrame:

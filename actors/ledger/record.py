@@ -1,9 +1,9 @@
 """The metadata record of one partition: its owner, and the chain of ledgers that is its log.
 
-The record lives under `partition/<topic>/<partition>` as numbered versions. Whoever creates version n+1 with a
-higher epoch owns the partition; the previous owner loses its next write, whatever it wants to write, and stops. So
-the record is the only place where something becomes true for good: a new ledger, a new fragment of an ensemble, the
-end of a ledger, what was trimmed, which subscriptions must be waited for. Runs themselves never pass through it.
+The record lives under `partition/<topic>/<partition>` as numbered versions. The process that creates version n+1 with a
+higher epoch owns the partition; the previous owner loses its next write, whatever it wants to write, and stops. So the
+record is the only place where something becomes true for good: a new ledger, a new fragment of an ensemble, the end of
+a ledger, what was trimmed, which subscriptions must be waited for. Runs themselves never pass through it.
 
 A ledger is OPEN while its writer lives, IN_RECOVERY from the moment a new owner appears, CLOSED when its last entry
 is settled. A fragment names the bookies from `first_run` on, until the next fragment begins. All structs are
@@ -19,10 +19,10 @@ from typing import Any
 import msgpack
 import msgspec
 
-from actors.ledger.quorum import Quorum
-from actors.messages import TopicSettings
-from storage.errors import Corrupt, InvariantViolation
-from storage.position import EARLIEST, position
+from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.messages import TopicSettings
+from sluice.storage.errors import Corrupt, InvariantViolation
+from sluice.storage.format.position import EARLIEST, position
 
 FORMAT = 1
 WITH_HISTORY = 2
@@ -38,7 +38,7 @@ class LedgerState(StrEnum):
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True):
-    """These bookies hold the ledger from this run on, whose first entry is first_entry."""
+    """A part of a ledger that one set of bookies holds: from this run on, whose first entry is first_entry."""
 
     first_run: int
     first_entry: int
@@ -46,7 +46,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HistoryPart(msgspec.Struct, frozen=True, array_like=True):
-    """An object with runs from first_run on, whose first entry is first_entry (storage.history).
+    """An object with runs from first_run on, whose first entry is first_entry (storage.history.part).
 
     footer_crc: CRC32C of the last footer_bytes of its size bytes.
     """
@@ -71,7 +71,7 @@ class Offloaded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CompactedPart(msgspec.Struct, frozen=True, array_like=True):
-    """An object with last messages of keys, which lie at positions first .. last (storage.compacted).
+    """An object with last messages of keys, which lie at positions first .. last (storage.history.compacted).
 
     footer_crc: CRC32C of the last footer_bytes of its size bytes.
     """
@@ -105,7 +105,7 @@ class Compacted(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def bytes(self) -> int:
-        """What it takes in the store."""
+        """Return the size of the objects in the store, in bytes."""
         return sum(part.size for part in self.parts)
 
 
@@ -129,7 +129,9 @@ class Erasure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Erased(msgspec.Struct, frozen=True, array_like=True):
-    """So many messages of a key, asked for at a time (ms), were forgotten everywhere at another. The key is as well."""
+    """An erasure that is complete. asked_at: ms. at: ms, when the messages were forgotten everywhere. messages: how
+    many. The record does not keep the key.
+    """
 
     asked_at: int
     at: int
@@ -137,7 +139,7 @@ class Erased(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
-    """What operators have asked for, until it is done. keep_bytes, before: see messages.Offload, -1 for nothing;
+    """The requests of operators that are not done yet. keep_bytes, before: see messages.Offload, -1 for nothing;
     compact: see messages.Compact.
     """
 
@@ -205,7 +207,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
-    """Where a producer's run went: sequences first .. first+count-1 are entries from first_entry on."""
+    """A run that a producer stored: sequences first .. first+count-1 are entries from first_entry on."""
 
     first: int
     count: int
@@ -214,7 +216,7 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a producer has stored: its highest sequence, its last runs, and when it was last heard of (ms)."""
+    """The state of a producer: its highest stored sequence, its last runs, and when it was last heard of (ms)."""
 
     highest: int
     recent: tuple[StoredRun, ...]
@@ -222,8 +224,9 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResultsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Of which messages of a source results are stored: up to `finished` that is not remembered any more, above it the
-    cursor (storage.cursor, encoded) says it. seen: when the source was last heard of (ms).
+    """The results that are stored of one source. finished: for messages up to this position no results are remembered
+    any more. cursor: encoded (storage.format.cursor), the messages above it whose results are stored. seen: when the
+    source was last heard of (ms).
     """
 
     finished: int
@@ -323,11 +326,11 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         return next((ledger for ledger in self.ledgers if ledger.id == ledger_id), None)
 
     def closed_for(self, ledger: LedgerRecord, now: int) -> int:
-        """For how many milliseconds a ledger of the chain has been closed.
+        """Return for how many milliseconds a ledger of the chain has been closed.
 
         One that is closed in the future was closed by a clock that was ahead, and for as long as it says everything
-        behind it would be kept as well. It was closed before what followed it, of which the first that lies in the past
-        counts.
+        behind it would be kept as well. It was closed before the ledgers behind it, and the first of their times that
+        lies in the past counts.
         """
         if ledger.closed_at <= now:
             return now - ledger.closed_at
@@ -372,7 +375,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_key(topic: str, partition: int) -> str:
-    """Where a partition's record is kept."""
+    """Return the key of a partition's record in the metadata store."""
     return f"partition/{topic}/{partition}"
 
 
@@ -386,7 +389,7 @@ def unpack_record(value: bytes) -> PartitionRecord:
 
 
 def encode_record(record: PartitionRecord) -> dict[str, Any]:
-    """The record as plain maps, lists and numbers, for `actors.fenced_record`."""
+    """The record as plain maps, lists and numbers, for `actors.ownership.fenced_record`."""
     plain: dict[str, Any] = msgspec.to_builtins(record)
     return plain
 

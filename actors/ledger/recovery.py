@@ -29,9 +29,9 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from actors.ledger.quorum import Quorum
-from actors.ledger.record import Fragment, LedgerRecord
-from storage.errors import Corrupt
+from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.ledger.record import Fragment, LedgerRecord
+from sluice.storage.errors import Corrupt
 
 
 class Verdict(Enum):
@@ -114,7 +114,7 @@ class RunVote:
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """What the answers have proved. One copy outweighs any number of "no such run"."""
+        """Return the verdict that the answers prove. One copy outweighs any number of "no such run"."""
         if self.found:
             return Verdict.FOUND
         if len(self.missing) >= self._quorum.missing_answers:

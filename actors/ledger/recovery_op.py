@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from actors.ledger.bookies import Bookies
-from actors.ledger.fan_out import FanOut
-from actors.ledger.reader import LedgerReader, StoredFrame, check_answer
-from actors.ledger.record import GivenUp, LedgerRecord, LedgerState
-from actors.ledger.recovery import FenceCount, LedgerRecovery, RunVote, Verdict
-from actors.ledger.run_offsets import merge_index
-from actors.messages import AddRun, DescribeLedger, Done, FenceLedger, FenceState, LedgerIndex, ReadRun, RunRead
-from actors.ports import Ports
-from actors.wire import Blob
-from storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
-from storage.position import position, show
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.fan_out import FanOut
+from sluice.actors.ledger.reader import LedgerReader, StoredFrame, check_answer
+from sluice.actors.ledger.record import GivenUp, LedgerRecord, LedgerState
+from sluice.actors.ledger.recovery import FenceCount, LedgerRecovery, RunVote, Verdict
+from sluice.actors.ledger.run_offsets import merge_index
+from sluice.actors.messages import AddRun, DescribeLedger, Done, FenceLedger, FenceState, LedgerIndex, ReadRun, RunRead
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Corrupt, Fenced, NotFound, SluiceError, Unavailable
+from sluice.storage.format.position import position, show
 
 FENCE_TIMEOUT = 3_000
 DESCRIBE_TIMEOUT = 10_000

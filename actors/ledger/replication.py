@@ -1,6 +1,6 @@
 """Re-replication: gives every run its copies again after a bookie is lost for good.
 
-The metadata says which slots of which fragments a lost bookie had, and the striping says which runs were in those
+The metadata names the slots that a lost bookie had in each fragment, and the striping says which runs were in those
 slots. Each such slot is one repair: copy its runs from their other holders to a bookie that is not in the fragment,
 then put that bookie into the slot in one version of the record. A copy that no record names yet is only wasted space,
 so a repair can stop anywhere and begin again.
@@ -23,15 +23,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.ledger.bookies import Bookies
-from actors.ledger.fan_out import together
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.reader import LedgerReader
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
-from actors.messages import AddRun, DescribeLedger
-from actors.ports import Ports
-from actors.wire import Blob
-from storage.errors import Fenced, SluiceError, Unavailable
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.fan_out import together
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.reader import LedgerReader
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.messages import AddRun, DescribeLedger
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 COPIES_AT_ONCE = 4
 ADD_TIMEOUT = 10_000

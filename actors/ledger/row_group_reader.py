@@ -1,7 +1,8 @@
-"""Reads row groups of objects in the store: two range requests, the footer's and its own (storage.checked_parquet).
+"""Reads row groups of objects in the store: two range requests, the footer's and its own
+(storage.history.checked_parquet).
 
-Footers are kept, and so are the rows of the last row groups, because whoever reads one message reads those behind it.
-What is damaged, cut or gone is told by the checksums and never believed.
+Footers are kept, and so are the rows of the last row groups, because a reader of one message reads those behind it.
+Checksums find damaged, cut and missing data, which is never used.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from actors.ports import Ports
-from actors.signal import Signal
-from actors.store_attempts import attempt
-from storage.checked_parquet import CheckedFooter
-from storage.errors import Corrupt, NotFound
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.store_attempts import attempt
+from sluice.storage.errors import Corrupt, NotFound
+from sluice.storage.history.checked_parquet import CheckedFooter
 
 FOOTERS, GROUPS = 16, 2
-"""So many of each stay in the memory of a partition's owner."""
+"""The numbers of footers and row groups that stay in the memory of a partition's owner."""
 
 
 class NamedPart(Protocol):

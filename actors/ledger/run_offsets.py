@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.ledger.record import LedgerRecord
-from actors.messages import LedgerIndex
-from storage.errors import Corrupt
+from sluice.actors.ledger.record import LedgerRecord
+from sluice.actors.messages import LedgerIndex
+from sluice.storage.errors import Corrupt
 
 UNKNOWN = np.uint32(0xFFFFFFFF)
 

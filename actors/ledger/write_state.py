@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.ledger.quorum import Quorum
-from actors.ledger.record import Fragment
-from storage.errors import InvariantViolation
+from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.ledger.record import Fragment
+from sluice.storage.errors import InvariantViolation
 
 
 @dataclass(slots=True)

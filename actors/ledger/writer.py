@@ -13,22 +13,31 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from actors.backoff import Backoff
-from actors.ledger.bookies import Bookies, NoAnswer
-from actors.ledger.record import Fragment, LedgerRecord
-from actors.ledger.write_state import PendingRun, WriteState
-from actors.messages import AddRun
-from actors.ports import Ports
-from actors.signal import Signal
-from actors.wire import Blob
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, InvariantViolation, NotFound, Overloaded, SluiceError
-from storage.frame import Header, Run, encode_head, payload_crc
+from sluice.actors.ledger.bookies import Bookies, NoAnswer
+from sluice.actors.ledger.record import Fragment, LedgerRecord
+from sluice.actors.ledger.write_state import PendingRun, WriteState
+from sluice.actors.messages import AddRun
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    Invalid,
+    InvariantViolation,
+    NotFound,
+    Overloaded,
+    SluiceError,
+)
+from sluice.storage.format.frame import Header, Run, encode_head, payload_crc
 
 ADD_TIMEOUT = 3_000
 RETRY_FIRST, RETRY_MOST = 50, 2_000
 RETIRED_TRIES = 5
 OVERLOADED_TRIES = 4
-"""So many refusals for overload in a row count as a failure of the bookie."""
+"""The number of refusals for overload in a row that counts as a failure of the bookie."""
 
 
 @dataclass(slots=True)
@@ -84,7 +93,8 @@ class LedgerWriter:
     ) -> Append:
         """Give a run its place and start sending it. Never waits; the caller bounds what is in flight.
 
-        blob is the payload as it travels, inline the same with its bytes in hand. positions: see storage.frame.Header.
+        blob is the payload as it travels, inline the same with its bytes in hand. positions: see
+        storage.format.frame.Header.
         """
         if self.closed or self.retired:
             raise Fenced(f"ledger {self.ledger_id} takes no more runs")

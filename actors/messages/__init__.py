@@ -2,12 +2,12 @@
 
 All requests are safe to repeat. Those that change something carry an epoch (of the owner that speaks) or a session
 (of the consumer or producer that speaks), and a number that makes a repetition recognisable. Positions are packed
-int64 (storage.position); times are milliseconds; counts are messages.
+int64 (storage.format.position); times are milliseconds; counts are messages.
 """
 
 from __future__ import annotations
 
-from actors.messages.administration import (
+from sluice.actors.messages.administration import (
     BacklogFound,
     ClearBacklog,
     Configure,
@@ -35,7 +35,7 @@ from actors.messages.administration import (
     request_of,
     shown,
 )
-from actors.messages.bookie import (
+from sluice.actors.messages.bookie import (
     HEADS_AT_ONCE,
     PARTS,
     AddRun,
@@ -51,8 +51,19 @@ from actors.messages.bookie import (
     ReadRun,
     RunRead,
 )
-from actors.messages.common import NO_COUNTS, NO_POSITIONS, NO_ROWS, Alive, Closed, CloseIdle, Done, Ping, Stats, Text
-from actors.messages.controller import (
+from sluice.actors.messages.common import (
+    NO_COUNTS,
+    NO_POSITIONS,
+    NO_ROWS,
+    Alive,
+    Closed,
+    CloseIdle,
+    Done,
+    Ping,
+    Stats,
+    Text,
+)
+from sluice.actors.messages.controller import (
     AddBookies,
     AddPartitions,
     BookieList,
@@ -77,8 +88,8 @@ from actors.messages.controller import (
     TopicList,
     WhoLeads,
 )
-from actors.messages.delayed import DELAY_ID, CancelDelayed, RescheduleDelayed, SelectDelayed
-from actors.messages.dispatcher import (
+from sluice.actors.messages.delayed import DELAY_ID, CancelDelayed, RescheduleDelayed, SelectDelayed
+from sluice.actors.messages.dispatcher import (
     MOVES,
     Acknowledge,
     Acknowledged,
@@ -101,8 +112,8 @@ from actors.messages.dispatcher import (
     SentApart,
     StillOpen,
 )
-from actors.messages.parking import Discard, ListParked, Redrive
-from actors.messages.producing import (
+from sluice.actors.messages.parking import Discard, ListParked, Redrive
+from sluice.actors.messages.producing import (
     AccessMode,
     ClientsHere,
     CloseProducer,
@@ -116,7 +127,7 @@ from actors.messages.producing import (
     RatesHere,
     SendAway,
 )
-from actors.messages.reading import (
+from sluice.actors.messages.reading import (
     IndexRead,
     PayloadRead,
     ReadIndex,
@@ -125,8 +136,8 @@ from actors.messages.reading import (
     RowIndex,
     RunIndex,
 )
-from actors.messages.settings import SubscriptionSettings, TopicSettings
-from actors.messages.topic import (
+from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
+from sluice.actors.messages.topic import (
     AcceptLoss,
     BacklogSize,
     Compact,
@@ -148,7 +159,7 @@ from actors.messages.topic import (
     Replicated,
     Terminate,
 )
-from actors.messages.workers import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool
+from sluice.actors.messages.workers import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool
 
 __all__ = [
     "DELAY_ID",

@@ -14,14 +14,14 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from actors.messages.common import Done, Text
-from actors.messages.delayed import CancelDelayed, RescheduleDelayed
-from actors.messages.limits import MOST_ADDED, Key, Name, Shown, Time, check_key
-from actors.messages.parking import Discard, ListParked, Redrive
-from actors.messages.settings import SubscriptionSettings
-from actors.wire import Reply, Request
-from storage.errors import Invalid
-from storage.hashing import key_bytes
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.messages.delayed import CancelDelayed, RescheduleDelayed
+from sluice.actors.messages.limits import MOST_ADDED, Key, Name, Shown, Time, check_key
+from sluice.actors.messages.parking import Discard, ListParked, Redrive
+from sluice.actors.messages.settings import SubscriptionSettings
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Invalid
+from sluice.storage.format.hashing import key_bytes
 
 
 class Sought(Reply):
@@ -195,7 +195,7 @@ class FindBacklog(Request[BacklogFound]):
 
 
 class FindOwner(Request[Text]):
-    """Who owns the hash of this key, or this hash, now or at a time (ms)."""
+    """A request for the owner of a key's hash, or of a hash, now or at a time (ms)."""
 
     reply: ClassVar[type[Reply]] = Text
     key: Key | None = None
@@ -235,7 +235,7 @@ VERBS: dict[str, type[Request[Any]]] = {
     "owner": FindOwner,
     "what_if": WhatIf,
 }
-"""What may be asked by name, at the command line, by the Python client and over HTTP."""
+"""The requests that have a name at the command line, in the Python client and over HTTP."""
 
 
 def request_of(verb: str, arguments: Mapping[str, Any]) -> Request[Any]:

@@ -7,12 +7,12 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from actors.messages.common import Done, no_rows
-from actors.wire import Blob, Reply, Request
+from sluice.actors.messages.common import Done, no_rows
+from sluice.actors.ports.wire import Blob, Reply, Request
 
 
 class AddRun(Request[Done], kw_only=True):
-    """Store one frame: head (storage.frame.encode_head) and payload. Answered when durable.
+    """Store one frame: head (storage.format.frame.encode_head) and payload. Answered when durable.
 
     Refused with Fenced if `epoch` is below the ledger's; with Overloaded or Unavailable if the bookie is read-only.
     A repetition of a stored run is Done; a different run under the same number is Conflict.
@@ -48,7 +48,7 @@ HEADS_AT_ONCE = 256
 """Runs that one ReadHeads may ask for."""
 
 PARTS = ("all", "head")
-"""What may be asked of a run."""
+"""The parts of a run that may be asked for."""
 
 
 class RunRead(Reply, kw_only=True):

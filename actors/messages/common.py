@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from actors.wire import Reply, Request
+from sluice.actors.ports.wire import Reply, Request
 
 NO_POSITIONS: np.ndarray = np.empty(0, np.int64)
 NO_ROWS: np.ndarray = np.empty(0, np.uint32)
@@ -45,8 +45,8 @@ class Alive(Reply, kw_only=True):
 
 
 class Closed(Reply, kw_only=True):
-    """closed: it has ended, and whoever needs it starts it again. wake_at: when it has something to do, ms since 1970;
-    0: never.
+    """The answer to a request to close. closed: it has ended, and the next caller that needs it starts it again.
+    wake_at: when it has something to do, ms since 1970; 0: never.
     """
 
     closed: bool

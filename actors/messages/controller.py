@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from actors.messages.common import Done, Text
-from actors.messages.limits import MOST_BOOKIES, Name
-from actors.messages.settings import SubscriptionSettings, TopicSettings
-from actors.wire import Reply, Request
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.messages.limits import MOST_BOOKIES, Name
+from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
+from sluice.actors.ports.wire import Reply, Request
 
 
 class Located(Reply, kw_only=True):
@@ -45,7 +45,7 @@ class AddPartitions(Request[Done], kw_only=True):
 
 
 class Locate(Request[Located], kw_only=True):
-    """Where the owners of a topic's partitions are.
+    """A request for the addresses of the owners of a topic's partitions.
 
     partition: the one whose owner is waited for; None waits for all. partitions: several in its place; the answer comes
     soon after the first of them is there, and the others' addresses may be empty.
@@ -85,7 +85,7 @@ class LocateSubscription(Locate, kw_only=True):
 
 
 class Leading(Reply, kw_only=True):
-    """What a candidate for the controller knows (actors.candidate).
+    """The state of a candidate for the controller (actors.controller.candidate).
 
     host, epoch: the process of the controller, and since which epoch. leads: it is this candidate; acts: and may start
     and end others on suspicion. silent_ms: how long this one has not heard the controller. candidates: all processes.
@@ -134,12 +134,12 @@ class NodeDrain(Reply, kw_only=True):
 
 
 class DrainNode(Request[NodeDrain], kw_only=True):
-    """Begin to move everything away from a node, or say how far that is. node: the address of its machine, or its id,
-    of which four characters are enough.
+    """Begin to move everything away from a node, or say how far that is. node: the address of its machine, or at least
+    four characters of its id.
 
     keep_ledgers: what its bookies hold is not copied, because the machine comes back with its disk. withdrawn: use the
-    node again; what has moved stays where it is. look: begin nothing, only tell. Who asks again and again says so: else
-    the next question would undo what somebody else has withdrawn.
+    node again; what has moved stays where it is. look: begin nothing, only tell. A caller that polls sets it: else its
+    next question would undo another caller's `withdrawn`.
 
     NotFound. Invalid if it is the last node, if several are meant, or if too few bookies would be left. Unavailable
     while a bookie is being started that may be there.

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from actors.messages.common import Text
-from actors.messages.limits import MOST_SHOWN, Key, Time, check_key
-from actors.wire import Reply, Request
-from storage.batch import LAST_TIME, MAX_KEY_BYTES
-from storage.errors import Invalid
+from sluice.actors.messages.common import Text
+from sluice.actors.messages.limits import MOST_SHOWN, Key, Time, check_key
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Invalid
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES
 
 DELAY_ID = "delay_id"
 """The property of a message that holds its sender's own id of the delay."""
@@ -64,6 +64,8 @@ class CancelDelayed(SelectDelayed, kw_only=True):
 
 
 class RescheduleDelayed(SelectDelayed, kw_only=True):
-    """These delayed messages are due for this subscription at `deliver_at` (ms); otherwise as `CancelDelayed`."""
+    """A request that makes delayed messages due for this subscription at `deliver_at` (ms); otherwise as
+    `CancelDelayed`.
+    """
 
     deliver_at: Annotated[int, Meta(ge=1, le=LAST_TIME)]

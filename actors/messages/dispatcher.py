@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from actors.messages.common import Done, Text, no_counts, no_positions, no_rows
-from actors.messages.limits import MOST_BEATS
-from actors.wire import Blob, Reply, Request
-from storage.batch import LAST_TIME, MAX_KEY_BYTES
+from sluice.actors.messages.common import Done, Text, no_counts, no_positions, no_rows
+from sluice.actors.messages.limits import MOST_BEATS
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES
 
 
 class Attached(Reply, kw_only=True):
@@ -261,9 +261,9 @@ class RedeliverUnacknowledged(Request[Done], kw_only=True):
     """Give back all messages that this session was sent and did not acknowledge, also those on their way.
 
     consumer_epoch: rises with each of these in a session (Pulsar's consumer epoch). A delivery of a lower one is void,
-    and the consumer drops it. turn: the last delivery that it took. positions: what it had; only of these the
-    redelivery count rises, as of the rest it has seen nothing. seen: uint8, the count that it had with each. done: what
-    it acknowledged, of which this session may not have heard yet.
+    and the consumer drops it. turn: the last delivery that it took. positions: what it had; the redelivery count rises
+    for these alone, as it has not seen the rest. seen: uint8, the count that it had with each. done: what it
+    acknowledged, perhaps not yet heard by this session.
 
     Answered when the counts are durable.
     """

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from storage.batch import LAST_TIME, MAX_KEY_BYTES
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES
 
 MOST_SHOWN = 10_000
 """Rows that one question may ask for."""
@@ -28,7 +28,7 @@ may have been erased.
 """
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-"""A name as given; whoever makes something of that name checks it closer (`actors.names`)."""
+"""A name as given; whoever makes something of that name checks it closer (`actors.ownership.names`)."""
 Shown = Annotated[int, Meta(ge=1, le=MOST_SHOWN)]
 Key = Any
 """A message's key, see `check_key`; a field of msgspec is not text or bytes."""

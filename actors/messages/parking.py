@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from actors.messages.common import Text
-from actors.messages.limits import Key, Shown, check_key
-from actors.wire import Reply, Request
-from storage.errors import Invalid
+from sluice.actors.messages.common import Text
+from sluice.actors.messages.limits import Key, Shown, check_key
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Invalid
 
 
 class ListParked(Request[Text], kw_only=True):
@@ -37,7 +37,7 @@ class DecideParked(Request[Text], kw_only=True):
 
 
 class Redrive(DecideParked, kw_only=True):
-    """These keys go on: parked messages go out in order, before newer messages of their key."""
+    """A request that lets keys go on: parked messages go out in order, before newer messages of their key."""
 
 
 class Discard(DecideParked, kw_only=True):

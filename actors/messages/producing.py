@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from actors.messages.common import Done, Text
-from actors.wire import Blob, Reply, Request
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.ports.wire import Blob, Reply, Request
 
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
 ProducerNews = Literal["none", "taken", "over"]
@@ -61,11 +61,9 @@ class ProducersPresent(Reply, kw_only=True):
 
 
 class ProducersHere(Request[ProducersPresent], kw_only=True):
-    """Which of these producers on a partition does a home still serve?
-
-    news: what they are told by it. taken: somebody else has the partition to itself now, and they are to give way.
-    over: it takes no more messages; they leave when what they sent has its outcome, and their clients come again and
-    learn it.
+    """A question to a home: which of these producers on a partition does it still serve? news: what they are told by
+    it. taken: another producer has the partition to itself now, and they are to give way. over: it takes no more
+    messages; they leave when everything they sent is confirmed or refused, and their clients come again and learn it.
     """
 
     reply: ClassVar[type[Reply]] = ProducersPresent
@@ -87,7 +85,9 @@ class ClientsHere(Request[Text], kw_only=True):
 
 
 class RatesHere(Request[Text], kw_only=True):
-    """What a gateway lets pass of rates that hold for all of them, as JSON: see actors.pulsar.conversation.rates."""
+    """A request for the rates that a gateway lets pass under limits that hold for all gateways, as JSON: see
+    actors.pulsar.conversation.limits.rates.
+    """
 
     reply: ClassVar[type[Reply]] = Text
 
@@ -114,7 +114,7 @@ class Published(Reply, kw_only=True):
 
 
 class Publish(Request[Published], kw_only=True):
-    """Append one run (storage.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
+    """Append one run (storage.format.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
 
     Sequences at or below the producer's last stored one are not stored again. Answered when confirmed. A gap behind
     the last run waits for its predecessor and is Conflict in the end, unless `follows` says that there is none:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from actors.messages.common import no_rows
-from actors.wire import Blob, Reply, Request
+from sluice.actors.messages.common import no_rows
+from sluice.actors.ports.wire import Blob, Reply, Request
 
 
 class RunIndex(msgspec.Struct, kw_only=True):
@@ -95,7 +95,7 @@ class PayloadRead(Reply, kw_only=True):
 class ReadPayload(Request[PayloadRead], kw_only=True):
     """The run that contains an entry, from the tail cache or a bookie. NotFound if trimmed.
 
-    again: an earlier answer could not be used (its handle is gone, its checksum wrong), so read a verified copy anew.
+    again: an earlier answer could not be used (its handle is gone, its checksum wrong), so read a verified copy again.
     ahead: entries of the ledger (uint32, ascending) that are wanted next. Small runs of them come along, as many as
     one answer may carry; what cannot be read now is left out.
     wanted: of the ledger's entries (uint32, ascending), those for which the run is read. rows_from: of runs of at least

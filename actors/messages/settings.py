@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from storage.errors import Invalid
+from sluice.storage.errors import Invalid
 
 
 class TopicSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -118,7 +118,7 @@ SHORTEST_LEASE_MS = 2_000
 YEARS = 100 * 366 * 24 * 3600 * 1000
 """A hundred years: longer than anything, and far from where sums of times overflow."""
 MOST_PROPERTY_BYTES = 16_384
-"""Of the properties of a subscription: its record is written again with every group of acknowledgements."""
+"""The most bytes of a subscription's properties: its record is written again with every group of acknowledgements."""
 _BYTES = 1 << 50
 _MANY = 1 << 31
 
@@ -243,7 +243,7 @@ def check_limits(settings: msgspec.Struct, limits: Mapping[str, tuple[int, int]]
 
 
 _fields = functools.cache(msgspec.structs.fields)
-"""What a class of settings consists of: found out by reading its annotations, which takes longer than the rest."""
+"""The fields of a class of settings, cached: reading its annotations takes longer than the rest."""
 
 
 def repaired(plain: object, kind: type[S]) -> tuple[S, list[str]]:
@@ -307,5 +307,5 @@ def plain_settings(settings: TopicSettings | SubscriptionSettings) -> dict[str, 
 
 
 def dead_letter_topic(topic: str, subscription: str, settings: SubscriptionSettings) -> str:
-    """Where messages go that were given back more than max_redeliver_count times; named as in Pulsar."""
+    """Return the topic for messages that were given back more than max_redeliver_count times; named as in Pulsar."""
     return settings.dead_letter_topic or f"{topic}-{subscription}-DLQ"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from actors.messages.common import Done, Text
-from actors.wire import Reply, Request
-from storage.position import entry_of, ledger_of
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.format.position import entry_of, ledger_of
 
 
 class Ends(Reply, kw_only=True):
@@ -40,8 +40,8 @@ class Terminate(Request[Ends]):
 
 
 class ReadEnds(Request[Ends], kw_only=True):
-    """Where the topic begins and ends, for initial positions and seeks. compacted: `last` is that of who reads the
-    compacted log. subscription: whose statements the answer tells of (Ends.heard).
+    """A request for the ends of a topic, for initial positions and seeks. compacted: `last` is that of the compacted
+    log. subscription: whose statements the answer tells of (Ends.heard).
     """
 
     reply: ClassVar[type[Reply]] = Ends
@@ -122,8 +122,8 @@ class Replicated(Reply, kw_only=True):
 
 
 class Replicate(Request[Replicated], kw_only=True):
-    """These bookies, and no others, will never come back: copy what they held. Answered at once; ask again to see it
-    finish.
+    """A request to copy all that lost bookies held. lost: the bookies, and no others, that never come back. Answered at
+    once; ask again to see it finish.
 
     leaving: bookies that still answer, and that nothing is to need any more.
     """

@@ -1,7 +1,7 @@
-"""Requests about pools of workers: who keeps one, how it stands, and what an operator wants of it.
+"""Requests about pools of workers: the keeper of one, its state, and an operator's wishes.
 
-A pool is known by its name. Whoever keeps it claims it, and gets an epoch: the keeper before it is told so with its
-next report, and stops. An operator says what he wants, which the keeper hears with the answer to its next report.
+A pool is known by its name. A keeper claims it, and gets an epoch: the keeper before learns that from its next report,
+and stops. An operator says what he wants, which the keeper hears with the answer to its next report.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from actors.messages.common import Done, Text
-from actors.messages.limits import Name
-from actors.wire import Reply, Request
+from sluice.actors.messages.common import Done, Text
+from sluice.actors.messages.limits import Name
+from sluice.actors.ports.wire import Reply, Request
 
 MOST_WORKERS = 1_000
 MOST_POOL_STATUS = 512 * 1024
@@ -23,8 +23,8 @@ Workers = Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
 
 
 class PoolWanted(Reply, kw_only=True):
-    """What a pool is to be. draining: its workers finish, hand over their keys, and it ends. tails: the next report is
-    to have the last lines that each worker has written.
+    """The state that a pool is to reach. draining: its workers finish, hand over their keys, and it ends. tails: the
+    next report is to have the last lines that each worker has written.
     """
 
     epoch: int

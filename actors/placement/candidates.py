@@ -1,10 +1,10 @@
-"""Sees to it that on enough machines there is a process that can be the controller (actors.candidate)."""
+"""Sees to it that on enough machines there is a process that can be the controller (actors.controller.candidate)."""
 
 from __future__ import annotations
 
-from actors.placement.placement import Placement
-from actors.ports import Ports, Processes, Unknown
-from storage.errors import Unavailable
+from sluice.actors.placement.placement import Placement
+from sluice.actors.ports import Ports, Processes, Unknown
+from sluice.storage.errors import Unavailable
 
 CANDIDATE_HOST = "controller-"
 """How the names of these processes begin, but for the first one's."""

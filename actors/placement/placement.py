@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.placement.slots import (
+from sluice.actors.placement.slots import (
     BROKER,
     STANDBY,
     HostProcess,
@@ -30,8 +30,8 @@ from actors.placement.slots import (
     slot_for,
     stem,
 )
-from actors.placement.standby import Standby
-from actors.ports import Address, Introduction, Node
+from sluice.actors.placement.standby import Standby
+from sluice.actors.ports import Address, Introduction, Node
 
 Placed = tuple[str, Address, dict[str, Any]]
 """Something that runs: kind, address, settings."""

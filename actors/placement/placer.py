@@ -12,20 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.messages import WhoLeads
-from actors.placement.candidates import keep_candidates
-from actors.placement.placement import Placed, Placement
-from actors.placement.slots import STANDBY, HostProcess, is_broker, is_gateway, stem
-from actors.ports import Address, Introduction, Node, Ports, Processes, Unknown
-from actors.running import key_of
-from actors.signal import Signal
-from storage.errors import Corrupt, SluiceError, Unavailable
+from sluice.actors.controller.running import key_of
+from sluice.actors.messages import WhoLeads
+from sluice.actors.placement.candidates import keep_candidates
+from sluice.actors.placement.placement import Placed, Placement
+from sluice.actors.placement.slots import STANDBY, HostProcess, is_broker, is_gateway, stem
+from sluice.actors.ports import Address, Introduction, Node, Ports, Processes, Unknown
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
 
 
 class Placer:
     """Starts host processes, and actors in them. Implements actors.ports.Places.
 
-    candidate: who says whether this controller may act (actors.candidate); empty if it always may.
+    candidate: who says whether this controller may act (actors.controller.candidate); empty if it always may.
     """
 
     def __init__(self, ports: Ports, processes: Processes, placement: Placement, candidate: Address = "") -> None:

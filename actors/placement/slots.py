@@ -11,8 +11,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.ports import Node
-from storage.errors import Unavailable
+from sluice.actors.ports import Node
+from sluice.storage.errors import Unavailable
 
 BROKER = "broker-"
 """How the slots of the shared processes begin; each other slot is a bookie's or a gateway's."""

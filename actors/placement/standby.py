@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from actors.placement.slots import HostProcess, Times
+from sluice.actors.placement.slots import HostProcess, Times
 
 
 class Standby:

@@ -1,1 +1,1 @@
-"""What operators set for topics and namespaces: retention, time to live, backlog quotas, schemas."""
+"""Policies that operators set for topics and namespaces: retention, time to live, backlog quotas, schemas."""

@@ -1,4 +1,4 @@
-"""What is written down of what somebody did, or was refused: see cluster.audit."""
+"""Audit entries of requests that were done, refused or failed: see cluster.base.audit."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Who may do what: the decision, from roles, what is wanted, and what the records say.
+"""Decides whether a client may do something, from its roles, its wish and the recorded permissions.
 
-A client has roles (actors.pulsar.conversation.gateway), and may do what one of them may. In order:
+A client has roles (actors.pulsar.conversation.gateway.gateway), and may do what one of them may. In order:
 
 * A superuser may do everything, and an administrator of a tenant everything with the tenant's topics and namespaces.
 * A viewer may look at everything but the content of messages, and change nothing.
 * Another role may produce or consume where that was granted to it, for the topic or for its namespace
-  (actors.policies.permissions). A subscription that has roles of its own is for these roles alone. Who may do one of
-  the two may look the topic up and see its statistics.
+  (actors.policies.permissions). A subscription that has roles of its own is for these roles alone. A role that may do
+  one of the two may look the topic up and see its statistics.
 
-Names of topics are Sluice's own here. Whoever asks has translated what a client said, so a topic has one name, and a
+Names of topics are Sluice's own here. The caller has translated a client's name, so a topic has one name, and a
 partition is its topic.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.names import namespace_of, unquoted
-from actors.policies.namespaces import Tenant
-from actors.policies.permissions import Grants
-from storage.errors import Invalid
+from sluice.actors.ownership.names import namespace_of, unquoted
+from sluice.actors.policies.namespaces import Tenant
+from sluice.actors.policies.permissions import Grants
+from sluice.storage.errors import Invalid
 
 Needed = Literal["superuser", "administrator", "produce", "consume", "either"]
 """either: produce or consume, of a topic; with any subscription."""
@@ -41,7 +41,7 @@ class Forbidden(Invalid):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody wants to do. Without a topic it concerns a namespace, without that a tenant, or the cluster.
+    """An action that a client asks for. Without a topic it concerns a namespace, without that a tenant, or the cluster.
 
     space: as in `sales/eu`. looks: it changes nothing and shows no content of messages.
     """
@@ -70,7 +70,7 @@ NOBODY, NOTHING = Tenant(), Grants()
 
 @dataclass(frozen=True, slots=True)
 class KnownRights:
-    """What the records say of the tenant, the namespace and the topic that a wish concerns."""
+    """The recorded rights of the tenant, the namespace and the topic that a wish concerns."""
 
     tenant: Tenant = NOBODY
     space: Grants = NOTHING
@@ -112,7 +112,7 @@ def _permitted(role: str, wish: Wish, rights: KnownRights) -> bool:
 
 
 def refusal(roles: Sequence[str], wish: Wish) -> Forbidden:
-    """What those are told who may not do it: which right is missing, and nothing of what there is."""
+    """Return the error for a refused client. The text names the missing right, and not whether the topic exists."""
     who = f"role {roles[0]!r}" if len(roles) == 1 else f"none of the roles {', '.join(map(repr, roles[:5]))}"
     where = unquoted(wish.topic) if wish.topic else wish.space or wish.tenant
     if wish.needs == "superuser":

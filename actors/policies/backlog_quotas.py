@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.policies.policy_records import (
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.policies.policy_records import (
     QUOTAS,
     decoded,
     look_at_all,
@@ -22,8 +22,8 @@ from actors.policies.policy_records import (
     value_of,
     values_of,
 )
-from actors.ports import Meta, Records
-from storage.errors import Corrupt, Invalid
+from sluice.actors.ports import Meta, Records
+from sluice.storage.errors import Corrupt, Invalid
 
 CHECK_MS = 5_000
 """So often quotas that were set elsewhere are seen."""
@@ -35,7 +35,7 @@ EVICTION = "consumer_backlog_eviction"
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """limit: bytes behind the slowest subscription of a partition, or seconds, of which 0 are no limit, as with Pulsar.
+    """limit: bytes behind the slowest subscription of a partition, or seconds; 0 seconds are no limit, as with Pulsar.
     policy: one of HOLDS, or EVICTION.
     """
 
@@ -69,7 +69,7 @@ class Quotas:
         return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
 
     async def look(self) -> list[Corrupt]:
-        """Learn all of them; what is wrong with those that cannot be read, of which holds what was known. Raises
+        """Read all quotas; return the errors of damaged records, whose last known quotas stay in force. Raises
         Unavailable.
         """
         names = [key.removeprefix(self._prefix) for key in await self._meta.keys(self._prefix)]
@@ -83,7 +83,7 @@ class Quotas:
         return _quota_in(name, await value_of(self._meta, self._prefix + name))
 
     async def set(self, name: str, quota: Quota) -> None:
-        """It holds from now on, elsewhere within CHECK_MS. Raises Unavailable."""
+        """Store a quota. The quota holds here at once, and elsewhere within CHECK_MS. Raises Unavailable."""
         value = msgspec.json.encode(quota)
         await revise(self._meta, self._prefix + name, lambda _: value, f"the backlog quota of {name} is")
         await self.look()

@@ -2,7 +2,8 @@
 
 They are older than a time to live (actors.policies.retention) or than a quota of age that evicts
 (actors.policies.backlog_quotas), or they are the oldest ones of a subscription that has reached a quota of size that
-evicts. The owner of each subscription looks, at most every LOOK_MS, and carries it out (`actors/dispatcher/seek.py`).
+evicts. The owner of each subscription looks, at most every LOOK_MS, and carries it out
+(`actors/dispatcher/operator/seek.py`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from actors.messages import TopicSettings
-from actors.policies.backlog_quotas import EVICTION, quota_of
-from actors.policies.policy_records import AGES, QUOTAS, SeldomRead
-from actors.policies.retention import ttl_of
-from actors.ports import Ports, Records
+from sluice.actors.messages import TopicSettings
+from sluice.actors.policies.backlog_quotas import EVICTION, quota_of
+from sluice.actors.policies.policy_records import AGES, QUOTAS, SeldomRead
+from sluice.actors.policies.retention import ttl_of
+from sluice.actors.ports import Ports, Records
 
 LEFT = 0.9
 """Of a quota of size that is reached, so much is left, as with Pulsar: not every look is to find it reached again."""

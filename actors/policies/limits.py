@@ -2,17 +2,17 @@
 
 The records are `limits/namespace/<tenant>/<namespace>` and `limits/topic/<topic>`. Each limit of a topic comes before
 that of its namespace. They hold for clients of Pulsar, for each partition by itself, as with Pulsar, and for all
-gateways together (actors.pulsar.conversation.rates, actors.pulsar.conversation.head_count).
+gateways together (actors.pulsar.conversation.limits.rates, actors.pulsar.conversation.limits.head_count).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.policies.policy_records import LIMITS, decoded, look_at_all, of_namespace, of_topic, revise, value_of
-from actors.ports import Meta
-from storage.errors import Corrupt, Invalid
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.policies.policy_records import LIMITS, decoded, look_at_all, of_namespace, of_topic, revise, value_of
+from sluice.actors.ports import Meta
+from sluice.storage.errors import Corrupt, Invalid
 
 MOST = 1 << 50
 MOST_PERIOD_S = 3_600
@@ -71,11 +71,11 @@ class LimitRecords:
         await self.look()
 
     async def forget(self, name: str) -> None:
-        """The topic or namespace is no more."""
+        """Remove the limits of a deleted topic or namespace."""
         await self._meta.remove(LIMITS + name)
 
     async def look(self) -> list[Corrupt]:
-        """Learn all of them; what is wrong with those that cannot be read, of which holds what was known."""
+        """Read all limits; return the errors of damaged records, whose last known limits stay in force."""
         names = [key.removeprefix(LIMITS) for key in await self._meta.keys(LIMITS)]
         found, damage = await look_at_all(names, self.read, self._known)
         self._known, self._merged = dict(found), {}

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.names import TENANT_NAMESPACE, check_space, namespace_of
-from actors.policies.policy_records import TENANTS, decoded, forget_rights, revise, tell_changed, value_of
-from actors.policies.schema_compatibility import DEFAULT, STRATEGIES
-from actors.ports import Meta
-from storage.errors import Conflict, Invalid, NotFound
+from sluice.actors.ownership.names import TENANT_NAMESPACE, check_space, namespace_of
+from sluice.actors.policies.policy_records import TENANTS, decoded, forget_rights, revise, tell_changed, value_of
+from sluice.actors.policies.schema_compatibility import DEFAULT, STRATEGIES
+from sluice.actors.ports import Meta
+from sluice.storage.errors import Conflict, Invalid, NotFound
 
 _SPACES = "namespace/"
 MOST_ROLES = 1_000
@@ -65,7 +65,7 @@ class Namespaces:
         self._meta = meta
 
     async def policies(self, space: str) -> NamespacePolicies:
-        """Those of a namespace. Raises NotFound if there is none."""
+        """Return the policies of a namespace. Raises NotFound if there is no such namespace."""
         return _policies_in(space, await value_of(self._meta, _SPACES + space))
 
     async def check_exists(self, space: str) -> None:
@@ -74,7 +74,7 @@ class Namespaces:
             await self.policies(space)
 
     async def of_topic(self, topic: str) -> NamespacePolicies:
-        """Those that hold for a topic, whoever made it. Raises Unavailable."""
+        """Return the policies of a topic's namespace, or the defaults if it has none. Raises Unavailable."""
         space, _ = namespace_of(topic)
         try:
             return await self.policies(space)
@@ -108,7 +108,7 @@ class Namespaces:
         await tell_changed(self._meta, TENANTS + tenant)
 
     async def tenant(self, tenant: str) -> Tenant:
-        """What is said of a tenant, which may not be there. Raises Corrupt."""
+        """Return the record of a tenant, or an empty one if there is none. Raises Corrupt."""
         return tenant_in(tenant, await value_of(self._meta, TENANTS + tenant))
 
     async def change_tenant(self, tenant: str, roles: tuple[str, ...]) -> None:
@@ -145,7 +145,7 @@ class Namespaces:
 
 
 def tenant_in(tenant: str, value: bytes | None) -> Tenant:
-    """What the record of a tenant says. Raises Corrupt."""
+    """Decode the record of a tenant; no record is a tenant without administrators. Raises Corrupt."""
     return Tenant() if value is None else decoded(value, Tenant, f"the tenant {tenant}")
 
 

@@ -1,9 +1,9 @@
-"""What a process knows of permissions, so that nobody asks the store for every message, or for every request.
+"""A cache of permissions for one process: no message and no request waits for a read of the store.
 
-All changes of permissions are counted in one record. Who looks at it knows which records changed since, and forgets
-these; what is needed is read anew. Nobody is let in by knowledge that is older than FRESH_MS: if the store cannot be
-asked then, who comes is told to come again, and who is there stays. Of those who are there LOOK_MS are the longest time
-until a change is noticed.
+One record counts all changes of permissions. A look at that record shows which records changed since; the cache forgets
+them, and reads them again when they are needed. A cache older than FRESH_MS admits no client: if the store cannot be
+asked then, a newcomer is told to come again, and an admitted client stays. A change reaches an admitted client within
+LOOK_MS.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from actors.policies.authorization import Authorization, KnownRights, Wish, refusal
-from actors.policies.namespaces import tenant_in
-from actors.policies.permissions import grants_in
-from actors.policies.policy_records import (
+from sluice.actors.policies.authorization import Authorization, KnownRights, Wish, refusal
+from sluice.actors.policies.namespaces import tenant_in
+from sluice.actors.policies.permissions import grants_in
+from sluice.actors.policies.policy_records import (
     CHANGES,
     PERMISSIONS,
     TENANTS,
@@ -22,10 +22,10 @@ from actors.policies.policy_records import (
     of_namespace,
     value_of,
 )
-from actors.policies.policy_records import of_topic as record_of_topic
-from actors.ports import Ports
-from actors.signal import Signal
-from storage.errors import SluiceError
+from sluice.actors.policies.policy_records import of_topic as record_of_topic
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import SluiceError
 
 LOOK_MS = 300
 FRESH_MS = 1_000
@@ -85,7 +85,7 @@ class PermissionCache:
                     self._changed, self._any_changed = {**keys, **self._changed}, every or self._any_changed
 
     async def _try_to_look(self, ended: Signal) -> None:
-        """One that the store does not answer holds up neither the next one nor what others have found."""
+        """Look for changes and log a failure. A lookup without an answer delays neither later nor finished lookups."""
         self._under_way += 1
         try:
             await self.look()

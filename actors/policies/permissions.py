@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.policies.namespaces import MOST_ROLES, check_role
-from actors.policies.policy_records import (
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.policies.namespaces import MOST_ROLES, check_role
+from sluice.actors.policies.policy_records import (
     PERMISSIONS,
     decoded,
     forget_rights,
@@ -24,8 +24,8 @@ from actors.policies.policy_records import (
     tell_changed,
     value_of,
 )
-from actors.ports import Meta
-from storage.errors import Invalid, NotFound
+from sluice.actors.ports import Meta
+from sluice.storage.errors import Invalid, NotFound
 
 ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
 """Actions as Pulsar names them. What the last four permit is not offered here; they are kept and shown."""
@@ -97,7 +97,7 @@ class Permissions:
         await self._change(of_namespace(space), revoked)
 
     async def forget_space(self, space: str) -> None:
-        """The namespace is no more, and what was granted for topics in it counts for no later one of its name."""
+        """Remove all grants of a deleted namespace and of its topics: a later namespace of that name has none."""
         for key in await self._meta.keys(PERMISSIONS + of_topic("")):
             if namespace_of(key.removeprefix(PERMISSIONS + of_topic("")))[0] == space:
                 await forget_rights(self._meta, key)
@@ -119,5 +119,5 @@ def check_grant(role: str, actions: object) -> None:
 
 
 def grants_in(name: str, value: bytes | None) -> Grants:
-    """What a record says. Raises Corrupt."""
+    """Decode the grants in a record; no record grants nothing. Raises Corrupt."""
     return Grants() if value is None else decoded(value, Grants, f"the permissions of {name}")

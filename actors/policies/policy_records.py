@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from actors.names import namespace_of
-from actors.ports import Clock, Meta, Records
-from storage.errors import Corrupt, Unavailable
+from sluice.actors.ownership.names import namespace_of
+from sluice.actors.ports import Clock, Meta, Records
+from sluice.storage.errors import Corrupt, Unavailable
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def of_topic(topic: str) -> str:
 
 
 async def forget_topic(meta: Meta, topic: str) -> None:
-    """Remove what gateways kept of a topic that is no more. Raises Unavailable."""
+    """Remove all policy and schema records of a deleted topic. Raises Unavailable."""
     for key in (schema_key(topic), *(prefix + of_topic(topic) for prefix in (QUOTAS, AGES, LIFETIMES, LIMITS))):
         await meta.remove(key)
     for key in await meta.keys(definition_key(topic, "")):
@@ -107,7 +107,7 @@ async def forget_rights(meta: Meta, key: str) -> None:
 
 
 async def tell_changed(meta: Meta, key: str) -> None:
-    """Whoever caches permissions learns that a record has changed, which is written already. Raises Unavailable."""
+    """Tell the caches of permissions that a record has changed; write that record first. Raises Unavailable."""
     for _ in range(_TRIES):
         found = await meta.read(CHANGES)
         number, names = (0, []) if found is None else (found.number, changes_in(found.value))
@@ -135,8 +135,8 @@ def decoded(value: bytes, kind: type[T], what: str) -> T:
 async def look_at_all(
     names: Sequence[str], read: Callable[[str], Awaitable[T]], known: Mapping[str, T]
 ) -> tuple[dict[str, T], list[Corrupt]]:
-    """What `read` finds, by name, and what is wrong with the records that cannot be read: these are no answer for the
-    others, and of them what was known counts. Raises Unavailable.
+    """Read each name; return the values by name, and the errors of damaged records. A damaged record does not stop the
+    others, and keeps its value from `known`. Raises Unavailable.
     """
     found: dict[str, T] = {}
     damage: list[Corrupt] = []

@@ -12,9 +12,9 @@ from functools import partial
 
 import msgspec
 
-from actors.messages import TopicSettings
-from actors.messages.settings import check_topic
-from actors.policies.policy_records import (
+from sluice.actors.messages import TopicSettings
+from sluice.actors.messages.settings import check_topic
+from sluice.actors.policies.policy_records import (
     LIFETIMES,
     SeldomRead,
     decoded,
@@ -23,7 +23,7 @@ from actors.policies.policy_records import (
     value_of,
     values_of,
 )
-from actors.ports import Meta, Ports, Records
+from sluice.actors.ports import Meta, Ports, Records
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Lifetime(msgspec.Struct, frozen=True, omit_defaults=True):
         check_topic(msgspec.structs.replace(TopicSettings(ttl_ms=self.ttl_ms or 0), **self.thresholds()))
 
     def thresholds(self) -> dict[str, int]:
-        """Those that are set, by their names in TopicSettings."""
+        """Return the thresholds that are set, by their names in TopicSettings."""
         return {name: value for name in THRESHOLDS if (value := getattr(self, name)) is not None}
 
 
@@ -89,8 +89,8 @@ class Lifetimes:
 
 
 async def _look_for(meta: Records, topic: str) -> tuple[Callable[[], Lifetime], Callable[[], Lifetime]]:
-    """What a topic's own record says, and what that of its namespace says. Each call may raise Corrupt, so one that
-    cannot be read disturbs nobody who does not need it.
+    """Return decoders of a topic's own lifetime record and of its namespace's. Each may raise Corrupt when called, so a
+    damaged record disturbs only a caller that needs it.
     """
     names = names_for(topic)
     own, shared = await values_of(meta, [LIFETIMES + name for name in names])

@@ -1,7 +1,7 @@
 """Whether a schema may follow another one on a topic.
 
 Two schemas of different kinds are never compatible. If both definitions are Avro's, a strategy says which schema must
-be able to read messages of which other one, by Avro's rules of schema resolution. Other kinds are not compared, as with
+be able to read the other one's messages, by Avro's rules of schema resolution. Other kinds are not compared, as with
 Pulsar.
 """
 

@@ -1,8 +1,8 @@
-"""How many appends of one connection are under way at once.
+"""A limit on the appends of one connection that are under way at once.
 
-A client that sends to a thousand partitions begins as many appends, each of which makes every turn of the event loop
-longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
-sessions and appends are given up of which nothing is wrong. So MOST_APPENDS are under way, and the others wait in the
+A client that sends to a thousand partitions begins as many appends, and each makes every turn of the event loop longer
+until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second, sessions and
+appends are given up although nothing is wrong with them. So MOST_APPENDS are under way, and the others wait in the
 order in which they came. What comes for their partitions meanwhile joins them, which costs less than an append of its
 own.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.ports import Ports, Timer
+from sluice.actors.ports import Ports, Timer
 
 MOST_APPENDS = 100
 PATIENCE_MS = 3_000
@@ -43,7 +43,7 @@ class AppendTurn:
         self._timer: Timer = ports.clock.timer(PATIENCE_MS, self._let_others)
 
     def end(self) -> None:
-        """It has its outcome."""
+        """End the turn of an append that has succeeded or failed, and let others begin."""
         self._timer.cancel()
         self._let_others()
 

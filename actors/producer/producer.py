@@ -19,17 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.backoff import Backoff
-from actors.directory import Directory
-from actors.let_go import CLIENT, LET_GO
-from actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
-from actors.occasional import Occasional
-from actors.ports import Address, Ports, Unknown
-from actors.producer.append_turns import AppendTurns
-from actors.signal import Signal
-from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, bytes_of, has_keyed_delay
-from storage.errors import (
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.producer.append_turns import AppendTurns
+from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
+from sluice.storage.errors import (
     Conflict,
     Corrupt,
     Fenced,
@@ -41,17 +40,18 @@ from storage.errors import (
     Terminated,
     Unavailable,
 )
-from storage.frame import Run, make_run, payload_crc, run_of, run_parts
-from storage.hashing import Hashes, java_hash_column
-from storage.position import position
+from sluice.storage.format.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, bytes_of, has_keyed_delay
+from sluice.storage.format.frame import Run, make_run, payload_crc, run_of, run_parts
+from sluice.storage.format.hashing import Hashes, java_hash_column
+from sluice.storage.format.position import position
 
 RUN_MESSAGES = MAX_RUN_MESSAGES
 """Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
 RUN_BYTES = 8 * 1024 * 1024
 BODY_BYTES = MAX_RUN_BYTES - 64 * 1024
-"""What the columns of a run may take, so that it keeps to its limit with what Arrow adds to them."""
+"""The most bytes of the columns of a run, so that it keeps its limit with the bytes that Arrow adds."""
 COLUMN_BYTES = 12
-"""Of each message, for its hash and due time."""
+"""Bytes of each message for its hash and due time."""
 MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
 HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""
@@ -224,7 +224,7 @@ class PartitionProducer:
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
         await self._reopen(attempts=20)
-        Occasional(self._ports, self._signal, self._publish_queued, f"publish-{self._config.partition}")
+        SignalTask(self._ports, self._signal, self._publish_queued, f"publish-{self._config.partition}")
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a batch; `outgoing.done` gets its outcome. Never blocks."""
@@ -236,7 +236,7 @@ class PartitionProducer:
         self._signal.set()
 
     async def flush(self) -> None:
-        """Wait until everything queued so far has its outcome."""
+        """Wait until everything queued so far is confirmed or refused."""
         await self._idle.wait(self._ports)
 
     def close(self, reason: SluiceError | None = None) -> None:
@@ -278,8 +278,8 @@ class PartitionProducer:
                 turn.end()
 
     async def _publish_group(self, gathered: list[Outgoing]) -> None:
-        """Publish it, and tell its outcome. If one of its messages may not be stored the run is refused as a whole, so
-        its halves are published then, one after the other: what can be told apart is refused alone.
+        """Publish messages, and report their outcome. If one of them may not be stored the run is refused as a whole.
+        Then its halves are published in turn, so that in the end that message alone is refused.
         """
         waiting = [gathered]
         while waiting:

@@ -1,10 +1,10 @@
-"""Publishes what workers made of messages: once for each message, whoever else publishes results of the same message.
+"""Publishes the results of workers: once for each message, even if others publish results of the same message.
 
-It is the other half of `actors.topic.results`. Each row goes to the owner of its partition with the position of the
-message that it was made of, and a request is repeated until it is answered. Between a partition of the source and a
-partition of an output one request is in flight, and what comes meanwhile goes with the next one. That is for the size
-of runs alone, since nothing here relies on an order: a key waits until the results of its last message are confirmed.
-How much waits here is bounded by whoever calls, who has it in memory before.
+It is the other half of `actors.topic.partition.results`. Each row goes to the owner of its partition with the position
+of the message that it was made of, and a request is repeated until it is answered. Between a partition of the source
+and a partition of an output one request is in flight, and what comes meanwhile goes with the next one. That is for the
+size of runs alone, since nothing here relies on an order: a key waits until the results of its last message are
+confirmed. How much waits here is bounded by the caller, which has it in memory before.
 
 The owner need not remember what the subscription has finished for good. The owner of the source's partition knows that
 of every durable subscription, so it is asked now and then.
@@ -20,11 +20,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from actors.backoff import Backoff
-from actors.directory import Directory
-from actors.messages import PublishResults, Stats, shown
-from actors.ports import Ports, Unknown
-from actors.producer.producer import (
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import PublishResults, Stats, shown
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.producer.producer import (
     BODY_BYTES,
     PUBLISH_TIMEOUT,
     RETRY_FIRST,
@@ -33,11 +33,11 @@ from actors.producer.producer import (
     RUN_MESSAGES,
     joined,
 )
-from actors.wire import Blob
-from storage.batch import StoredBatch, has_keyed_delay
-from storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
-from storage.frame import make_run
-from storage.position import EARLIEST, Positions, parse
+from sluice.actors.runtime.backoff import Backoff
+from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
+from sluice.storage.format.batch import StoredBatch, has_keyed_delay
+from sluice.storage.format.frame import make_run
+from sluice.storage.format.position import EARLIEST, Positions, parse
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ MARKS_MS = 2_000
 
 @dataclass(eq=False, slots=True)
 class Publication(Generic[T]):
-    """The results of one message on their way. item: what whoever publishes them knows it by.
+    """The results of one message on their way. item: the publisher's own handle of the message.
 
     left: shares of it that are neither confirmed nor refused. error: why one of them was refused.
     """
@@ -95,7 +95,7 @@ class _Share:
         return [self.part(0, middle), self.part(middle, len(self.owners))]
 
     def part(self, start: int, stop: int) -> _Share:
-        """These of its rows."""
+        """Return the share of the rows start .. stop-1."""
         batch = self.batch.slice(start, stop)
         return _Share(batch, self.owners[start:stop], self.messages, self.on_end, int(batch.rows.nbytes))
 
@@ -104,7 +104,7 @@ class _Share:
         return np.array([self.messages[owner].position for owner in self.owners.tolist()], np.int64)
 
     def settle(self, error: SluiceError | None) -> None:
-        """It is confirmed, or refused."""
+        """Count the rows as confirmed, or refused with an error."""
         ended = []
         for owner in _distinct(self.owners).tolist():
             message = self.messages[owner]
@@ -124,7 +124,7 @@ class _Lane:
     working: bool = False
 
     def fail(self) -> None:
-        """What waits is not sent any more."""
+        """Refuse all that waits: the worker has ended."""
         while self.waiting:
             self.waiting.popleft().settle(Fenced("the worker has ended"))
 
@@ -159,8 +159,8 @@ class ResultPublisher:
         results: Sequence[ResultRows],
         on_end: Callable[[list[Publication[T]]], object],
     ) -> None:
-        """Publish results of several messages, each of which has some. on_end: called with those of which all rows are
-        confirmed, or refused; then some of them may be stored.
+        """Publish results of several messages, at least one row for each. on_end: called with the messages whose rows
+        are all confirmed or refused; rows of a refused message may be stored.
 
         Their errors are Invalid, NotFound, Fenced, and Conflict for a message that was finished before.
         """

@@ -6,16 +6,18 @@ from typing import Any
 
 import msgspec
 
-from actors.ledger.record import GivenUp, LedgerRecord
-from actors.topic.amounts import backlog_bytes, size_of
-from actors.topic.log import PartitionLog
-from actors.topic.producers import Producers
-from actors.topic.unreadable import Unreadable
-from actors.topic.upkeep import Upkeep
-from storage.position import position, show
+from sluice.actors.ledger.record import GivenUp, LedgerRecord
+from sluice.actors.topic.background.maintenance import TopicMaintenance
+from sluice.actors.topic.partition.amounts import backlog_bytes, size_of
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+from sluice.actors.topic.partition.producers import Producers
+from sluice.actors.topic.partition.unreadable import Unreadable
+from sluice.storage.format.position import position, show
 
 
-def describe(log: PartitionLog, producers: Producers, upkeep: Upkeep, unreadable: Unreadable) -> dict[str, Any]:
+def describe(
+    log: ManagedLedger, producers: Producers, upkeep: TopicMaintenance, unreadable: Unreadable
+) -> dict[str, Any]:
     """Counters of this owner, the chain of ledgers, and how far each subscription has come."""
     record = log.record
     return {
@@ -59,7 +61,7 @@ def describe_loss(lost: GivenUp) -> dict[str, Any]:
     }
 
 
-def _ledger(log: PartitionLog, ledger: LedgerRecord) -> dict[str, Any]:
+def _ledger(log: ManagedLedger, ledger: LedgerRecord) -> dict[str, Any]:
     return {
         "ledgerId": ledger.id,
         "state": ledger.state.value,

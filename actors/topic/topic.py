@@ -18,13 +18,12 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 
-from actors.actor import Actor
-from actors.cutting import cut_read
-from actors.delayed.owner import IndexOwner
-from actors.delayed.shared import SharedIndex
-from actors.ledger.bookies import Bookies
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.messages import (
+from sluice.actors.delayed.owner import IndexOwner
+from sluice.actors.delayed.shared import SharedIndex
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.lookup.cutting import cut_read
+from sluice.actors.messages import (
     AcceptLoss,
     BacklogSize,
     BookieList,
@@ -65,27 +64,35 @@ from actors.messages import (
     Text,
     TopicSettings,
 )
-from actors.messages.limits import SEQUENCES
-from actors.ports import Ports
-from actors.shared_future import SharedFuture
-from actors.signal import Signal
-from actors.topic.admission import Admission
-from actors.topic.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
-from actors.topic.compacted_reads import CompactedReads
-from actors.topic.log import PartitionLog
-from actors.topic.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
-from actors.topic.reads import LogReads
-from actors.topic.resources import ProcessResources
-from actors.topic.result_intake import ResultIntake
-from actors.topic.results import check_results
-from actors.topic.stats import describe, describe_loss
-from actors.topic.termination import Termination
-from actors.topic.unreadable import ALARM_MS, GivingUp
-from actors.topic.upkeep import Upkeep
-from actors.wire import Blob
-from storage.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, check_published, decode_body, has_keyed_delay
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, ProducerFenced, SluiceError, Unavailable
-from storage.frame import Run, index_columns, make_run, payload_crc
+from sluice.actors.messages.limits import SEQUENCES
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Blob
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.topic.background.maintenance import TopicMaintenance
+from sluice.actors.topic.partition.admission import Admission
+from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
+from sluice.actors.topic.partition.compacted_reads import CompactedReads
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+from sluice.actors.topic.partition.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
+from sluice.actors.topic.partition.reads import LogReads
+from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.partition.result_intake import ResultIntake
+from sluice.actors.topic.partition.results import check_results
+from sluice.actors.topic.partition.termination import Termination
+from sluice.actors.topic.partition.unreadable import ALARM_MS, GivingUp
+from sluice.actors.topic.stats import describe, describe_loss
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, ProducerFenced, SluiceError, Unavailable
+from sluice.storage.format.batch import (
+    MAX_RUN_BYTES,
+    MAX_RUN_MESSAGES,
+    StoredBatch,
+    check_published,
+    decode_body,
+    has_keyed_delay,
+)
+from sluice.storage.format.frame import Run, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""
@@ -118,13 +125,13 @@ class Topic(Actor):
         self._producers = Producers()
         known = Bookies(ports, bookies)
         metadata = PartitionMetadata(ports, topic, partition, self._halt)
-        self._log = PartitionLog(ports, known, metadata, settings, self._producers, self._halt, resources)
+        self._log = ManagedLedger(ports, known, metadata, settings, self._producers, self._halt, resources)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log, resources.room)
         self._termination = Termination(ports, self._log)
         self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = Upkeep(ports, known, topic, self._log, self._reads)
+        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads)
         self._compacted = CompactedReads(ports, self._log, self._upkeep.compaction.reader)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
@@ -439,7 +446,7 @@ class Topic(Actor):
         return await self._reads.rows(request.positions)
 
     async def on_read_ends(self, request: ReadEnds) -> Ends:
-        """Where the topic begins and ends."""
+        """Answer with the ends of the topic."""
         await self._ready()
         ends = self._reads.ends()
         ends.heard = self._upkeep.heard(request.subscription)
@@ -473,7 +480,7 @@ class Topic(Actor):
 
     @property
     def problem(self) -> str:
-        """What an operator must look at: a recovery that does not go on, runs or policies that nobody can read."""
+        """Return what an operator must look at, or "": a recovery that does not go on, unreadable runs or policies."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
         if waits:
             return f"the recovery waits: {waits}"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from cluster.bootstrap.forks import keep_connection_from_children
+from sluice.cluster.base.forks import keep_connection_from_children
 
 
 class HttpDoor(asyncio.Protocol):

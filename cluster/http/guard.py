@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from actors.policies.authorization import Forbidden
-from cluster.bootstrap.environment import LOOPBACK
-from cluster.real import logger
-from storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from sluice.actors.policies.authorization import Forbidden
+from sluice.cluster.base.real import logger
+from sluice.cluster.node.environment import LOOPBACK
+from sluice.storage.errors import Conflict, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,6 +48,10 @@ BY_TOKEN = "the token of this interface"
 """As whom the audit knows those who have it."""
 HERE = (LOOPBACK, "localhost", "[::1]")
 """How the loopback is called."""
+
+TOKEN_FILE = "admin-token"
+PORT_FILE = "admin-port"
+"""The files in the data folder that say the token and the port of the admin server."""
 
 
 @dataclass(frozen=True)

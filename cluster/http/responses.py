@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from cluster.http.guard import ASKER, Handler
-from storage.errors import Overloaded, SluiceError
+from sluice.cluster.http.guard import ASKER, Handler
+from sluice.storage.errors import Overloaded, SluiceError
 
 PIECE = 64 * 1024
 UNREAD_BYTES, UNREAD_OF_ONE = 32 * 1024 * 1024, 8 * 1024 * 1024

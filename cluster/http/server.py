@@ -17,14 +17,14 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from actors.ports import Ports
-from cluster.bootstrap.environment import LOOPBACK
-from cluster.bootstrap.forks import keep_from_children
-from cluster.descriptors import HTTP, at_most
-from cluster.http.connections import HeadAlone, HttpDoor
-from cluster.http.guard import ASKER, CARRIED, Handler
-from cluster.http.responses import responses_here
-from storage.errors import Invalid, Overloaded, Unavailable
+from sluice.actors.ports import Ports
+from sluice.cluster.base.descriptors import HTTP, at_most
+from sluice.cluster.base.forks import keep_from_children
+from sluice.cluster.http.connections import HeadAlone, HttpDoor
+from sluice.cluster.http.guard import ASKER, CARRIED, Handler
+from sluice.cluster.http.responses import responses_here
+from sluice.cluster.node.environment import LOOPBACK
+from sluice.storage.errors import Invalid, Overloaded, Unavailable
 
 CONNECTION_SECONDS = 30.0
 MOST_CONNECTIONS = 200

@@ -16,10 +16,10 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
-from actors.ports import Ports, Task
-from cluster.watch.rates import OwnerRates
-from cluster.watch.story import Picture, Stats, concerned, events, of_audit, picture
-from storage.errors import SluiceError
+from sluice.actors.ports import Ports, Task
+from sluice.cluster.watch.rates import OwnerRates
+from sluice.cluster.watch.story import Picture, Stats, concerned, events, of_audit, picture
+from sluice.storage.errors import SluiceError
 
 T = TypeVar("T")
 
@@ -46,10 +46,10 @@ class Owners(Protocol):
 
 
 class Audits(Protocol):
-    """Where an audit is written: see cluster.audit."""
+    """A reader of an audit: see cluster.base.audit."""
 
     def new(self) -> list[dict[str, Any]]:
-        """Its lines since the last call."""
+        """Return the lines since the last call."""
 
 
 class Feed:

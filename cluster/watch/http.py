@@ -10,11 +10,11 @@ from typing import Protocol
 
 from aiohttp import web
 
-from actors.names import check_name
-from actors.ports import Ports
-from cluster.http.guard import STREAM_UNTIL
-from cluster.http.responses import large, responses_here
-from cluster.watch.feed import Audits, Feed, Owners
+from sluice.actors.ownership.names import check_name
+from sluice.actors.ports import Ports
+from sluice.cluster.http.guard import STREAM_UNTIL
+from sluice.cluster.http.responses import large, responses_here
+from sluice.cluster.watch.feed import Audits, Feed, Owners
 
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {

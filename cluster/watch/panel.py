@@ -24,14 +24,13 @@ from urllib.parse import urlencode
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from cluster.bootstrap.environment import LOOPBACK
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
-from cluster.http.guard import guard
-from cluster.http.server import json_in
-from cluster.loop import LoopThread
-from cluster.watch.feed import event
-from cluster.watch.http import PAGE_PATHS, page_routes
-from storage.errors import Invalid, NotFound, Unavailable
+from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, guard
+from sluice.cluster.http.server import json_in
+from sluice.cluster.node.environment import LOOPBACK
+from sluice.cluster.watch.feed import event
+from sluice.cluster.watch.http import PAGE_PATHS, page_routes
+from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 MAX_BODY = 4 * 1024
 EXPLAIN = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/explain"
@@ -41,7 +40,9 @@ _LOOK_EVERY_S = 0.1
 
 
 class Breakable(Protocol):
-    """What can be broken. Its methods are called in threads, and may block and raise SluiceError."""
+    """A cluster with parts that can be broken. Its methods are called in threads, and may block and raise
+    SluiceError.
+    """
 
     def state(self) -> dict[str, Any]:
         """For the page: victims, each {target, label, kinds}; meanings by kind; done, sentences; phase, a sentence;
@@ -61,7 +62,9 @@ class Admin:
         self._data_dir = data_dir
 
     def look(self) -> tuple[str, dict[str, str]]:
-        """Its address, and the headers that it wants. Raises NotFound if there is none."""
+        """Return the address of the admin interface, and the headers that it wants. Raises NotFound if there is
+        none.
+        """
         try:
             port = int((self._data_dir / PORT_FILE).read_text())
             token = (self._data_dir / TOKEN_FILE).read_text().strip()

@@ -19,7 +19,9 @@ class OwnerRates:
         self._seen: dict[int, tuple[int, int, dict[str, int]]] = {}
 
     def of(self, at: int, owners: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
-        """What rose since each owner's last answer. at: ms. owners: their statistics, None of one that is silent."""
+        """Return the rates since each owner's last answer. at: ms. owners: their statistics, None of one that is
+        silent.
+        """
         rates = dict.fromkeys(self._counters, 0.0)
         for number, stats in enumerate(owners):
             if stats is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from actors.names import namespace_of
+from sluice.actors.ownership.names import namespace_of
 
 Stats = Mapping[str, Any]
 Picture = dict[str, Any]
@@ -148,7 +148,7 @@ def events(before: Picture | None, after: Picture) -> list[dict[str, Any]]:
 
 
 def of_audit(at: int, topic: str, subscription: str, lines: Iterable[Stats]) -> list[dict[str, Any]]:
-    """What an audit says of a topic or its namespace, and of a subscription or of none, as events."""
+    """Return an audit's lines about a topic or its namespace, and about a subscription or none, as events."""
     space, _ = namespace_of(topic)
     told = []
     for line in lines:

@@ -17,11 +17,11 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from cluster.bootstrap.forks import keep_from_children
-from cluster.wire.frames import MAX_DESCRIPTORS, FrameReader, MalformedFrame, WireFrame
-from cluster.wire.handshake import HandshakeRefused
-from cluster.wire.tls import NotTls, Secured
-from storage.frame import Buffer
+from sluice.cluster.base.forks import keep_from_children
+from sluice.cluster.wire.frames import MAX_DESCRIPTORS, FrameReader, MalformedFrame, WireFrame
+from sluice.cluster.wire.handshake import HandshakeRefused
+from sluice.cluster.wire.tls import NotTls, Secured
+from sluice.storage.format.frame import Buffer
 
 HIGH, LOW = 16 * 1024 * 1024, 4 * 1024 * 1024
 """Bytes that wait to be written: above the first nobody may add to them, until they are below the second."""

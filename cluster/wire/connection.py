@@ -6,15 +6,24 @@ import asyncio
 import itertools
 import socket
 
-from actors.host import Answer
-from actors.ports import Unknown
-from actors.wire import Packed
-from cluster.wire.carrier import FramedSocket
-from cluster.wire.frames import ERROR, MAX_FRAME, NO_ANSWER, REPLY, REQUEST, MalformedFrame, OtherVersion, WireFrame
-from cluster.wire.handshake import MAX_GREETING, Caller, HandshakeRefused
-from cluster.wire.payloads import read, written
-from cluster.wire.tls import NotTls, Secured
-from storage.errors import Invalid
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Packed
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.wire.carrier import FramedSocket
+from sluice.cluster.wire.frames import (
+    ERROR,
+    MAX_FRAME,
+    NO_ANSWER,
+    REPLY,
+    REQUEST,
+    MalformedFrame,
+    OtherVersion,
+    WireFrame,
+)
+from sluice.cluster.wire.handshake import MAX_GREETING, Caller, HandshakeRefused
+from sluice.cluster.wire.payloads import read, written
+from sluice.cluster.wire.tls import NotTls, Secured
+from sluice.storage.errors import Invalid
 
 GREETING_S = 5.0
 """Seconds in which both sides have proved themselves, or have not."""

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.errors import Invalid
-from storage.frame import Buffer
+from sluice.storage.errors import Invalid
+from sluice.storage.format.frame import Buffer
 
 MAGIC = b"SLCE"
 VERSION = 1

@@ -27,8 +27,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, WELCOME, MalformedFrame, WireFrame, encode
-from storage.frame import Buffer
+from sluice.cluster.wire.frames import CHALLENGE, HELLO, PROOF, REFUSED, WELCOME, MalformedFrame, WireFrame, encode
+from sluice.storage.format.frame import Buffer
 
 NONCE_BYTES = 32
 MAX_GREETING = 4096

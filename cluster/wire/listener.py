@@ -14,13 +14,13 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from actors.host import Answer
-from actors.ports import Unknown
-from actors.wire import Packed, pack_error
-from cluster.acceptor import Acceptor
-from cluster.wire.carrier import FramedSocket
-from cluster.wire.connection import GREETING_S
-from cluster.wire.frames import (
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Packed, pack_error
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.base.acceptor import Acceptor
+from sluice.cluster.wire.carrier import FramedSocket
+from sluice.cluster.wire.connection import GREETING_S
+from sluice.cluster.wire.frames import (
     ERROR,
     MAX_FRAME,
     NO_ANSWER,
@@ -30,10 +30,10 @@ from cluster.wire.frames import (
     WireFrame,
     encode,
 )
-from cluster.wire.handshake import MAX_GREETING, Greeter, HandshakeRefused, refusal
-from cluster.wire.payloads import read, written
-from cluster.wire.tls import Secured, Trust
-from storage.errors import Invalid, Unavailable
+from sluice.cluster.wire.handshake import MAX_GREETING, Greeter, HandshakeRefused, refusal
+from sluice.cluster.wire.payloads import read, written
+from sluice.cluster.wire.tls import Secured, Trust
+from sluice.storage.errors import Invalid, Unavailable
 
 logger = logging.getLogger("sluice")
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.wire import Packed
-from cluster.descriptors import PAYLOADS, at_most
-from cluster.wire.frames import ATTACHED, MAX_DESCRIPTORS, MalformedFrame, WireFrame, encode
-from storage.errors import Unavailable
-from storage.frame import Buffer
+from sluice.actors.ports.wire import Packed
+from sluice.cluster.base.descriptors import PAYLOADS, at_most
+from sluice.cluster.wire.frames import ATTACHED, MAX_DESCRIPTORS, MalformedFrame, WireFrame, encode
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.frame import Buffer
 
 SHARE_FROM = 256 * 1024
 """Payloads of at least so many bytes are shared; smaller ones travel in the frame, which is cheaper for them."""

@@ -13,15 +13,15 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from actors.host import Answer
-from actors.ports import Unknown
-from actors.wire import Packed
-from cluster.bootstrap.environment import is_loopback
-from cluster.wire.connection import Connection
-from cluster.wire.endpoint import Endpoint, this_network
-from cluster.wire.handshake import Caller, HandshakeRefused
-from cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
-from storage.errors import Invalid
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Packed
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.node.environment import is_loopback
+from sluice.cluster.wire.connection import Connection
+from sluice.cluster.wire.endpoint import Endpoint, this_network
+from sluice.cluster.wire.handshake import Caller, HandshakeRefused
+from sluice.cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
+from sluice.storage.errors import Invalid
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_SILENT_PAUSE_S = 0.02, 1.0, 0.1
 """Between attempts to reach a process that could not be reached: doubled each time. Where nobody refused, the attempt

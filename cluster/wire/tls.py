@@ -17,11 +17,11 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from cluster.certificates import load_own, load_trusted
-from cluster.wire.frames import MalformedFrame
-from cluster.wire.handshake import HandshakeRefused
-from storage.errors import Invalid
-from storage.frame import Buffer
+from sluice.cluster.base.certificates import load_own, load_trusted
+from sluice.cluster.wire.frames import MalformedFrame
+from sluice.cluster.wire.handshake import HandshakeRefused
+from sluice.storage.errors import Invalid
+from sluice.storage.format.frame import Buffer
 
 _HANDSHAKE, _ALERT = 0x16, 0x15
 """First byte of what TLS begins with; anything else comes from a peer that does not speak it."""

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.consumer.held import Received
-from cluster.consumer import Consumer
-from storage.position import show
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.cluster.client.consumer import Consumer
+from sluice.storage.format.position import show
 
 Rows = tuple[Received, npt.NDArray[np.int64]]
 """Some rows of a part."""

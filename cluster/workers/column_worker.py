@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cluster.message import Batch
-from cluster.workers.ages import Rows, ordering_of
-from cluster.workers.failed_rows import FailedRows
-from cluster.workers.handler_worker import LATE_S, MOST_NAMED, Handler, HandlerWorker
+from sluice.cluster.client.message import Batch
+from sluice.cluster.workers.ages import Rows, ordering_of
+from sluice.cluster.workers.failed_rows import FailedRows
+from sluice.cluster.workers.handler_worker import LATE_S, MOST_NAMED, Handler, HandlerWorker
 
 SMALLER = 16
 ALONE_AFTER = 3
@@ -93,7 +93,7 @@ class ColumnWorker(HandlerWorker):
         self._now = ()
 
     def _ours(self, batch: Batch, rows: Numbers) -> Numbers:
-        """Those that may be handled now; see HandlerWorker._is_ours."""
+        """Return the rows that may be handled now; see HandlerWorker._is_ours."""
         received = batch.received
         while not received.revoked and batch.consumer.lease_over():
             time.sleep(LATE_S)  # the answer comes with the next poll, and nothing tells of it here

@@ -22,17 +22,17 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from cluster.bootstrap.connecting import connect
-from cluster.bootstrap.environment import POOLS_NAMESPACE
-from cluster.workers import registry
-from cluster.workers.handler_worker import Handler
-from cluster.workers.keeper import PoolKeeper
-from cluster.workers.options import WorkersOptions
-from cluster.workers.reporting import reporter
-from storage.errors import Fenced, Invalid, SluiceError, Unavailable
+from sluice.cluster.launch.connecting import connect
+from sluice.cluster.node.environment import POOLS_NAMESPACE
+from sluice.cluster.workers import registry
+from sluice.cluster.workers.handler_worker import Handler
+from sluice.cluster.workers.keeper import PoolKeeper
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.reporting import reporter
+from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 PREFIX = "keeper/"
 START_S = 120.0
@@ -46,7 +46,7 @@ END_PATIENCE_MS = 60_000
 
 
 class KeeperActor:
-    """What runs in the keeper's process."""
+    """The Ray actor that runs a keeper in a process of its own."""
 
     def __init__(
         self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str, start: str = ""
@@ -64,11 +64,11 @@ class KeeperActor:
         return self._version
 
     def pid(self) -> int:
-        """Its process."""
+        """Return the id of the keeper's process."""
         return os.getpid()
 
     def _keep(self) -> None:
-        from cluster.workers.ray_places import RayPlaces
+        from sluice.cluster.workers.ray_places import RayPlaces
 
         client = self._connected()
         keeper: PoolKeeper | None = None

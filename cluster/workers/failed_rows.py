@@ -1,4 +1,4 @@
-"""What a handler of columns raises to say which rows it could not handle."""
+"""The exception of a handler of columns that names the rows that it could not handle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class FailedRows(Exception):
-    """These rows of the batch have failed, and the others are done; a row behind a failed one of its key is not.
+    """An error of some rows of a batch. The others are done, except the rows behind a failed one of their key.
 
     rows: their numbers, from 0 on. A handler that raises anything else has failed with all rows of its batch.
     """

@@ -1,4 +1,4 @@
-"""What every worker has: a thread that receives, calls the user's handler, and acknowledges what it has finished.
+"""The base of every worker: a thread that receives, calls the user's handler, and acknowledges finished messages.
 
 How messages reach the handler differs. A plain function that handles one message at a time is called in the worker's
 thread itself, because a hop to another thread costs many times as much as the message (`serial_worker.py`). Several
@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.consumer import Consumer
-from cluster.log_filter import FewOfEachKind
-from cluster.message import Message
-from cluster.workers.ages import Rows, keyless, waiting_ages
-from cluster.workers.options import STOP, WorkersOptions
-from cluster.workers.scaling import WorkerLoad
-from storage.errors import SluiceError
+from sluice.cluster.base.log_filter import FewOfEachKind
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.ages import Rows, keyless, waiting_ages
+from sluice.cluster.workers.options import STOP, WorkersOptions
+from sluice.cluster.workers.scaling import WorkerLoad
+from sluice.storage.errors import SluiceError
 
 logger = logging.getLogger("sluice.workers")
 logger.addFilter(FewOfEachKind())
@@ -56,12 +56,12 @@ class GaveUp(Exception):
 
 
 class HandlerCancelled(Exception):
-    """What a handler waited for was cancelled, and the handler with it."""
+    """An error of a handler that was cancelled, because an operation that it awaited was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a worker tells its pool. failures: tracebacks by key. overdue: keys whose handler takes too long.
+    """A worker's report to its pool. failures: tracebacks by key. overdue: keys whose handler takes too long.
     under_way: some of the keys that are being handled.
 
     handed_over: the worker that takes its place has all its keys. error: why the worker has ended, if it did so by
@@ -98,7 +98,7 @@ def shown_key(key: bytes) -> str:
 
 
 def made(handler: Handler) -> Handler:
-    """What is called for each message: the handler, or an object of it if it is a class."""
+    """Return the callable for each message: the handler, or an object of it if it is a class."""
     kind: Any = handler
     called: Any = kind() if inspect.isclass(kind) else kind
     return called  # type: ignore[no-any-return]
@@ -187,7 +187,9 @@ class HandlerWorker(ABC):
 
     @abstractmethod
     def _taken(self) -> Iterable[Rows]:
-        """What has left the consumer's queue and is not done; of each key the first one is enough."""
+        """Return the messages that have left the consumer's queue and are not done; of each key the first one is
+        enough.
+        """
 
     # -- in the worker's thread -------------------------------------------------------------------------------------
 

@@ -16,11 +16,11 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.workers.handler_worker import WorkerReport
-from cluster.workers.options import WorkersOptions
-from cluster.workers.places import PlacedWorker, Superseded, WorkerGone, WorkerPlaces
-from cluster.workers.scaling import Scaling
-from storage.errors import SluiceError
+from sluice.cluster.workers.handler_worker import WorkerReport
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone, WorkerPlaces
+from sluice.cluster.workers.scaling import Scaling
+from sluice.storage.errors import SluiceError
 
 LOOK_S = 0.1
 """Between two looks at the workers; one that ends is seen at once."""
@@ -43,7 +43,7 @@ class PoolStatus:
     handler so far. replaced: workers that died.
 
     oldest_age_ms: of the messages that wait at workers. failures: last tracebacks by key. overdue: keys by worker whose
-    handler takes longer than it may. reason: why there are no more or fewer workers, or why one cannot start.
+    handler takes longer than it may. reason: why the number of workers stays as it is, or why one cannot start.
     versions: of the handler, by worker. where: the process of each. spares: processes that are ready for a name.
     events: when (ms since 1970) and what, the newest last.
     """
@@ -402,7 +402,7 @@ class PoolKeeper:
             member.placed = placed
 
     def _died(self, number: int, member: _Member, why: str) -> None:
-        """It is begun again under its name, unless it was to stop; or its successor goes on alone."""
+        """Begin a dead worker again under its name, unless it was to stop or its successor goes on alone."""
         if not (member.stopping and not why):
             keys = ", ".join(member.report.under_way) if member.report is not None else ""
             self._note(f"{self._name(number)} died: {_last_line(why)}" + (f"; it had begun {keys}" if keys else ""))

@@ -1,7 +1,7 @@
 """Workers that handle several keys at once: functions in threads, coroutine functions on one event loop.
 
-Messages are taken from the consumer into a plan (`schedule.py`), which says who may run. Whoever ends makes room for
-the next one of its key.
+Messages are taken from the consumer into a plan (`schedule.py`), which says who may run. A message that ends makes
+room for the next one of its key.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import threading
 import time
 import traceback
 
-from cluster.consumer import Consumer
-from cluster.message import Message
-from cluster.workers.handler_worker import Handler, awaited, key_of
-from cluster.workers.options import WorkersOptions
-from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
-from storage.errors import Timeout
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.handler_worker import Handler, awaited, key_of
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
+from sluice.storage.errors import Timeout
 
 
 class KeyedWorker(PlannedWorker):
-    """What both kinds do with the plan."""
+    """A worker that lets a plan decide which keys run, for functions and for coroutine functions."""
 
     def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions) -> None:
         super().__init__(consumer, handler, options)
@@ -38,7 +38,7 @@ class KeyedWorker(PlannedWorker):
             self._planning.notify_all()
 
     def _begun(self, most: int | None = None) -> list[tuple[bytes, Message]]:
-        """What begins now. most: so many at the most."""
+        """Start messages by the plan and return them with their keys. most: an upper limit."""
         started = self._plan.start(most)
         now = time.monotonic()
         self._started_at.update((key, now) for key, _ in started)

@@ -1,4 +1,4 @@
-"""What users set for a pool of workers, and what it may be."""
+"""The options of a pool of workers, and their valid values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from actors.names import check_name
-from cluster.settings_input import wanted_settings
-from cluster.workers.scaling import ScalingLimits
-from storage.errors import Invalid
+from sluice.actors.ownership.names import check_name
+from sluice.cluster.client.settings_input import wanted_settings
+from sluice.cluster.workers.scaling import ScalingLimits
+from sluice.storage.errors import Invalid
 
 STOP = "stop"
 Count = Annotated[int, Meta(ge=1, le=1_000)]
@@ -25,7 +25,7 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
     is found by its name. version: of the handler; by default, what the handler is.
     spare_workers: 1 keeps a process of Ray ready that takes the place of one that dies, with the resources of a worker;
     None: unless these are more than CPUs. ray_actor_options: what Ray gives each worker; None has the workers as
-    threads of this process. connect: how a worker on Ray connects, as `cluster.connect` does.
+    threads of this process. connect: how a worker on Ray connects, as `sluice.connect` does.
     handler_timeout_ms: a handler that takes longer is named, and its worker is replaced if it is an actor; 0 is for
     ever. retry_delay_ms, max_retry_delay_ms: how long a message that failed waits before it comes again: twice as long
     each time, up to the second.
@@ -75,7 +75,7 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def limits(self) -> ScalingLimits:
-        """What the decision about scaling needs."""
+        """Return the options that decide about scaling."""
         return ScalingLimits(
             min_workers=self.min_workers,
             max_workers=self.max_workers,

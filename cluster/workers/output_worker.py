@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from cluster.consumer import Consumer
-from cluster.message import Batch, Message
-from cluster.workers.handler_worker import Handler, awaited, key_of
-from cluster.workers.options import WorkersOptions
-from cluster.workers.outputs import MOST_RESULTS, Result, results_of
-from cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
-from cluster.workers.result_loop import Call, NotOurs, ResultLoop
-from cluster.workers.result_sender import ResultSender
-from cluster.workers.schedule import KeySchedule
-from storage.errors import Fenced, Timeout
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Batch, Message
+from sluice.cluster.workers.handler_worker import Handler, awaited, key_of
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.outputs import MOST_RESULTS, Result, results_of
+from sluice.cluster.workers.planned_worker import EventLoopWorker, PlannedWorker, is_stale
+from sluice.cluster.workers.result_loop import Call, NotOurs, ResultLoop
+from sluice.cluster.workers.result_sender import ResultSender
+from sluice.cluster.workers.schedule import KeySchedule
+from sluice.storage.errors import Fenced, Timeout
 
 AT_ONCE = 256
 """Messages that are received together, and that wait in line to be called beside those that are."""
@@ -46,7 +46,9 @@ LOOK_S = 1.0
 
 
 class OutputWorker(PlannedWorker):
-    """What both kinds do. Their own steps are those of `ResultSteps`."""
+    """A worker that publishes results, for functions and for coroutine functions. Their own steps are those of
+    `ResultSteps`.
+    """
 
     _called: Handler
     _work: ResultLoop[Message]
@@ -170,7 +172,7 @@ class FunctionOutputWorker(OutputWorker):
             return
 
     def _tell(self) -> None:
-        """Something has come, from any thread."""
+        """Wake the worker for news, from any thread."""
         if not self._told:
             self._told = True
             self._news.set()

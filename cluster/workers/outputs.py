@@ -1,4 +1,4 @@
-"""What a handler gives back to be published, as rows of the topics that it goes to."""
+"""The results that a handler gives back to be published, as rows of the topics that they go to."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from actors.producer.results import ResultRows, source_name
-from cluster.message import Message
-from storage.batch import make_batch
-from storage.errors import Invalid
+from sluice.actors.producer.results import ResultRows, source_name
+from sluice.cluster.client.message import Message
+from sluice.storage.errors import Invalid
+from sluice.storage.format.batch import make_batch
 
 MOST_RESULTS = 10_000
 """Of one message. A handler that yields for ever is stopped there."""
@@ -50,7 +50,8 @@ class Result:
 
 
 def results_of(returned: Any) -> list[Result]:
-    """What a handler returned or yielded: nothing, a payload, (key, payload), a Result, or several of them.
+    """Return the results that a handler returned or yielded: nothing, a payload, (key, payload), a Result, or several
+    of them.
 
     Raises Invalid.
     """
@@ -59,7 +60,7 @@ def results_of(returned: Any) -> list[Result]:
     if isinstance(returned, bytes | str | Result | tuple):
         return [_result(returned)]
     if isinstance(returned, dict) or not isinstance(returned, Iterable):
-        raise Invalid(f"a handler with output gives payloads, (key, payload) or cluster.Result, not {_kind(returned)}")
+        raise Invalid(f"a handler with output gives payloads, (key, payload) or sluice.Result, not {_kind(returned)}")
     found: list[Result] = []
     for one in returned:
         if len(found) == MOST_RESULTS:
@@ -76,7 +77,7 @@ def _result(one: Any) -> Result:
     if isinstance(one, tuple) and len(one) == 2:
         key, payload = one
         return Result(payload, key)
-    raise Invalid(f"a result is a payload, (key, payload) or a cluster.Result, not {_kind(one)}")
+    raise Invalid(f"a result is a payload, (key, payload) or a sluice.Result, not {_kind(one)}")
 
 
 def _kind(value: Any) -> str:
@@ -122,7 +123,7 @@ def _by_output(results: Sequence[Result], outputs: Sequence[str]) -> dict[str, l
     by_topic: dict[str, list[Result]] = {}
     for result in results:
         if not result.topic and len(outputs) > 1:
-            raise Invalid(f"there are {len(outputs)} outputs: say which in cluster.Result(..., topic=...)")
+            raise Invalid(f"there are {len(outputs)} outputs: say which in sluice.Result(..., topic=...)")
         topic = result.topic or outputs[0]
         if topic not in outputs:
             raise Invalid(f"{topic!r} is none of the outputs {', '.join(outputs)}")

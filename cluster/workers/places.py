@@ -1,4 +1,4 @@
-"""Where workers run: as threads of this process, or as actors of Ray (`ray_places.py`).
+"""The places of workers: threads of this process, or actors of Ray (`ray_places.py`).
 
 A place makes workers, and knows nothing of how many there should be.
 """
@@ -9,15 +9,16 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cluster.workers.column_worker import ColumnWorker
-from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
-from cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
-from cluster.workers.options import WorkersOptions
-from cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
-from cluster.workers.serial_worker import SerialWorker
+from sluice.cluster.workers.column_worker import ColumnWorker
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
+from sluice.cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
+from sluice.cluster.workers.result_sender import open_results
+from sluice.cluster.workers.serial_worker import SerialWorker
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 
 class WorkerGone(Exception):
@@ -53,7 +54,7 @@ class PlacedWorker(Protocol):
 
 
 class WorkerPlaces(Protocol):
-    """Where the workers of a pool run: makes them, and has some ready."""
+    """A place that makes the workers of a pool, and keeps some ready."""
 
     def spares(self) -> int:
         """How many processes are ready for a name."""
@@ -80,7 +81,7 @@ class WorkerPlaces(Protocol):
 def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> HandlerWorker:
     """A worker with its consumer, which has attached. place: topic, subscription, and name of the worker."""
     topic, subscription, name = place
-    sender = client.open_results(topic, subscription, options.outputs) if options.outputs else None
+    sender = open_results(client, topic, subscription, options.outputs) if options.outputs else None
     consumer = client.subscribe(
         topic,
         subscription,

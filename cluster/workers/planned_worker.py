@@ -1,4 +1,4 @@
-"""What workers that handle several keys at once share: a plan of who may run (`schedule.py`), and an event loop."""
+"""The base of workers that handle several keys at once: a plan of who may run (`schedule.py`), and an event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from actors.consumer.held import Received
-from cluster.consumer import Consumer
-from cluster.message import Message
-from cluster.workers.ages import Rows
-from cluster.workers.handler_worker import Handler, HandlerWorker
-from cluster.workers.options import WorkersOptions
-from cluster.workers.schedule import KeySchedule
-from storage.errors import Timeout
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.ages import Rows
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.schedule import KeySchedule
+from sluice.storage.errors import Timeout
 
 
 def is_stale(message: Message) -> bool:

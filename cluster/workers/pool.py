@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actors.names import check_name
-from cluster.bootstrap.connecting import connect
-from cluster.workers import registry
-from cluster.workers.handler_worker import Handler
-from cluster.workers.keeper import PoolKeeper, PoolStatus, plain
-from cluster.workers.options import WorkersOptions, wanted_options
-from cluster.workers.places import ThreadPlaces, WorkerPlaces
-from cluster.workers.reporting import reporter
-from storage.errors import Invalid, NotFound, Unavailable
+from sluice.actors.ownership.names import check_name
+from sluice.cluster.launch.connecting import connect
+from sluice.cluster.workers import registry
+from sluice.cluster.workers.handler_worker import Handler
+from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus, plain
+from sluice.cluster.workers.options import WorkersOptions, wanted_options
+from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
+from sluice.cluster.workers.reporting import reporter
+from sluice.cluster.workers.result_sender import open_results
+from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 __all__ = ["PoolStatus", "Workers"]
 
@@ -88,10 +89,10 @@ class Workers:
             _attach(self.options.connect)
         client = self._connected()
         if self.options.outputs:  # what is wrong with these does not mend when a worker tries again
-            client.open_results(*self._place, self.options.outputs).close()
+            open_results(client, *self._place, self.options.outputs).close()
         version = version_of(handler, self.options)
         if self.options.detached:
-            from cluster.workers.detached import start_keeper
+            from sluice.cluster.workers.detached import start_keeper
 
             start_keeper(client, self._place, handler, self.options, version)
             return
@@ -149,7 +150,7 @@ class Workers:
     def _places(self, client: Client, handler: Handler, version: str) -> WorkerPlaces:
         if self.options.ray_actor_options is None:
             return ThreadPlaces(client, self._place, handler, self.options, version)
-        from cluster.workers.ray_places import RayPlaces
+        from sluice.cluster.workers.ray_places import RayPlaces
 
         return RayPlaces(self._place, handler, self.options, version)
 
@@ -193,7 +194,7 @@ class Workers:
 
 
 def status_of(row: dict[str, Any]) -> PoolStatus:
-    """What a keeper has reported; nothing if it has not reported yet, and of one that has stopped why."""
+    """Return a keeper's last report; an empty one before its first, and one with the reason if it has stopped."""
     why = row.get("stopped", "")
     empty = PoolStatus(
         workers={}, handled=0, failed=0, replaced=0, oldest_age_ms=0, failures={}, overdue={}, reason=why
@@ -215,15 +216,15 @@ def version_of(handler: Handler, options: WorkersOptions) -> str:
 
 def _attach(found_by: dict[str, Any]) -> None:
     """Attach this program to the Ray cluster that Sluice runs in, unless it uses one already: Ray would start one of
-    its own. found_by: as `cluster.connect` takes it. Raises Invalid, Unavailable.
+    its own. found_by: as `sluice.connect` takes it. Raises Invalid, Unavailable.
     """
     import ray
 
     if ray.is_initialized():
         return
-    from cluster.bootstrap.attach import join
-    from cluster.bootstrap.discovery import find
-    from cluster.bootstrap.folder import read_state
+    from sluice.cluster.launch.attach import join
+    from sluice.cluster.launch.discovery import find
+    from sluice.cluster.node.folder import read_state
 
     folder = Path(found_by.get("data_dir") or "sluice-data")
     found = find(folder)

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.bootstrap.connecting import connect
-from cluster.bootstrap.environment import POOLS_NAMESPACE
-from cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
-from cluster.workers.options import WorkersOptions
-from cluster.workers.places import PlacedWorker, Superseded, WorkerGone, new_worker
-from cluster.workers.scaling import WorkerLoad
-from storage.errors import SluiceError
+from sluice.cluster.launch.connecting import connect
+from sluice.cluster.node.environment import POOLS_NAMESPACE
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone, new_worker
+from sluice.cluster.workers.scaling import WorkerLoad
+from sluice.storage.errors import SluiceError
 
 CALL_S = 10.0
 """How long an actor may take to answer; a thread of its own answers, whatever its handlers do."""
@@ -48,11 +48,11 @@ NEVER_BEGUN = WorkerReport(load=WorkerLoad(ages={}), handled=0, failed=0, failur
 
 
 class StaleKeeper(Exception):
-    """What a worker answers a keeper that is not the last one that has spoken to it."""
+    """A worker's error for a keeper that is not the last one that has spoken to it."""
 
 
 class WorkerActor:
-    """What runs in the actor's process. Its calls are served by threads of their own."""
+    """The actor that runs a worker in a process of its own. Its calls are served by threads of their own."""
 
     def __init__(self, handler: Handler, options: WorkersOptions, version: str) -> None:
         self._options, self._version = options, version
@@ -66,7 +66,7 @@ class WorkerActor:
         self._begun, self._stop_asked = threading.Event(), threading.Event()
 
     def wait_begun(self) -> None:
-        """Returns when it has a name: whoever calls hears at once if it dies before."""
+        """Wait until the worker has a name; the caller hears at once if the process dies before."""
         self._begun.wait()
 
     def run(self, place: Place, epoch: int) -> WorkerReport:
@@ -352,7 +352,7 @@ class RayPlaces:
 
 
 def _plain(error: Exception) -> Exception:
-    """What an error of Ray means for the keeper."""
+    """Translate an error of Ray into one for the keeper: Superseded or WorkerGone."""
     cause = getattr(error, "cause", None)
     return Superseded(str(cause)) if isinstance(cause, StaleKeeper) else WorkerGone(_line(error))
 

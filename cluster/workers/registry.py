@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool, shown
-from actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
-from storage.errors import Fenced, SluiceError
+from sluice.actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool, shown
+from sluice.actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
+from sluice.storage.errors import Fenced, SluiceError
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 REPORT_S = 1.0
 PATIENCE_MS = 2_000

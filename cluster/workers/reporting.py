@@ -6,13 +6,13 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from actors.messages import ClaimPool, PoolWanted
-from cluster.workers.keeper import PoolKeeper, plain
-from cluster.workers.options import WorkersOptions
-from cluster.workers.registry import KeeperCallbacks, PoolReporter
+from sluice.actors.messages import ClaimPool, PoolWanted
+from sluice.cluster.workers.keeper import PoolKeeper, plain
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.registry import KeeperCallbacks, PoolReporter
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from sluice.cluster.client.client import Client
 
 
 def reporter(

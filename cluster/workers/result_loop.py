@@ -1,15 +1,15 @@
-"""What a worker does with messages whose results are published: when each is handled, published and acknowledged.
+"""The life of messages whose results are published: when each is handled, published and acknowledged.
 
 A key is handled one message at a time. When its handler has returned its place is free for other keys, but the key
-waits until the results are confirmed: results of one key are published one after the other, because nothing but that
-keeps them in order. Only then the message is acknowledged. Whatever fails, the message is given back, and its key goes
-on when that is confirmed; so what comes next of the key is that message again.
+waits until the results are confirmed: results of one key are published one message at a time, because nothing but
+that keeps them in order. Only then the message is acknowledged. Whatever fails, the message is given back, and its key
+goes on when that is confirmed; so what comes next of the key is that message again.
 
 Each step is taken with all messages that are ready for it: those whose handlers have returned are published together,
 and those whose results are confirmed are acknowledged together. Nobody waits for others here; what becomes ready while
 a thread is busy is what goes together.
 
-Whoever ends a worker lets it `stop`: what waits is left to others, what is under way goes to its end, and then it has
+The end of a worker begins with `stop`: what waits is left to others, what is under way goes to its end, and then it has
 `finished`. Its acknowledgements are to be durable before it leaves.
 
 No threads, no clock and no I/O: a `ResultSteps` does all of it, so the simulator plays this code. All calls come from
@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from cluster.workers.schedule import KeySchedule
+from sluice.cluster.workers.schedule import KeySchedule
 
 MOST_BYTES = 64 * 1024 * 1024
 """Results that may wait for their confirmation at a time. A handler that has more to give keeps its place meanwhile,
@@ -52,7 +52,9 @@ class Call(Generic[T]):
 
 
 class ResultSteps(Protocol[T]):
-    """What happens to messages. Nothing of it waits; what it begins comes back to the ResultLoop."""
+    """The steps that a ResultLoop has taken for its messages. No step waits; its outcome comes back to the
+    ResultLoop.
+    """
 
     def call(self, calls: list[Call[T]]) -> None:
         """Call the handlers, of different keys; each of these comes back by `returned`."""
@@ -64,7 +66,9 @@ class ResultSteps(Protocol[T]):
         """They are done."""
 
     def give_back(self, call: Call[T]) -> None:
-        """It has failed: let it come again, before later ones of its key. It comes back by `given_back`."""
+        """Give a failed message back, so that it comes again before later ones of its key. It comes back by
+        `given_back`.
+        """
 
 
 class ResultLoop(Generic[T]):
@@ -97,7 +101,7 @@ class ResultLoop(Generic[T]):
 
     @property
     def finished(self) -> bool:
-        """It was stopped, and nothing is under way."""
+        """Tell whether the loop was stopped and has no message under way."""
         return self._stopping and not self._plan.running
 
     def take(self, key: bytes, item: T) -> None:
@@ -159,7 +163,7 @@ class ResultLoop(Generic[T]):
             self.fail(call.error)
 
     def _go_on(self, over: Sequence[Call[T]]) -> None:
-        """These have ended, and their keys go on."""
+        """Mark messages as ended, and let their keys go on."""
         with self._guard:
             for call in over:
                 self._plan.done(call.key)

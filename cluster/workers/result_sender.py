@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from actors.directory import Directory
-from actors.names import check_name
-from actors.ports import Ports
-from actors.producer.results import Publication, ResultPublisher, ResultRows
-from cluster.loop import LoopThread
-from cluster.message import Message
-from cluster.workers.outputs import rows_of_several
-from cluster.workers.result_loop import Call
-from storage.errors import Fenced, Invalid
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.ownership.names import check_name
+from sluice.actors.ports import Ports
+from sluice.actors.producer.results import Publication, ResultPublisher, ResultRows
+from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.outputs import rows_of_several
+from sluice.cluster.workers.result_loop import Call
+from sluice.storage.errors import Fenced, Invalid
 
 SETTINGS_MS = 30_000
 """How long a controller that is being replaced is waited for."""
@@ -55,8 +56,9 @@ class ResultSender:
         self._told = False
 
     def publish(self, calls: Sequence[Call[Message]]) -> None:
-        """Publish the results of messages; always from the same thread. Those of which all is confirmed or refused are
-        `ended` later. Errors are Invalid, NotFound, Fenced, and Conflict for a message that was finished before.
+        """Publish the results of messages; always from the same thread. A message is `ended` once all of its results
+        are confirmed or refused. Errors are Invalid, NotFound, Fenced, and Conflict for a message that was finished
+        before.
         """
         groups = [made for group in _gathered(calls) for made in self._made(group)]
         if not groups:
@@ -67,7 +69,7 @@ class ResultSender:
             self._loop.soon(partial(self._begin, groups))
 
     def ended(self) -> list[Call[Message]]:
-        """What has ended since it was asked last."""
+        """Return the messages that have ended since the last call."""
         self._told = False  # whoever ends from here on tells again
         found = []
         while self._ended:
@@ -80,13 +82,13 @@ class ResultSender:
         return self._loop.loop.is_closed()
 
     def close(self) -> None:
-        """What is not confirmed fails."""
+        """Fail every result that is not confirmed."""
         self._loop.soon(self._publisher.close)
 
     # -- in the worker's thread ---------------------------------------------------------------------------------------
 
     def _made(self, group: list[Call[Message]]) -> list[tuple[list[Call[Message]], list[ResultRows]]]:
-        """Those whose results are rows now; the others have failed."""
+        """Make rows of results, and end the messages that fail at this."""
         made = [(call.item, call.results) for call in group]
         try:
             return [(group, rows_of_several(made, self._subscription, self._outputs, self._ports.clock.now()))]
@@ -136,7 +138,7 @@ def _publication(call: Call[Message]) -> Sent:
 
 
 def _gathered(calls: Sequence[Call[Message]]) -> list[list[Call[Message]]]:
-    """Those that become rows together."""
+    """Group messages into batches of at most GATHER_BYTES, unless one alone is larger."""
     groups: list[list[Call[Message]]] = []
     room = 0
     for call in calls:
@@ -146,3 +148,11 @@ def _gathered(calls: Sequence[Call[Message]]) -> list[list[Call[Message]]]:
         groups[-1].append(call)
         room -= call.size
     return groups
+
+
+def open_results(client: Client, topic: str, subscription: str, outputs: Sequence[str]) -> ResultSender:
+    """Return a sender of the results of a worker, which publishes once for each message of a subscription.
+
+    Raises Invalid if an output does not deduplicate, NotFound if there is none of that name.
+    """
+    return ResultSender(*client.owners(), (topic, subscription), outputs)

@@ -34,13 +34,13 @@ class ScalingLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What one worker has: ages of the oldest message of each key, in ms, by key."""
+    """The load of one worker: ages of the oldest message of each key, in ms, by key."""
 
     ages: dict[bytes, int]
 
     @property
     def oldest(self) -> int:
-        """Its oldest message's age; 0 if it has none."""
+        """Return the age of the oldest message; 0 if there is none."""
         return max(self.ages.values(), default=0)
 
 

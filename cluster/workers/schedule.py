@@ -44,7 +44,7 @@ class KeySchedule(Generic[T]):
         self.waiting += 1
 
     def start(self, most: int | None = None) -> list[tuple[bytes, T]]:
-        """What is to be handled from now on: as much as there is room for, or so many."""
+        """Start items of ready keys, as many as there is room for, and at most `most`."""
         started: list[tuple[bytes, T]] = []
         while self._ready and self._has_place() and (most is None or len(started) < most):
             key = self._ready.popleft()
@@ -59,7 +59,7 @@ class KeySchedule(Generic[T]):
         self._returned[key] = None
 
     def done(self, key: bytes) -> None:
-        """What was handled of the key has ended, well or not; if not, it was given back before."""
+        """Mark a key's item as ended, well or not; an item that failed was given back before."""
         del self.running[key]
         self._returned.pop(key, None)
         if key in self._waiting:

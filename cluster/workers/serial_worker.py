@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cluster.message import Message
-from cluster.workers.ages import Rows
-from cluster.workers.handler_worker import Handler, HandlerWorker, key_of
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.ages import Rows
+from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, key_of
 
 AT_ONCE = 128
 ACKNOWLEDGE_S = 0.01
@@ -71,7 +71,7 @@ class SerialWorker(HandlerWorker):
             self._chunk = ()
 
     def _acknowledge(self, done: list[int]) -> None:
-        """These rows of the part are done; they are forgotten here."""
+        """Acknowledge finished rows of the part, and clear the list."""
         if done:
             self._consumer.acknowledge(self._chunk[0].batch, rows=np.array(done))
             self._handled += len(done)

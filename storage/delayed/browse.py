@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from storage.delayed.bucket import SegmentTable
-from storage.delayed.entries import Entries
+from sluice.storage.delayed.bucket import SegmentTable
+from sluice.storage.delayed.entries import Entries
 
 Slot = tuple[int, int, int]
 """(first ms, last ms, messages) of one slot."""

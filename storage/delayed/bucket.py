@@ -32,12 +32,12 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from storage.delayed.entries import EMPTY, Bound, Entries, Times, concat
-from storage.delayed.index import bitmap_of
-from storage.delayed.segment import decode_segment, encode_segment
-from storage.errors import Corrupt, Invalid
-from storage.frame import Buffer
-from storage.position import split_by_ledger
+from sluice.storage.delayed.entries import EMPTY, Bound, Entries, Times, concat
+from sluice.storage.delayed.index import bitmap_of
+from sluice.storage.delayed.segment import decode_segment, encode_segment
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.frame import Buffer
+from sluice.storage.format.position import split_by_ledger
 
 MAGIC = b"SLDB"
 VERSION = 1

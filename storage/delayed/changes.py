@@ -11,12 +11,12 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from storage.checksummed import seal, unseal
-from storage.delayed.entries import EMPTY, Entries, Mask, Times, concat
-from storage.delayed.index import PositionIndex
-from storage.errors import Corrupt, Invalid
-from storage.packed_ints import narrow, wide
-from storage.position import MAX_LEDGER, Positions, position
+from sluice.storage.delayed.entries import EMPTY, Entries, Mask, Times, concat
+from sluice.storage.delayed.index import PositionIndex
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.checksummed import seal, unseal
+from sluice.storage.format.packed_ints import narrow, wide
+from sluice.storage.format.position import MAX_LEDGER, Positions, position
 
 MAGIC = b"SLD1"
 FORMAT = 1

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from storage.delayed.entries import EMPTY, END, Bound, Entries, Mask, Times, ascending, concat, stable_order
-from storage.delayed.index import PositionIndex
-from storage.delayed.queue import Mutable, Ready, SortedRun, Wanted, tidy
-from storage.errors import Invalid
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.storage.delayed.entries import EMPTY, END, Bound, Entries, Mask, Times, ascending, concat, stable_order
+from sluice.storage.delayed.index import PositionIndex
+from sluice.storage.delayed.queue import Mutable, Ready, SortedRun, Wanted, tidy
+from sluice.storage.errors import Invalid
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 
 def which_wait(deliver_at: Times, now: int, tick_ms: int) -> Mask:

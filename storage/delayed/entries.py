@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from storage.hashing import Hashes
-from storage.position import Positions
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.position import Positions
 
 Times = npt.NDArray[np.int64]
 """Due times in milliseconds since 1970, shape (n,), dtype int64."""

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
-from storage.delayed.entries import Mask, ascending, stable_order
-from storage.position import MAX_ENTRY, Positions, entry_of, ledger_of, position, split_by_ledger
+from sluice.storage.delayed.entries import Mask, ascending, stable_order
+from sluice.storage.format.position import MAX_ENTRY, Positions, entry_of, ledger_of, position, split_by_ledger
 
 Entry32 = npt.NDArray[np.uint32]
 _Change = Callable[[Positions], Mask]

@@ -15,10 +15,10 @@ from enum import Enum
 
 import numpy as np
 
-from storage.delayed.bucket import BucketHeader, SegmentTable
-from storage.delayed.entries import EMPTY, END, Bound
-from storage.delayed.manifest import BucketRecord
-from storage.delayed.queue import SortedRun
+from sluice.storage.delayed.bucket import BucketHeader, SegmentTable
+from sluice.storage.delayed.entries import EMPTY, END, Bound
+from sluice.storage.delayed.manifest import BucketRecord
+from sluice.storage.delayed.queue import SortedRun
 
 
 class BucketState(Enum):

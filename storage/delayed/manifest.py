@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, fields
 import google_crc32c
 import msgpack
 
-from storage.errors import Corrupt
+from sluice.storage.errors import Corrupt
 
 _VERSION = 1
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from storage.delayed.entries import EMPTY, END, ENTRY_BYTES, NEVER, Bound, Entries, Mask, Times, concat
-from storage.position import Positions, ledger_of
+from sluice.storage.delayed.entries import EMPTY, END, ENTRY_BYTES, NEVER, Bound, Entries, Mask, Times, concat
+from sluice.storage.format.position import Positions, ledger_of
 
 PULL = 65_536
 """About how many entries one pull brings when more are due."""

@@ -21,9 +21,9 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-from storage.delayed.entries import Entries
-from storage.errors import Corrupt
-from storage.frame import Buffer
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.errors import Corrupt
+from sluice.storage.format.frame import Buffer
 
 HEAD = struct.Struct("<BBHIqq")
 _WIDTHS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}

@@ -1,4 +1,4 @@
-"""What operators asked an owner for is done, though everything was killed at that moment and nobody comes back."""
+"""Requests of operators to an owner are carried out, even if everything was killed then and no client comes back."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from actors.closed_owners import LOOK_MS, PAUSE_MS
-from actors.ledger.record import Asked, PartitionRecord, record_key, unpack_record
-from actors.messages import Compact, Erase, Offload
-from actors.ports import Unknown
-from actors.topic import erasing
-from actors.wire import Request
+from sluice.actors.controller.closed_owners import LOOK_MS, PAUSE_MS
+from sluice.actors.ledger.record import Asked, PartitionRecord, record_key, unpack_record
+from sluice.actors.messages import Compact, Erase, Offload
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Request
+from sluice.actors.topic.background import erasing
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 WITHIN_MS = LOOK_MS + PAUSE_MS + 20_000
@@ -26,9 +26,7 @@ async def record(broker: Broker) -> PartitionRecord:
 
 
 @pytest.mark.parametrize("request_", [Compact(ask=True), Offload(keep_bytes=0), Erase(key=b"a")], ids=str)
-def test_what_was_asked_for_is_done_after_a_stop_of_everything(
-    request_: Request[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asked_work_is_done_after_a_stop_of_everything(request_: Request[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "FORGOTTEN_MS", 0)
 
     async def scenario(broker: Broker) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import ListTopics, LocateTopic
-from actors.topic_catalog import FRESH_MS
-from storage.errors import Corrupt
-from tests.actors.test_controller import Stage, play
+from sluice.actors.controller.catalog import FRESH_MS
+from sluice.actors.messages import ListTopics, LocateTopic
+from sluice.storage.errors import Corrupt
+from tests.actors.controller.test_controller import Stage, play
 
 
 async def damage(stage: Stage) -> None:
-    """Of the topic `bad`."""
+    """Damage the record of the topic `bad`."""
     stage.world.meta.trouble.refused["read topic/bad"] = Corrupt
     await stage.client.clock.sleep(FRESH_MS + 1)
 

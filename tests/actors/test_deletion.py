@@ -1,4 +1,4 @@
-"""What the controller deletes stays deleted, whoever asks for it meanwhile."""
+"""A deletion by the controller holds, no matter which client asks for the deleted object meanwhile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.directory import Directory
-from actors.messages import (
+from sluice.actors.controller.catalog import TopicCatalog
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     CreateTopic,
     DeleteSubscription,
     LocateSubscription,
@@ -18,11 +19,10 @@ from actors.messages import (
     SubscriptionSettings,
     TopicSettings,
 )
-from actors.ports import Unknown
-from actors.topic_catalog import TopicCatalog
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from sluice.actors.ports import Unknown
+from sluice.storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from tests.actors.controller.test_controller import CONTROLLER, GIVE_UP, Stage, play
 from tests.actors.dispatcher.late_topic import delay_ends
-from tests.actors.test_controller import CONTROLLER, GIVE_UP, Stage, play
 from tests.scenarios.key_shared.broker import TOPIC, Broker
 from tests.scenarios.key_shared.broker import play as play_broker
 from tests.sim.places import SimPlaces
@@ -51,7 +51,7 @@ def test_a_deleted_topic_does_not_come_back() -> None:
     play(scenario)
 
 
-def test_nobody_starts_anew_what_is_being_deleted() -> None:
+def test_deletion_is_not_undone_by_consumers_that_come_back() -> None:
     """Consumers that are sent away come back at once, and to a part of what is there while the rest goes."""
 
     async def scenario(stage: Stage) -> None:
@@ -92,7 +92,9 @@ def test_nobody_starts_anew_what_is_being_deleted() -> None:
 
 
 def test_a_topic_that_is_made_while_it_is_deleted_is_there() -> None:
-    """Who gave up waiting for the deletion makes it anew, and is not told of the old one that it is there."""
+    """A client that gave up waiting for the deletion makes the topic again, and is not told that the old one is
+    there.
+    """
 
     async def scenario(stage: Stage) -> None:
         await stage.create()
@@ -107,8 +109,8 @@ def test_a_topic_that_is_made_while_it_is_deleted_is_there() -> None:
     play(scenario)
 
 
-def test_who_asked_just_before_starts_nothing_of_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may be made is looked up, which may take longer than it takes to begin with the deletion."""
+def test_request_just_before_a_deletion_starts_nothing_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check whether the topic may be made may take longer than the start of the deletion."""
     check = TopicCatalog.check_can_be_made
 
     async def slow(catalog: TopicCatalog, topic: str) -> None:
@@ -129,7 +131,7 @@ def test_who_asked_just_before_starts_nothing_of_what_is_deleted(monkeypatch: py
 
 
 @pytest.mark.parametrize("vanishing", ["done", "undone"])
-def test_who_ends_before_it_answers_is_not_started_again(vanishing: str) -> None:
+def test_owner_that_ends_before_its_answer_is_not_restarted(vanishing: str) -> None:
     async def scenario(stage: Stage) -> None:
         subscribe = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
         unsubscribe = RemoveSubscription(topic="t", subscription="s")
@@ -152,8 +154,8 @@ def test_who_ends_before_it_answers_is_not_started_again(vanishing: str) -> None
     play(scenario)
 
 
-def test_what_another_controller_deletes_is_not_started_again() -> None:
-    """It was asked before this one, and the owner ends under the eyes of this one."""
+def test_deletion_by_another_controller_starts_nothing_again() -> None:
+    """The other controller was asked earlier, and this one sees the owner end."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create()
@@ -172,7 +174,7 @@ def test_what_another_controller_deletes_is_not_started_again() -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
+def test_late_subscriber_leaves_nothing_to_the_next_topic(monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
     """The owner of the subscription has asked the topic where it ends, and writes its record when the topic goes."""
 
     async def scenario(broker: Broker) -> None:
@@ -199,8 +201,8 @@ def test_who_subscribes_meanwhile_leaves_nothing_to_the_next_one(monkeypatch: py
     play_broker(scenario)
 
 
-def test_who_may_have_been_replaced_removes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was frozen in the middle: the next controller has deleted the topic, and it was made again."""
+def test_possibly_replaced_controller_removes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller was frozen in the middle: the next one has deleted the topic, and it was made again."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.consumer.held import Received
-from actors.messages import Erase, EraseStatus
-from actors.ports import Unknown
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.messages import Erase, EraseStatus
+from sluice.actors.ports import Unknown
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import TOPIC, Broker, Client, play
 from tests.sim.worlds.wire import ERASED, batch_frame

@@ -10,9 +10,8 @@ import msgpack
 import msgspec
 import pytest
 
-from actors.actor import Actor
-from actors.ledger.record import record_key, unpack_record
-from actors.messages import (
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.actors.messages import (
     AddPartitions,
     CreateTopic,
     Done,
@@ -27,10 +26,11 @@ from actors.messages import (
     SubscriptionSettings,
     TopicSettings,
 )
-from actors.ports import Ports
-from storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from sluice.actors.ports import Ports
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Corrupt, Invalid, NotFound, Unavailable
+from tests.actors.controller.test_controller import Stage, play
 from tests.actors.dispatcher.late_topic import delay_ends
-from tests.actors.test_controller import Stage, play
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker
 from tests.sim.world import World
 
@@ -38,7 +38,7 @@ FAILOVER = SubscriptionSettings(type="failover", initial_position="earliest")
 
 
 async def count(stage: Stage, topic: str = "t") -> int:
-    """What clients are told."""
+    """Return the number of partitions that clients are told."""
     located: Located = await stage.ask(LocateTopic(topic=topic, partition=0))
     return msgspec.json.decode(located.settings, type=TopicSettings).partitions
 
@@ -114,7 +114,7 @@ def test_subscriptions_are_there_before_anybody_is_told() -> None:
     play(scenario)
 
 
-def test_what_fails_changes_nothing_and_can_be_asked_again() -> None:
+def test_failed_growth_changes_nothing_and_can_be_asked_again() -> None:
     async def scenario(stage: Stage) -> None:
         await subscribed(stage, 2)
         stage.broken["t/2/s"] = Invalid("it cannot be")
@@ -130,7 +130,7 @@ def test_what_fails_changes_nothing_and_can_be_asked_again() -> None:
 
 
 def test_a_damaged_subscription_is_named() -> None:
-    """Whoever grows its topic must know which it is: without it the topic stays as it is."""
+    """The operator who grows its topic must know which it is: without it the topic stays as it is."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create(partitions=2)
@@ -172,7 +172,7 @@ def play_broker(scenario: Callable[[Broker], Coroutine[Any, Any, None]]) -> None
 
 
 def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
-    """Nobody has asked for that again: what it made on partitions that the topic does not have goes with the rest."""
+    """The growth was not asked for again: its records on partitions that the topic does not have go with the rest."""
 
     async def scenario(broker: Broker) -> None:
         await grow_halfway(broker)
@@ -193,7 +193,7 @@ def test_a_subscription_goes_from_where_a_growth_ended_halfway() -> None:
 
 
 def test_a_subscription_that_goes_meanwhile_comes_nowhere_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner on one of them has asked where the topic ends, and writes its record when the others have gone."""
+    """One of its owners has asked for the end of the topic, and writes its record when the others have gone."""
 
     async def scenario(broker: Broker) -> None:
         delay_ends(monkeypatch, 3)

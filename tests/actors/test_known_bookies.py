@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from actors.controller import COOKIES
-from actors.messages import AddBookies, ListBookies
-from storage.errors import Unavailable
-from tests.actors.test_controller import Stage, play
+from sluice.actors.controller.controller import COOKIES
+from sluice.actors.messages import AddBookies, ListBookies
+from sluice.storage.errors import Unavailable
+from tests.actors.controller.test_controller import Stage, play
 
 
 def test_bookies_can_be_added_and_stay_known() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.messages import (
+from sluice.actors.messages import (
     Attach,
     CreateTopic,
     Explain,
@@ -21,12 +21,12 @@ from actors.messages import (
     SubscriptionSettings,
     request_of,
 )
-from actors.messages import TopicSettings as Settings
-from actors.messages.administration import VERBS
-from actors.policies.namespaces import Namespaces
-from actors.ports import Unknown
-from actors.wire import Request
-from storage.errors import Invalid, NotFound, SluiceError
+from sluice.actors.messages import TopicSettings as Settings
+from sluice.actors.messages.administration import VERBS
+from sluice.actors.policies.namespaces import Namespaces
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Request
+from sluice.storage.errors import Invalid, NotFound, SluiceError
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 HUGE = 99999999999999999999

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.directory import LOCATE_TIMEOUT, Directory
-from actors.messages import AddPartitions, LocateSubscription, LocateTopic, RemoveTopic, SubscriptionSettings
-from storage.errors import Invalid, NotFound, Unavailable
-from tests.actors.test_controller import CONTROLLER, Stage, play
+from sluice.actors.lookup.directory import LOCATE_TIMEOUT, Directory
+from sluice.actors.messages import AddPartitions, LocateSubscription, LocateTopic, RemoveTopic, SubscriptionSettings
+from sluice.storage.errors import Invalid, NotFound, Unavailable
+from tests.actors.controller.test_controller import CONTROLLER, Stage, play
 
 PROMPT_MS = 1_000
 Find = Callable[[Directory, int], Coroutine[Any, Any, str]]
@@ -93,7 +93,7 @@ def test_many_partitions_are_found_with_few_questions(find: Find) -> None:
     play(scenario)
 
 
-def test_those_asked_for_together_do_not_wait_for_a_broken_one() -> None:
+def test_partitions_asked_for_together_wait_for_no_broken_one() -> None:
     async def scenario(stage: Stage) -> None:
         stage.broken["t/1/s"] = Unavailable("no place")
         await stage.create_only(partitions=4)
@@ -110,7 +110,7 @@ def test_those_asked_for_together_do_not_wait_for_a_broken_one() -> None:
     play(scenario)
 
 
-def test_who_needs_one_partition_is_told_of_no_other() -> None:
+def test_caller_of_one_partition_is_told_of_no_other() -> None:
     async def scenario(stage: Stage) -> None:
         addresses = await stage.create(partitions=3)
         located = await stage.ask(LocateTopic(topic="t", partitions=[2, 0], only=True))
@@ -153,7 +153,7 @@ def test_an_unstartable_subscription_is_not_tried_endlessly() -> None:
 
 
 def test_new_settings_of_one_partition_do_not_wait_for_another() -> None:
-    """Whose dispatcher is frozen, and gets them when somebody asks for it."""
+    """The other dispatcher is frozen, and gets the settings when a consumer asks for it."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create(partitions=2)
@@ -167,7 +167,7 @@ def test_new_settings_of_one_partition_do_not_wait_for_another() -> None:
     play(scenario)
 
 
-def test_who_joins_asks_once_and_waits_for_no_owner() -> None:
+def test_joining_consumer_asks_once_and_waits_for_no_owner() -> None:
     """Told is who is there and works with these settings; who is not is being started, or asked for by partition."""
 
     async def scenario(stage: Stage) -> None:
@@ -188,7 +188,7 @@ def test_who_joins_asks_once_and_waits_for_no_owner() -> None:
     play(scenario)
 
 
-def test_who_joins_with_other_settings_is_told_of_none_without() -> None:
+def test_joining_with_other_settings_omits_owners_without_them() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.create(partitions=2)
         first = LocateSubscription(topic="t", subscription="s", settings=SubscriptionSettings())
@@ -203,7 +203,7 @@ def test_who_joins_with_other_settings_is_told_of_none_without() -> None:
     play(scenario)
 
 
-def test_who_joins_a_topic_that_grew_or_went_learns_it() -> None:
+def test_joining_a_grown_or_deleted_topic_learns_it() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.create(partitions=2)
         settings, directory = SubscriptionSettings(), Directory(stage.client, CONTROLLER)
@@ -242,8 +242,8 @@ def test_new_controller_serves_while_a_bookie_takes_long() -> None:
 
 
 @pytest.mark.parametrize("partition", [0, None])
-def test_who_asks_for_an_owner_that_takes_long_is_answered(partition: int | None) -> None:
-    """Before it gives up by itself, and whoever asked first; the one start goes on."""
+def test_slow_owner_start_is_answered_before_callers_give_up(partition: int | None) -> None:
+    """The answer comes before each caller gives up by itself, including the first; the one start goes on."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create_only()
@@ -275,7 +275,7 @@ async def located(directory: Directory) -> str:
 
 
 def test_all_who_wait_for_one_start_learn_why_it_failed() -> None:
-    """It is not tried again for each of them."""
+    """The start is not tried again for each of them."""
 
     async def scenario(stage: Stage) -> None:
         await stage.create_only()

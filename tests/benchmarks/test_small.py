@@ -130,3 +130,10 @@ def test_many_of_something_are_counted() -> None:
     }
     for sides in result["works"].values():
         assert all(figures["idle_cores"] >= 0 for figures in sides["embedded"].values())
+
+
+@pytest.mark.release
+def test_callers_that_wait_then_each_number_has_figures() -> None:
+    result = run("callers.py")["callers"]
+    assert list(result) == ["1", "4"]
+    assert all(value > 0 for sides in result.values() for value in sides["sluice"].values())

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cli.exit_codes import run
-from storage.errors import NotFound
+from sluice.cli.exit_codes import run
+from sluice.storage.errors import NotFound
 
 Outcome = tuple[int, str, str]
 Cli = Callable[..., Outcome]
@@ -112,16 +112,16 @@ def _connect(address: tuple[str, int], timeout: float) -> io.BytesIO:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    """The made-up client behind `cluster.connect`; `client.calls[0]` is the connection itself."""
+    """The made-up client behind `sluice.connect`; `client.calls[0]` is the connection itself."""
     made = FakeClient()
 
     def connect(address: str | None, *, data_dir: Path) -> FakeClient:
         made.calls.append(("connect", address))
         return made
 
-    monkeypatch.setattr("cluster.connect", connect)
+    monkeypatch.setattr("sluice.connect", connect)
     monkeypatch.setattr(
-        "cluster.bootstrap.discovery.find", lambda folder: None if folder.name == "down" else ("a:1", None)
+        "sluice.cluster.launch.discovery.find", lambda folder: None if folder.name == "down" else ("a:1", None)
     )
     return made
 

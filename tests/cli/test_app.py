@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer.main
 
-from cli.app import app
+from sluice.cli.app import app
 from tests.cli.conftest import Cli
 
 PROMISED = (

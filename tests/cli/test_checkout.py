@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli.exit_codes import run
+from sluice.cli.exit_codes import run
 from tests.cli.conftest import Cli
 
 
@@ -26,7 +26,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return SimpleNamespace(returncode=int(bool(record["fails"]) and record["fails"] in command), stdout="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr("cli.checkout.hand_over", lambda *given: run(*given).returncode)
+    monkeypatch.setattr("sluice.cli.checkout.hand_over", lambda *given: run(*given).returncode)
     return record
 
 
@@ -34,7 +34,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def fake_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A checkout without benchmarks."""
     (tmp_path / "benchmarks").mkdir()
-    monkeypatch.setattr("cli.checkout.checkout", lambda: tmp_path)
+    monkeypatch.setattr("sluice.cli.checkout.checkout", lambda: tmp_path)
     return tmp_path
 
 
@@ -47,7 +47,7 @@ def test_test_runs_everything_and_fails_if_anything_fails(
     styles, (mypy, suite) = runs["commands"][:2], sorted(runs["commands"][2:])
     assert [command[1] for command in (*styles, mypy, suite)] == ["ruff", "ruff", "mypy", "pytest"]
     assert suite[-3:] == ["-k", "x", "--help"]
-    assert {"actors", "cluster", "storage", "tests"} <= set(mypy)
+    assert {"src/sluice", "tests"} <= set(mypy)
 
 
 def test_the_whole_suite_runs_in_lanes_that_share_no_file(cli: Cli, runs: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from storage.errors import Corrupt, Fenced, Invalid, InvariantViolation, NotFound, Overloaded, Unavailable
+from sluice.storage.errors import Corrupt, Fenced, Invalid, InvariantViolation, NotFound, Overloaded, Unavailable
 from tests.cli.conftest import Cli, FakeClient
 
 _HEAVY = (
@@ -21,7 +21,7 @@ _HEAVY = (
 
 def test_help_imports_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom cli.exit_codes import run\nassert run(['topics', 'create', '--help']) == 0\n"
+        "import sys\nfrom sluice.cli.exit_codes import run\nassert run(['topics', 'create', '--help']) == 0\n"
         f"print('HEAVY', [name for name in {_HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -104,7 +104,7 @@ def test_termination_ends_like_an_interruption(cli: Cli, client: FakeClient, fak
         signal.pause()
         return 0
 
-    fake_module("loadgen.flood", flood_command=flood_command)
+    fake_module("sluice.loadgen.run.flood", flood_command=flood_command)
     assert cli("flood")[0] == 130
 
 
@@ -113,7 +113,7 @@ def test_what_nohup_has_it_ignore_stays_ignored(cli: Cli, client: FakeClient, fa
         os.kill(os.getpid(), signal.SIGHUP)
         return 0
 
-    fake_module("loadgen.flood", flood_command=flood_command)
+    fake_module("sluice.loadgen.run.flood", flood_command=flood_command)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert cli("flood")[0] == 0
@@ -123,7 +123,7 @@ def test_what_nohup_has_it_ignore_stays_ignored(cli: Cli, client: FakeClient, fa
 
 STREAMS = """
 import socket, sys
-from cli.output import prepare_streams, say, show_json
+from sluice.cli.output import prepare_streams, say, show_json
 prepare_streams()
 first = socket.socket()
 assert first.fileno() > 2
@@ -150,13 +150,13 @@ def test_any_standard_stream_will_do(shell: str, out: str, err: str) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    script = "from cli import main; main()"
+    script = "from sluice.cli import main; main()"
     command = f"'{sys.executable}' -c '{script}' config show | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["typer", "cli.exit_codes", "cluster.arrow"])
+@pytest.mark.parametrize("module", ["typer", "sluice.cli.exit_codes", "sluice.cluster.base.arrow"])
 def test_an_interrupt_in_an_import_leaves_with_130(module: str) -> None:
     """No traceback, whatever is being imported: nothing was begun that would have to be ended."""
     program = f"""
@@ -169,7 +169,7 @@ class Interrupts:
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.meta_path.insert(0, Interrupts)
 sys.argv[1:] = ["up", "--help"]
-from cli import main
+from sluice.cli import main
 main()
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

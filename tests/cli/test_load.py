@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.options import FloodOptions
-from storage.errors import Invalid
+from sluice.loadgen.base.options import FloodOptions
+from sluice.storage.errors import Invalid
 from tests.cli.conftest import Cli
 
 
@@ -23,8 +23,8 @@ def flood(fake_module: Callable[..., None]) -> list[dict[str, Any]]:
         seen.append(options)
         return 1
 
-    fake_module("loadgen.flood", flood_command=flood_command)
-    fake_module("loadgen.kinds", KINDS=("kill", "leave"))
+    fake_module("sluice.loadgen.run.flood", flood_command=flood_command)
+    fake_module("sluice.loadgen.base.kinds", KINDS=("kill", "leave"))
     return seen
 
 
@@ -134,7 +134,7 @@ def test_chaos_refuses_a_fault_that_does_not_exist(cli: Cli, flood: list[dict[st
 def test_chaos_joins_the_cluster_that_is_running(
     cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.bootstrap.discovery.find", lambda folder: ("127.0.0.1:1", None))
+    monkeypatch.setattr("sluice.cluster.launch.discovery.find", lambda folder: ("127.0.0.1:1", None))
     cli("chaos")
     cli("chaos", "--address", "127.0.0.1:2")
     assert [options["address"] for options in flood] == ["127.0.0.1:1", "127.0.0.1:2"]
@@ -147,7 +147,7 @@ def test_chaos_breaks_the_cluster_on_the_folder_that_is_named(
     monkeypatch.setenv("SLUICE_DATA_DIR", str(tmp_path / "configured"))
     (tmp_path / "runs").mkdir()
     found = {tmp_path / "runs": ("127.0.0.1:3", None)}
-    monkeypatch.setattr("cluster.bootstrap.discovery.find", found.get)
+    monkeypatch.setattr("sluice.cluster.launch.discovery.find", found.get)
     cli("chaos", "--data-dir", str(tmp_path / "new"))
     cli("chaos", "--data-dir", str(tmp_path / "runs"))
     told = [(options["address"], options["data_dir"]) for options in flood]
@@ -161,7 +161,7 @@ def test_the_configured_clusters_token_is_used_for_it_alone(
     """Named by its address, the cluster on the configured data folder needs no more than its folder."""
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "")
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
-    monkeypatch.setattr("cluster.bootstrap.discovery.find", lambda folder: ("127.0.0.1:2", Path("/here")))
+    monkeypatch.setattr("sluice.cluster.launch.discovery.find", lambda folder: ("127.0.0.1:2", Path("/here")))
     code, _, err = cli("flood", "--address", address)
     assert code == 1, err
     assert flood[0]["address"] == address
@@ -175,7 +175,7 @@ def test_every_option_is_one_that_the_load_generator_knows(cli: Cli, monkeypatch
         seen.append(FloodOptions.of(**options))
         return 0
 
-    monkeypatch.setattr("loadgen.flood.flood_command", flood_command)
+    monkeypatch.setattr("sluice.loadgen.run.flood.flood_command", flood_command)
     assert cli("flood", "--seed", "1")[0] == 0
     assert cli("chaos")[0] == 0
     assert seen[0] == FloodOptions(seed=1)
@@ -194,7 +194,7 @@ def test_no_java_is_found_before_the_start(
     def none() -> dict[str, str]:
         raise Invalid("No Java was found")
 
-    monkeypatch.setattr("cluster.java.ensure_java", none)
+    monkeypatch.setattr("sluice.loadgen.spark.java.ensure_java", none)
     assert cli("flood")[::2] == (2, "sluice: No Java was found\n")
     assert flood == []
 
@@ -202,7 +202,7 @@ def test_no_java_is_found_before_the_start(
 def test_a_java_that_was_found_is_used(cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """What ensure_java wants changed reaches the environment before the flood starts."""
     monkeypatch.setenv("JAVA_HOME", "")
-    monkeypatch.setattr("cluster.java.ensure_java", lambda: {"JAVA_HOME": "/made/up"})
+    monkeypatch.setattr("sluice.loadgen.spark.java.ensure_java", lambda: {"JAVA_HOME": "/made/up"})
     cli("flood")
     assert len(flood) == 1
     assert os.environ["JAVA_HOME"] == "/made/up"

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from cli.waiting import Waiting
-from storage.errors import Unavailable
+from sluice.cli.waiting import Waiting
+from sluice.storage.errors import Unavailable
 from tests.cli.conftest import Cli, FakeClient, Message
 
 

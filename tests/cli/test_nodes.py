@@ -16,7 +16,7 @@ TOLD: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.nodes.LOOK_S", 0)
+    monkeypatch.setattr("sluice.cli.nodes.LOOK_S", 0)
 
 
 def asked(client: FakeClient) -> list[str]:

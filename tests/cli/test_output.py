@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from cli.output import show, show_json, show_one, show_partitions, text_of
-from cli.printable import printable
-from storage.dates import iso_time
+from sluice.cli.output import show, show_json, show_one, show_partitions, text_of
+from sluice.cli.printable import printable
+from sluice.storage.dates import iso_time
 
 
 def test_json_has_text_where_there_is_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-import cluster.config  # noqa: F401 (it needs the real launcher when it is imported first)
-from cli.exit_codes import run
-from cli.watching import Server
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
-from storage.errors import NotFound
+import sluice.cluster.settings.config  # noqa: F401 (it needs the real launcher when it is imported first)
+from sluice.cli.exit_codes import run
+from sluice.cli.watching import Server
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
+from sluice.storage.errors import NotFound
 from tests.cli.conftest import Cli
 
 Calls = list[tuple[str, Any]]
@@ -38,8 +38,8 @@ def launch(fake_module: Callable[..., None]) -> Calls:
 
     status: dict[str, Any] = {"state": "up", "alarms": [], "bookies": [{"id": "b1", "free": 5}]}
     status["topics"] = [{"topic": "orders", "partitions": 4, "offload_threshold_bytes": -1}]
-    fake_module("cluster.bootstrap.launch", up=verb("up", {"address": "a"}), down=verb("down", None))
-    fake_module("cluster.status", describe=verb("status", status))
+    fake_module("sluice.cluster.launch.launch", up=verb("up", {"address": "a"}), down=verb("down", None))
+    fake_module("sluice.cluster.launch.status", describe=verb("status", status))
     return calls
 
 
@@ -61,7 +61,7 @@ def test_up_says_what_is_wrong_and_what_has_no_effect(
     kept = {"brokers": [2, 9], "cpus": [4, None], "nodes": [3, 1], "bookie_settings": [{"a": 1}, {"a": 2}]}
     alarms = ["bookie-0 is read-only: only 5 bytes are free"]
     answer = {"address": "a", "data_dir": "d", "kept": kept, "alarms": alarms, "read_only": True}
-    fake_module("cluster.bootstrap.launch", up=lambda values, nodes: answer)
+    fake_module("sluice.cluster.launch.launch", up=lambda values, nodes: answer)
     (tmp_path / "sluice.toml").write_text("brokers = 9\n[bookie]\ngroup_bytes = 1000000\n")
     code, _, err = cli("up")
     assert code == 2
@@ -89,7 +89,7 @@ def test_status(cli: Cli, launch: Calls) -> None:
 def test_status_ends_with_the_alarms(cli: Cli, fake_module: Callable[..., None]) -> None:
     """They were a list in JSON, above the tables of all actors and topics."""
     status = {"alarms": ["bookie-0 is read-only", "topic/\x1b[2J is broken"], "topics": [{"topic": "orders"}]}
-    fake_module("cluster.status", describe=lambda values: status)
+    fake_module("sluice.cluster.launch.status", describe=lambda values: status)
     out = cli("status")[1]
     assert out.splitlines()[-2:] == ["alarm: bookie-0 is read-only", "alarm: topic/\\x1b[2J is broken"]
     assert "alarms" not in out

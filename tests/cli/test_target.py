@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from cli.target import Target, takes
+from sluice.cli.target import Target, takes
 
 
 def test_a_command_gets_what_it_takes_as_one_object() -> None:

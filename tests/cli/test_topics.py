@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import run
-from cluster.audit import audited_lines
-from storage.errors import NotFound
+from sluice.cli.exit_codes import run
+from sluice.cluster.base.audit import audited_lines
+from sluice.storage.errors import NotFound
 from tests.cli.conftest import Cli, FakeClient
 
 
@@ -95,7 +95,7 @@ def row_of(**values: object) -> dict[str, object]:
 
 
 def test_offload_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
+    monkeypatch.setattr("sluice.cli.topics.WATCH_SECONDS", 0)
     client.answers["offload"] = [row_of(asked=True, ledger=4, runs_done=3, runs_all=9)]
     client.answers["offload_status"] = [row_of()]
     code, out, err = cli("topics", "offload", "orders", "--keep", "2MB")
@@ -118,7 +118,7 @@ def test_offload_without_retention_says_that_nothing_lasts(cli: Cli, client: Fak
 
 
 def test_compact_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
+    monkeypatch.setattr("sluice.cli.topics.WATCH_SECONDS", 0)
     known = {"partition": 0, "messages": 3, "bytes": 900, "left_bytes": 0, "error": ""}
     busy = {**known, "asked": True, "running": True, "read_bytes": 1, "all_bytes": 4}
     client.answers["compact"] = [busy]
@@ -140,7 +140,7 @@ def test_offload_does_not_wait_for_a_store_that_is_away(cli: Cli, client: FakeCl
 
 
 def test_erase_waits_until_it_is_done(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.topics.WATCH_SECONDS", 0)
+    monkeypatch.setattr("sluice.cli.topics.WATCH_SECONDS", 0)
     row = {"partition": 0, "keys": 1, "ledgers_left": 3, "messages": 2, "done_messages": 0, "error": ""}
     client.answers["erase"] = [row]
     client.answers["erase_status"] = [{**row, "keys": 0, "ledgers_left": 0, "messages": 0, "done_messages": 5}]

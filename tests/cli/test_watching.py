@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from cli.watching import PRINT_EVERY_MS, Server, show_text
-from cluster.watch.story import picture
+from sluice.cli.watching import PRINT_EVERY_MS, Server, show_text
+from sluice.cluster.watch.story import picture
 from tests.cluster.watch.test_story import dispatcher, topic
 
 RATES = {"published": 250.0, "delivered": 1_250.4, "acknowledged": 0.0}

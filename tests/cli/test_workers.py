@@ -6,8 +6,8 @@ import json
 import time
 from typing import Any
 
-from actors.messages import DescribePools, DrainPool, ScalePool, Text
-from storage.errors import NotFound
+from sluice.actors.messages import DescribePools, DrainPool, ScalePool, Text
+from sluice.storage.errors import NotFound
 from tests.cli.conftest import Cli, FakeClient
 
 STATUS: dict[str, Any] = {

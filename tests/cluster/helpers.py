@@ -1,4 +1,4 @@
-"""What the tests of a real cluster share: patience, batches, what a subscription received, and who listens where."""
+"""Helpers of the tests on a real cluster: patience, batches, received messages, and the ports of listeners."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-import cluster
-from actors.ports import Ports
-from cluster.bootstrap import launch
-from cluster.bootstrap.discovery import find
-from cluster.bootstrap.folder import STATE_FILE
-from cluster.bootstrap.sessions import processes_of
-from cluster.client import Client
-from cluster.config import load
-from cluster.consumer import Consumer
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
-from storage.errors import SluiceError
+import sluice
+from sluice.actors.ports import Ports
+from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, make_rng
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.launch import launch
+from sluice.cluster.launch.discovery import find
+from sluice.cluster.node.folder import STATE_FILE
+from sluice.cluster.node.sessions import processes_of
+from sluice.cluster.settings.config import load
+from sluice.storage.errors import SluiceError
 from tests.kit.meta import MemoryMeta
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def attached(folder: Path) -> Iterator[Client]:
     address, token_file = find(folder) or ("", None)
     launch.join(address, token_file)
     try:
-        with cluster.connect(data_dir=folder) as client:
+        with sluice.connect(data_dir=folder) as client:
             yield client
     finally:
         ray.shutdown()
@@ -103,7 +103,7 @@ def batch(keys: int, each: int, first: int = 0) -> pa.RecordBatch:
 
 
 class Received:
-    """What the consumers of a subscription got, in order of arrival."""
+    """The messages of a subscription's consumers, in order of arrival."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ class Received:
         return len(self.by_key) == keys and all(len(set(numbers)) == each for numbers in self.by_key.values())
 
     def missing(self, keys: int, each: int) -> str:
-        """What has not come."""
+        """Return the number of missing messages by key, as text."""
         lacking = {f"key-{key}": each - len(set(self.by_key.get(f"key-{key}", []))) for key in range(keys)}
         return f"missing: { {key: count for key, count in lacking.items() if count} }"
 

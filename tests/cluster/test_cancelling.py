@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cluster import embedded
-from cluster.client import Client
-from cluster.delayed import requests
-from cluster.embedded import EmbeddedCluster
-from cluster.message import MessageId
-from cluster.options import ClusterOptions
-from storage.errors import Invalid, NotFound
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.delayed import requests
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.launch import embedded
+from sluice.cluster.launch.embedded import EmbeddedCluster
+from sluice.cluster.settings.options import ClusterOptions
+from sluice.storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -119,7 +119,7 @@ def test_other_subscriptions_get_what_one_gave_up(one: tuple[EmbeddedCluster, Cl
     assert {second.receive(60_000).message_id() for _ in range(2)} == {kept, given_up}
 
 
-def test_what_is_said_outlives_the_cluster(tmp_path: Path) -> None:
+def test_cancellation_outlives_the_cluster(tmp_path: Path) -> None:
     options = ClusterOptions(data_dir=tmp_path / "data")
     with embedded.running(options) as inner, Client(None, inner.net, inner.loop) as client:
         client.create_topic("reminders", 1)

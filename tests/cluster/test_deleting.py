@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-import cluster
-from cluster.history_scan import StoreUrls, stored_topics
-from storage.errors import Invalid, NotFound
+import sluice
+from sluice.cluster.history.scan import StoreUrls, stored_topics
+from sluice.storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_deletion_by_verb_is_that_of_the_controller(tmp_path: Path) -> None:
-    """Its owners alone would be found gone, and started again."""
-    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+    """If the verb deleted only the owners, the controller would find them gone and start them again."""
+    with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders", 2)
         consumer = client.subscribe("orders", "billing")
         with pytest.raises(Invalid, match="consumers are connected"):
@@ -31,8 +31,8 @@ def test_a_deletion_by_verb_is_that_of_the_controller(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_was_deleted_is_no_table(tmp_path: Path) -> None:
-    """Its records stay; a query that names something like it would fail at what is not there."""
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+    """The records of a deleted topic stay; a query of a similar name would fail on missing data."""
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         for topic in ("kept", "gone"):
             client.create_topic(topic, 2)
             client.create_producer(topic).send(b"payload")
@@ -42,7 +42,7 @@ def test_a_topic_that_was_deleted_is_no_table(tmp_path: Path) -> None:
 
 def test_a_consumer_goes_on_when_its_topic_is_made_again(tmp_path: Path) -> None:
     """Receiving says that there is none meanwhile, and so does a receiver that waits."""
-    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+    with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders", 2)
         producer = client.create_producer("orders")
         with client.subscribe("orders", "billing", initial_position="earliest", nack_order="key") as consumer:
@@ -70,7 +70,7 @@ def test_a_consumer_goes_on_when_its_topic_is_made_again(tmp_path: Path) -> None
 
 
 def test_a_consumer_goes_on_when_it_did_not_see_the_deletion(tmp_path: Path) -> None:
-    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+    with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders", 2)
         with client.subscribe("orders", "billing", initial_position="earliest") as consumer:
             client.delete_topic("orders", force=True)

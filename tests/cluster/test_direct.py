@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import cluster
-from cluster.bootstrap import launch
-from cluster.wire import endpoint
+import sluice
+from sluice.cluster.launch import launch
+from sluice.cluster.wire import endpoint
 from tests.cluster.helpers import Received, batch, eventually, rows
 from tests.kit.certificates import Authority
 
@@ -35,10 +35,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_a_client_of_another_machine_speaks_tls(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine says that it is another one; so it takes no socket of this one, and no descriptor."""
+    """The client's machine claims to be another one, so the client takes no socket and no descriptor of this one."""
     monkeypatch.setattr(endpoint, "this_machine", lambda: "another")
     large = os.urandom(3 << 20)
-    with cluster.connect() as client:
+    with sluice.connect() as client:
         client.create_topic("far", partitions=2)
         consumer = client.subscribe("far", "s", initial_position="earliest")
         client.create_producer("far").send(large, partition_key="k")
@@ -68,7 +68,7 @@ def test_no_request_goes_through_ray(running: None, monkeypatch: pytest.MonkeyPa
         hosts = {name: ray.get_actor(name, "sluice") for name in names if "standby" not in name}
         return {name: ray.get(host.usage.remote(), timeout=60) for name, host in hosts.items()}
 
-    with cluster.connect() as client:
+    with sluice.connect() as client:
         client.create_topic("direct", partitions=2)
         producer = client.create_producer("direct")
         received = Received()

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import cluster
-from cluster import iceberg
-from cluster.client import Client
-from cluster.history_scan import StoreUrls
-from cluster.iceberg import IcebergTable
-from storage.history_columns import PartColumns
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.history import iceberg
+from sluice.cluster.history.iceberg import IcebergTable
+from sluice.cluster.history.scan import StoreUrls
+from sluice.storage.history.column_reader import PartColumns
 from tests.cluster.helpers import PATIENCE_MS, ROOT, eventually, unpacked
 
 FOLDERS = sorted(path.name for path in (ROOT / "tests" / "formats").glob("*.tar.gz"))
@@ -33,8 +33,8 @@ HOUR = 3_600_000
 
 @pytest.mark.parametrize("packed", FOLDERS)
 def test_a_folder_of_an_earlier_version_is_opened(packed: str, tmp_path: Path) -> None:
-    """What was acknowledged stays so; the rest comes in order of each key, and new messages after it."""
-    with cluster.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
+    """Acknowledged messages stay acknowledged; the rest comes in order of each key, and new messages after it."""
+    with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
         producer = client.create_producer("orders")
         for number in range(40, 45):
             producer.send(str(number).encode(), partition_key=f"key-{number % 5}")
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with sluice.connect(embedded=True, data_dir=folder) as client:
         yield client
 
 
@@ -99,7 +99,7 @@ def test_objects_in_milliseconds_are_read_as_the_new_ones(client: Client) -> Non
 
 
 def test_a_key_is_erased_in_objects_in_milliseconds(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.topic.erasing.FORGOTTEN_MS", 0)
+    monkeypatch.setattr("sluice.actors.topic.background.erasing.FORGOTTEN_MS", 0)
     publish(client, 40, 59)
     client.erase("orders", "key-2")
     eventually(lambda: not any(one["keys"] for one in client.erase_status("orders")), "it is not erased")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import cluster
-from cluster.bootstrap import identity, launch
-from cluster.client import Client
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
+from sluice.cluster.node import identity
 from tests.cluster.helpers import SMALL, Received, batch, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -32,7 +33,7 @@ def publish_and_take_half(client: Client, turn: int) -> None:
 
 
 def check_everything(client: Client, turns: int) -> None:
-    """What nobody acknowledged is all there, in order; what was acknowledged does not come again."""
+    """Check that messages without an acknowledgement are all there, in order, and that no other one comes again."""
     with client.subscribe("orders", "later") as consumer:
         got = Received()
         whole = turns * EACH
@@ -44,15 +45,15 @@ def check_everything(client: Client, turns: int) -> None:
 
 
 def test_a_folder_goes_from_one_to_the_other_and_back(tmp_path: Path) -> None:
-    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+    with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         publish_and_take_half(client, 0)
     known = identity.of(tmp_path)
-    with launch.local(tmp_path, brokers=1, **SMALL), cluster.connect() as client:
+    with launch.local(tmp_path, brokers=1, **SMALL), sluice.connect() as client:
         publish_and_take_half(client, 1)
         check_everything(client, 2)
-        with pytest.raises(cluster.Invalid, match="this process itself runs a cluster on"):
-            cluster.connect(embedded=True, data_dir=tmp_path)
-    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+        with pytest.raises(sluice.Invalid, match="this process itself runs a cluster on"):
+            sluice.connect(embedded=True, data_dir=tmp_path)
+    with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         publish_and_take_half(client, 2)
         check_everything(client, 3)
         eventually(lambda: client.alarms() == [], lambda: str(client.alarms()))

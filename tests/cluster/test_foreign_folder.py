@@ -1,4 +1,4 @@
-"""Whom a data folder belongs to: what is in it is believed, so nobody else may have had a hand in it."""
+"""The owner of a data folder: its content is believed, so no other user may have had a hand in it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import cluster
-from actors.ports import Unknown
-from cli import main
-from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.environment import CONTROLLER_HOST
-from cluster.bootstrap.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, prepare_folder, read_state
-from cluster.bootstrap.naming import Door, read_door, through
-from cluster.net import NAMING, Whereabouts
-from cluster.tokens import ensure_token
-from cluster.wire.endpoint import Endpoint, this_machine
+import sluice
+from sluice.actors.ports import Unknown
+from sluice.cli import main
+from sluice.cluster.base.tokens import ensure_token
+from sluice.cluster.launch import launch, standalone
+from sluice.cluster.launch.naming import Door, read_door, through
+from sluice.cluster.node.environment import CONTROLLER_HOST
+from sluice.cluster.node.folder import DOOR_FILE, STATE_FILE, TOKEN_FILE, prepare_folder, read_state
+from sluice.cluster.wire.endpoint import Endpoint, this_machine
+from sluice.cluster.wire.net import NAMING, Whereabouts
 from tests.cluster.helpers import values
 
 STRANGER = 12345
@@ -31,9 +31,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
 def test_a_folder_that_others_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    for start in (launch.up, standalone.up, lambda given: cluster.connect(embedded=True, data_dir=given.data_dir)):
+    for start in (launch.up, standalone.up, lambda given: sluice.connect(embedded=True, data_dir=given.data_dir)):
         with pytest.raises(
-            cluster.Invalid, match=f"others may write to the data folder .*mode is {mode:04o}.*go-w"
+            sluice.Invalid, match=f"others may write to the data folder .*mode is {mode:04o}.*go-w"
         ) as said:
             start(values(tmp_path))
         assert "\n" not in str(said.value)
@@ -48,13 +48,13 @@ def test_reading_is_not_writing(tmp_path: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("planted", [".", TOKEN_FILE, STATE_FILE, "bookies"])
-def test_what_another_user_has_made_is_refused(tmp_path: Path, planted: str) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path, planted: str) -> None:
     """With a token of his own he would be let into the cluster that root starts."""
     path = tmp_path / planted
     if path != tmp_path:
         path.write_text("ab" * 32)
     os.chown(path, STRANGER, STRANGER)
-    with pytest.raises(cluster.Invalid, match=rf"belongs to another user \(id {STRANGER}\)"):
+    with pytest.raises(sluice.Invalid, match=rf"belongs to another user \(id {STRANGER}\)"):
         standalone.up(values(tmp_path))
 
 
@@ -64,8 +64,8 @@ def test_a_planted_state_file_leads_nowhere(tmp_path: Path) -> None:
     state.write_text('{"address": "192.0.2.1:6379", "session": "", "token_file": ""}')
     assert read_state(tmp_path) is not None
     os.chown(state, STRANGER, STRANGER)
-    for ask in (read_state, launch.down, lambda folder: cluster.connect(data_dir=folder)):
-        with pytest.raises(cluster.Invalid, match="belongs to another user"):
+    for ask in (read_state, launch.down, lambda folder: sluice.connect(data_dir=folder)):
+        with pytest.raises(sluice.Invalid, match="belongs to another user"):
             ask(tmp_path)
 
 
@@ -92,7 +92,7 @@ def test_one_file_of_another_user_is_not_believed(tmp_path: Path, file: str) -> 
     path.chmod(0o600)
     assert read() is not None
     os.chown(path, STRANGER, STRANGER)
-    with pytest.raises(cluster.Invalid, match=rf"belongs to another user \(id {STRANGER}\)") as said:
+    with pytest.raises(sluice.Invalid, match=rf"belongs to another user \(id {STRANGER}\)") as said:
         read()
     assert "\n" not in str(said.value)
 
@@ -103,7 +103,7 @@ def test_one_file_that_others_write_to_is_not_believed(tmp_path: Path, mode: int
         path.write_text("ab" * 32 if path.name == "token" else NEAR_DOOR)
         path.chmod(mode)
     for read in (lambda: ensure_token(tmp_path / "token"), lambda: read_door(tmp_path)):
-        with pytest.raises(cluster.Invalid, match=f"others may write to .* \\(its mode is {mode:04o}\\)"):
+        with pytest.raises(sluice.Invalid, match=f"others may write to .* \\(its mode is {mode:04o}\\)"):
             read()
 
 
@@ -113,7 +113,7 @@ def test_a_planted_pipe_holds_nobody_up(tmp_path: Path, file: str) -> None:
     path = tmp_path / file
     os.mkfifo(path, 0o600)
     os.chown(path, STRANGER, STRANGER)
-    with pytest.raises(cluster.Invalid, match="belongs to another user"):
+    with pytest.raises(sluice.Invalid, match="belongs to another user"):
         ensure_token(path) if file == "token" else read_door(tmp_path)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import cluster
-from actors.messages import Attach, Detach, OpenProducer
-from cluster import embedded
-from cluster.client import Client
-from cluster.options import ClusterOptions
-from storage.errors import Conflict, Fenced, Unavailable
+import sluice
+from sluice.actors.messages import Attach, Detach, OpenProducer
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import embedded
+from sluice.cluster.settings.options import ClusterOptions
+from sluice.storage.errors import Conflict, Fenced, Unavailable
 from tests.cluster import helpers
 from tests.cluster.helpers import PATIENCE_S, eventually
 
@@ -27,7 +27,7 @@ COUNT = 100
 
 
 class Held:
-    """A net of which one answer of a kind is not heard until it is released; the request was carried out."""
+    """A net that holds back one answer of a kind until it is released; the request was carried out."""
 
     def __init__(self, client: Client, kind: type, patch: pytest.MonkeyPatch) -> None:
         self._call, self._kind = client._net.call, kind
@@ -96,7 +96,7 @@ def test_a_refused_subscribe_leaves_no_consumer(client: Client, monkeypatch: pyt
 
 def test_a_producer_in_vain_leaves_no_task(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("two", 2)
-    monkeypatch.setattr("cluster.client.OPEN_TIMEOUT", 1_000)
+    monkeypatch.setattr("sluice.cluster.client.client.OPEN_TIMEOUT", 1_000)
     held = Held(client, OpenProducer, monkeypatch)
     with pytest.raises(Unavailable, match="did not succeed within"):
         client.create_producer("two")
@@ -104,7 +104,7 @@ def test_a_producer_in_vain_leaves_no_task(client: Client, monkeypatch: pytest.M
     eventually(lambda: not [name for name in tasks(client) if "publish" in name], lambda: str(tasks(client)), 20)
 
 
-def test_who_interrupts_a_subscribe_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_subscribe_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C does, when the consumer has just been opened and nobody was told."""
     run = client._loop.run
 
@@ -126,7 +126,7 @@ def test_who_interrupts_a_subscribe_leaves_no_consumer(client: Client, monkeypat
 def test_a_close_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("two", 2)
     consumer = client.subscribe("two", "s")
-    monkeypatch.setattr("cluster.consumer.CLOSE_S", 1.0)
+    monkeypatch.setattr("sluice.cluster.client.consumer.CLOSE_S", 1.0)
     held = Held(client, Detach, monkeypatch)
     with pytest.raises(Unavailable, match="no answer within"):
         consumer.close()
@@ -136,7 +136,7 @@ def test_a_close_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.
     assert attached(client) == 0
 
 
-def test_who_interrupts_a_close_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_close_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of it has begun."""
     client.create_topic("two", 2)
     consumer = client.subscribe("two", "s")
@@ -156,7 +156,7 @@ def test_who_interrupts_a_close_leaves_no_consumer(client: Client, monkeypatch: 
     eventually(lambda: not [name for name in tasks(client) if "lease" in name], lambda: str(tasks(client)), 20)
 
 
-def test_who_interrupts_the_end_of_a_client_ends_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_end_of_a_client_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or what it had not closed yet would hold its keys as long as the process lives, and nobody could close it."""
     with embedded.running(ClusterOptions(data_dir=tmp_path / "data")) as inner:
         client = Client(None, inner.net, inner.loop)
@@ -176,9 +176,9 @@ def test_who_interrupts_the_end_of_a_client_ends_it_again(tmp_path: Path, monkey
         eventually(lambda: tasks(client) == [], lambda: str(tasks(client)), 20)
 
 
-def test_who_waits_while_the_client_is_closed_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_on_a_client_that_closes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the error of everything that is asked of a closed client."""
-    client = cluster.connect(embedded=True, data_dir=tmp_path / "data")
+    client = sluice.connect(embedded=True, data_dir=tmp_path / "data")
     client.create_topic("two", 2)
     asked = threading.Event()
 
@@ -196,6 +196,6 @@ def test_who_waits_while_the_client_is_closed_is_told_so(tmp_path: Path, monkeyp
 
 
 def tasks(client: Client) -> list[str]:
-    """What goes on in the background of a client."""
+    """Return the names of a client's background tasks."""
     names: Callable[[], list[str]] = lambda: [task.get_name() for task in client._tasks._tasks]  # noqa: E731
     return client._loop.ask(names)

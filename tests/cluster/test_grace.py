@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cluster.client import Client
-from cluster.consumer import Consumer
-from storage.errors import Invalid
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.storage.errors import Invalid
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,7 +75,7 @@ def test_a_rolling_restart_moves_no_hash(client: Client, planned: bool) -> None:
     assert (stats["keptHashes"], stats["handOversTotal" if planned else "placesReturnedTotal"]) == (0, WORKERS)
 
 
-def test_who_leaves_for_good_leaves_its_keys_to_the_others(client: Client) -> None:
+def test_consumer_that_leaves_for_good_frees_its_keys(client: Client) -> None:
     stays, leaves = worker(client, "stays"), worker(client, "leaves")
     leaves.close(for_good=True)
     send(client)

@@ -1,4 +1,4 @@
-"""The heaviest keys of a skewed load are named, by messages and by bytes, and by whoever asks."""
+"""The heaviest keys of a skewed load are named, by messages and by bytes, on each interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import cluster
+import sluice
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -20,7 +20,7 @@ def test_the_heaviest_keys_of_a_skewed_load_are_named() -> None:
     ranks = np.random.default_rng(3).zipf(1.5, MESSAGES)
     keys = [f"customer-{rank}" for rank in ranks.tolist()]
     heaviest = [f"customer-{rank}" for rank in (1, 2, 3)]
-    with cluster.connect(embedded=True) as client:
+    with sluice.connect(embedded=True) as client:
         client.create_topic("orders", 1)
         consumer = client.subscribe("orders", "billing", initial_position="earliest", receiver_queue_size=50_000)
         producer = client.create_producer("orders")

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from actors.ledger.record import (
+from sluice.actors.ledger.record import (
     Fragment,
     HistoryPart,
     LedgerRecord,
@@ -21,18 +21,18 @@ from actors.ledger.record import (
     PartitionRecord,
     encode_record,
 )
-from actors.messages import TopicSettings
-from cluster import inspect
-from cluster.config import Configuration, load
-from cluster.store_ports import AsyncMeta
-from storage.batch import make_batch
-from storage.cursor import Cursor
-from storage.errors import NotFound
-from storage.frame import Frame, Header, make_run
-from storage.history import PartWriter
-from storage.metadata_sqlite import SqliteMetadata
-from storage.objects import LocalObjects
-from storage.position import position
+from sluice.actors.messages import TopicSettings
+from sluice.cluster import inspect
+from sluice.cluster.host.store_ports import AsyncMeta
+from sluice.cluster.settings.config import Configuration, load
+from sluice.storage.errors import NotFound
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.frame import Frame, Header, make_run
+from sluice.storage.format.position import position
+from sluice.storage.history.part import PartWriter
+from sluice.storage.stores.metadata_sqlite import SqliteMetadata
+from sluice.storage.stores.objects import LocalObjects
 from tests.actors.bookie.world import add
 from tests.kit.bookie_disks import store_runs
 
@@ -77,7 +77,7 @@ def offloaded(folder: Path, *, on_bookies: bool) -> Path:
 
 
 @pytest.mark.parametrize("on_bookies", [True, False])
-def test_what_is_in_the_object_store_is_read_there(values: Configuration, on_bookies: bool) -> None:
+def test_offloaded_ledger_is_read_in_the_object_store(values: Configuration, on_bookies: bool) -> None:
     file = offloaded(values.data_dir, on_bookies=on_bookies)
     [row] = inspect.ledger(values, verify=True)
     assert (row["ok"], row["objects"]) == (True, ["history/orders/0/1.parquet"])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import cluster
-from cluster.bootstrap import launch
-from cluster.client import Client
-from cluster.status import describe
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
+from sluice.cluster.launch.status import describe
 from tests.cluster.helpers import (
     PATIENCE_MS,
     PATIENCE_S,
@@ -54,7 +54,9 @@ def kill(client: Client, kind: str, name: str) -> None:
 
 
 def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
-    """Its folder is deleted after a kill: the count of missing copies returns to zero, old data is read without it."""
+    """A bookie's folder is deleted after a kill: the count of missing copies returns to zero, old data is read without
+    it.
+    """
     folder = tmp_path / "data"
     launch.up(values(folder, bookies=3))
     try:
@@ -88,7 +90,7 @@ def test_the_copies_of_a_lost_bookie_are_made_again(tmp_path: Path) -> None:
             consumer.wait_acknowledged(PATIENCE_MS)
             eventually(lambda: rows(client, "old", "s", "msgBacklog") == 0, "the backlog stays")
             consumer.close()
-            with pytest.raises(cluster.Invalid, match="this cluster has 2"):
+            with pytest.raises(sluice.Invalid, match="this cluster has 2"):
                 client.create_topic("wide", ensemble=3)
             eventually(lambda: is_told(describe(values(folder))["alarms"]), lambda: str(describe(values(folder))))
         launch.up(values(folder, bookies=4))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW_LINK
-from loadgen.machines import Machine, machines, missing
+from sluice.loadgen.base.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW_LINK
+from sluice.loadgen.faults.machines import Machine, machines, missing
 from tests.hygiene.source import ROOT
 from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
 from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, prepared, rolled, typed
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-def test_what_several_machines_need_is_said_at_once(site: Site) -> None:
+def test_missing_settings_for_machines_are_told_at_once(site: Site) -> None:
     """The defaults are those of one machine: one line, exit 2, and nothing runs that the next attempt would find."""
     code, output, errors = site.first.try_to_run(["sluice", "up", "--address", site.address], PATIENCE_S)
     assert (code, output) == (2, "")
@@ -54,7 +54,7 @@ def test_what_several_machines_need_is_said_at_once(site: Site) -> None:
     assert site.first.run(["ls", "sluice-data"]) == ""
 
 
-def test_what_the_page_says_can_be_typed(site: Site) -> None:
+def test_commands_of_the_page_can_be_typed(site: Site) -> None:
     """`up`, `status` on each, use from different machines, a flood, a client of Pulsar from outside, `down`."""
     first, page = site.first, site.page
     (up, status) = page.lines("Sluice")

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import Message, MessageId
-from cluster.workers.pool import Workers
-from storage.batch import LAST_TIME
-from storage.errors import Conflict, Invalid, Timeout
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message, MessageId
+from sluice.cluster.workers.pool import Workers
+from sluice.storage.errors import Conflict, Invalid, Timeout
+from sluice.storage.format.batch import LAST_TIME
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,7 +31,7 @@ def send(client: Client, keys: list[bytes]) -> None:
 
 
 def everything(consumer: Consumer, count: int) -> list[Message]:
-    """So many messages, one after the other."""
+    """Receive `count` messages, one at a time."""
     return [consumer.receive(60_000) for _ in range(count)]
 
 
@@ -67,7 +67,7 @@ def test_a_pool_is_joined_without_its_settings(client: Client) -> None:
         client.subscribe("orders", "billing").close()
 
 
-def test_what_was_seen_comes_again_behind_it(client: Client) -> None:
+def test_seen_messages_come_again_behind_the_one_given_back(client: Client) -> None:
     send(client, [b"a", b"a", b"b", b"a"])
     with consumer_of(client, "key") as consumer:
         first = everything(consumer, 3)
@@ -116,7 +116,7 @@ def test_an_unordered_subscription_refuses_it(client: Client) -> None:
 
 @pytest.mark.parametrize("delay", [0.5, LAST_TIME + 1])
 def test_a_delay_that_cannot_be_kept_gives_nothing_back(client: Client, delay: int) -> None:
-    """It is refused by the call, and its message stays where it is; it was nobody's, and held its key back."""
+    """The call refuses the delay, and the message stays in place; an earlier version lost it, and held its key back."""
     send(client, [b"a"])
     with consumer_of(client, "none") as consumer:
         (message,) = everything(consumer, 1)

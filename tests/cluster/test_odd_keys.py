@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from cluster.client import Client
-from storage.errors import Invalid
+from sluice.cluster.client.client import Client
+from sluice.storage.errors import Invalid
 from tests.cluster.test_parking import consumer_of, stats
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import cluster
-from cluster.bootstrap import launch
-from cluster.bootstrap.sessions import runs
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import Batch
-from cluster.receipts import Receipt
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Batch
+from sluice.cluster.client.receipts import Receipt
+from sluice.cluster.launch import launch
+from sluice.cluster.node.sessions import runs
 from tests.cluster.helpers import (
     PATIENCE_MS,
     PATIENCE_S,
@@ -42,7 +42,7 @@ KEYS, EACH = 40, 20
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """One cluster for all tests of this module."""
-    with launch.local(tmp_path_factory.mktemp("owners"), brokers=2, **SMALL), cluster.connect() as connected:
+    with launch.local(tmp_path_factory.mktemp("owners"), brokers=2, **SMALL), sluice.connect() as connected:
         yield connected
 
 
@@ -141,7 +141,7 @@ def test_a_frozen_owner_that_comes_back_breaks_nothing(client: Client, kind: str
         consumer.close()
 
 
-def test_who_comes_while_the_controller_is_away_waits_for_it(client: Client) -> None:
+def test_new_client_waits_for_a_controller_that_is_away(client: Client) -> None:
     """A client that never asked anything: nothing that it could know from before helps it."""
     client.create_topic("waiting", partitions=2)
     victim = psutil.Process(pid_of("controller/controller"))
@@ -157,8 +157,8 @@ def test_who_comes_while_the_controller_is_away_waits_for_it(client: Client) -> 
 
 CONSUMER = """
 import sys
-import cluster
-with cluster.connect(sys.argv[1]) as client:
+import sluice
+with sluice.connect(sys.argv[1]) as client:
     consumer = client.subscribe("lease", "s", initial_position="earliest", consumer_name="sleeper", lease_ms=3000,
                                 on_ranges=lambda partition, kind, ranges: print(kind, flush=True))
     held = []
@@ -174,7 +174,7 @@ with cluster.connect(sys.argv[1]) as client:
     try:
         consumer.wait_acknowledged()
         print("confirmed", flush=True)
-    except cluster.Fenced:
+    except sluice.Fenced:
         print("Fenced", flush=True)
     print("late", 0 if late is None else len(late), flush=True)
     sys.stdin.readline()
@@ -182,7 +182,9 @@ with cluster.connect(sys.argv[1]) as client:
 
 
 def test_a_consumer_frozen_beyond_its_lease_is_fenced(client: Client) -> None:
-    """Its messages go to others in order; when it goes on, its acknowledgements count for nothing."""
+    """Messages of the frozen consumer go to others in order; when it goes on, its acknowledgements count for
+    nothing.
+    """
     client.create_topic("lease")
     producer = client.create_producer("lease")
     producer.send_batch(batch(10, 10)).result(PATIENCE_S)

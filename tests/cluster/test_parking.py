@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.consumer import Consumer
-from cluster.message import Message
-from storage.errors import Invalid, Timeout
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.message import Message, MessageId
+from sluice.storage.errors import Invalid, Timeout
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -73,7 +73,7 @@ def reject(client: Client, consumer: Consumer, keys: str, *others: str) -> None:
 
 
 def stats(client: Client) -> dict[str, Any]:
-    """Of the subscription."""
+    """Return the statistics of the subscription on the first partition."""
     return client.stats("orders", "billing")[0]
 
 
@@ -107,13 +107,13 @@ def test_a_key_is_parked_and_comes_back_in_order(client: Client) -> None:
 
 
 def test_the_next_start_keeps_them(tmp_path: Path) -> None:
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         client.create_topic("orders", 1)
         send(client, "a1", "b1", "a2")
         with consumer_of(client) as consumer:
             reject(client, consumer, "a", "b1")
             parked(client, 2)
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client, consumer_of(client) as consumer:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client, consumer_of(client) as consumer:
         send(client, "a3", "b2")
         assert take(consumer, "b2") == ["b2"]
         parked(client, 3)
@@ -121,7 +121,7 @@ def test_the_next_start_keeps_them(tmp_path: Path) -> None:
         assert take(consumer, "a1", "a2", "a3") == ["a1", "a2", "a3"]
 
 
-def test_what_is_discarded_comes_never_again(client: Client) -> None:
+def test_discarded_message_never_comes_again(client: Client) -> None:
     send(client, "a1", "b1", "a2", "c1", "c2")
     with consumer_of(client) as consumer:
         reject(client, consumer, "a", "b1", "c1", "c2")
@@ -171,7 +171,7 @@ def test_explain_says_since_when_it_is_parked(client: Client) -> None:
         assert told["verdict"] == "parked"
         assert told["reasons"][0]["text"].startswith("parked since 20")
         stored = next(iter(client.read("orders", client.stored("orders")[0])))
-        second = cluster.message.MessageId(0, int(stored.positions[2]))
+        second = MessageId(0, int(stored.positions[2]))
         assert client.explain("orders", "billing", message_id=second)["verdict"] == "parked"
 
 

@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import ray.cloudpickle
 
-import cluster
-from actors.producer.producer import PartitionProducer
-from cluster.client import Client
-from cluster.message import MessageId
-from cluster.receiver_queue import NothingArrived
-from storage.errors import Invalid, SluiceError, Unavailable
+import sluice
+from sluice.actors.producer.producer import PartitionProducer
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.client.receiver_queue import NothingArrived
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, batch
 
 LATE_S = 20.0
 
 
 class Told:
-    """What a callback on the client's thread raised. It is not waited for where it waits for ever."""
+    """The error of a callback on the client's thread. A callback that waits for ever is not waited for."""
 
     def __init__(self, client: Client, ask: Callable[[], object]) -> None:
         self._ask, self._done = ask, threading.Event()
@@ -98,8 +98,8 @@ def test_rows_as_a_list_are_acknowledged(client: Client) -> None:
         assert consumer.receive(PATIENCE_MS).data() == b"next"
 
 
-def test_who_waits_for_a_lost_broker_hears_of_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing the client ended the question, and whoever waited for its answer waited for ever."""
+def test_wait_for_a_lost_broker_ends_with_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the client ended the question, and a thread that waited for its answer waited for ever."""
     asked, answered, told = threading.Event(), threading.Event(), list[Any]()
 
     async def append(*_: object) -> None:
@@ -116,7 +116,7 @@ def test_who_waits_for_a_lost_broker_hears_of_the_close(tmp_path: Path, monkeypa
     def heard(error: SluiceError | None, at: MessageId | None) -> None:
         told.append(error)
 
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as client:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         client.create_topic("orders", 1)
         producer = client.create_producer("orders")
         monkeypatch.setattr(PartitionProducer, "_append", append)
@@ -161,7 +161,7 @@ def test_a_redelivery_delay_is_known_when_subscribing(client: Client, delay: Any
 
 
 def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> None:
-    """What it was to limit was done to everything."""
+    """An unknown argument was ignored, so a call that it should have limited reached everything."""
     with client.subscribe("orders", "billing", initial_position="earliest"):
         client.create_producer("orders").send_batch(batch(1, 4)).result(PATIENCE_S)
     with pytest.raises(Invalid, match="unknown argument of clear_backlog 'dry_run'"):
@@ -173,13 +173,13 @@ def test_an_argument_that_a_verb_does_not_have_is_refused(client: Client) -> Non
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, ray.cloudpickle.dumps])
-def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callable[[object], bytes]) -> None:
+def test_object_bound_to_its_process_names_the_way_out(client: Client, dumps: Callable[[object], bytes]) -> None:
     """Not what of it has no pickle: that is what a task of Ray was refused with."""
     with client.subscribe("orders", "billing") as consumer, client.create_producer("orders") as producer:
         at = producer.send(b"x")
         message = consumer.receive(PATIENCE_MS)
         for one, words in (
-            (client, "a Client stays in the process that it is of; another one calls cluster.connect"),
+            (client, "a Client stays in the process that it is of; another one calls sluice.connect"),
             (producer, "a Producer stays in the process that it is of; another one connects"),
             (consumer, "a Consumer stays in the process that it is of; another one connects"),
             (message, "a Message stays in the process that it is of; send what it carries"),
@@ -192,12 +192,12 @@ def test_what_stays_in_its_process_says_what_to_do(client: Client, dumps: Callab
 
 def test_a_wait_for_nothing_is_a_time_out_of_its_own(client: Client) -> None:
     """A broker that cannot be reached is another matter, and is no time-out."""
-    assert not issubclass(cluster.Timeout, cluster.Unavailable)
+    assert not issubclass(sluice.Timeout, sluice.Unavailable)
     with client.subscribe("orders", "billing") as consumer:
-        for error in (cluster.Timeout, NothingArrived):
+        for error in (sluice.Timeout, NothingArrived):
             with pytest.raises(error, match="no message within 1 ms"):
                 consumer.receive(1)
-        with pytest.raises(cluster.Timeout, match="no message within 1 ms"):
+        with pytest.raises(sluice.Timeout, match="no message within 1 ms"):
             asyncio.run(consumer.receive_async(1))
 
 
@@ -227,5 +227,5 @@ def test_an_argument_of_another_kind_is_refused(client: Client, words: str) -> N
 
 def test_a_topic_with_other_settings_names_them(client: Client) -> None:
     client.create_topic("named", 2)
-    with pytest.raises(cluster.Conflict, match=r"topic named exists with other settings: partitions is 2, not 3$"):
+    with pytest.raises(sluice.Conflict, match=r"topic named exists with other settings: partitions is 2, not 3$"):
         client.create_topic("named", 3)

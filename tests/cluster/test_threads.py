@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import cluster.consumer
-import cluster.receiver_queue
-from actors.consumer.held import Holding, Received
-from cluster.client import Client
-from cluster.consumer import Consumer, ConsumerOptions
-from cluster.message import Message
-from cluster.receiver_queue import ReceiverQueue
-from storage.errors import Fenced, Timeout
+import sluice.cluster.client.consumer
+import sluice.cluster.client.receiver_queue
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.consumer import Consumer, ConsumerOptions
+from sluice.cluster.client.message import Message
+from sluice.cluster.client.receiver_queue import ReceiverQueue
+from sluice.storage.errors import Fenced, Timeout
 from tests.cluster.helpers import PATIENCE_S, eventually
 from tests.sim.threads import Threads
 
@@ -54,7 +54,7 @@ class Program:
     """A program of several threads on one consumer: a loop's thread that delivers, and threads that receive."""
 
     def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
-        self.threads = Threads(seed, patch, cluster.consumer, cluster.receiver_queue)
+        self.threads = Threads(seed, patch, sluice.cluster.client.consumer, sluice.cluster.client.receiver_queue)
         self.calls: list[Callable[[], object]] = []
         self.partition = Partition()
         self.consumer = Consumer(
@@ -69,10 +69,10 @@ class Program:
     # What the consumer asks of its loop: done by the loop's thread, when it comes to that.
 
     def check_process(self) -> None:
-        """It is the right one."""
+        """Accept every process."""
 
     def check_thread(self) -> None:
-        """It is none that must not wait."""
+        """Accept every thread."""
 
     def soon(self, call: Callable[[], object]) -> None:
         self.calls.append(call)
@@ -90,7 +90,7 @@ class Program:
         return part_of(count, self.next - count)
 
     def deliver(self, *parts: Received) -> None:
-        """What the loop's thread does: it delivers these, and does what it is asked to do."""
+        """Deliver these as the loop's thread does, and then make the calls that it was given."""
         for part in parts:
             self.consumer.received(part)
             while self.calls:
@@ -98,7 +98,7 @@ class Program:
 
     def deliver_and_take_back(self, part: Received, back: list[int]) -> None:
         """The same of one part, whose messages it takes back before they were all received; back: which they were."""
-        holding = Holding()
+        holding = UnackedMessageTracker()
         holding.add(part)
         positions = part.positions
         self.deliver(part)
@@ -148,7 +148,7 @@ def test_every_message_comes_to_one_thread_of_three(seed: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_is_taken_back_unseen_comes_to_no_thread(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_taken_back_unseen_reaches_no_thread(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program, back = Program(seed, monkeypatch), list[int]()
     part = program.part(6)
     program.threads.start(lambda: program.deliver_and_take_back(part, back))
@@ -160,7 +160,9 @@ def test_what_is_taken_back_unseen_comes_to_no_thread(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_at_once_are_all_or_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who wants three at once gets three or none, and what it did not get comes to the others, in order."""
+    """A receiver of three at once gets three or none, and the messages that it did not get come to the others, in
+    order.
+    """
     program = Program(seed, monkeypatch)
     parts = [program.part(count) for count in (2, 2, 1, 3)]
 
@@ -174,7 +176,7 @@ def test_many_at_once_are_all_or_none(seed: int, monkeypatch: pytest.MonkeyPatch
     assert all(mine == sorted(mine) for mine in program.got)
 
 
-def test_what_is_not_enough_stays_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_too_few_stay_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program(0, monkeypatch)
     part = program.part(3)
     program.threads.start(lambda: program.deliver(part))
@@ -208,9 +210,9 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
     assert woken == [0.5] * 3
 
 
-async def test_who_is_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks wait for one message; the first is woken and cancelled before it can look."""
-    monkeypatch.setattr(cluster.receiver_queue, "LOOK_S", PATIENCE_S)
+    monkeypatch.setattr(sluice.cluster.client.receiver_queue, "LOOK_S", PATIENCE_S)
     queue = ReceiverQueue("orders", lambda _: cast(Any, Partition()), lambda *_: None)
     waits = [asyncio.create_task(queue.receive_async(None)) for _ in range(2)]
     await asyncio.sleep(0)

@@ -13,8 +13,8 @@ from threading import Barrier
 
 import pytest
 
-from storage.errors import Invalid, Unavailable
-from storage.metadata import Metadata, Record
+from sluice.storage.errors import Invalid, Unavailable
+from sluice.storage.stores.metadata import Metadata, Record
 
 Maker = Callable[[], Metadata]
 RACERS = 8

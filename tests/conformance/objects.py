@@ -13,8 +13,8 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from storage.errors import Invalid, NotFound
-from storage.objects import ObjectStore, probe
+from sluice.storage.errors import Invalid, NotFound
+from sluice.storage.stores.objects import ObjectStore, probe
 
 Maker = Callable[[], ObjectStore]
 RACERS = 8

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from storage.metadata import Metadata
-from storage.metadata_objects import ObjectMetadata
-from storage.metadata_sqlite import SqliteMetadata
-from storage.objects import LocalObjects
+from sluice.storage.stores.metadata import Metadata
+from sluice.storage.stores.metadata_objects import ObjectMetadata
+from sluice.storage.stores.metadata_sqlite import SqliteMetadata
+from sluice.storage.stores.objects import LocalObjects
 
 KEY = "killed/record"
 

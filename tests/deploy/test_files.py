@@ -20,9 +20,9 @@ import typer.main
 import yaml
 from packaging.requirements import Requirement
 
-from cli.app import app
-from cluster.config import PREFIX, known_keys
-from cluster.metrics import LATENCIES, OPERATIONS, SUBSCRIPTION, TOPIC
+from sluice.cli.app import app
+from sluice.cluster.host.metrics import LATENCIES, OPERATIONS, SUBSCRIPTION, TOPIC
+from sluice.cluster.settings.config import PREFIX, known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,12 +15,15 @@ from pathlib import PurePosixPath
 from types import FrameType
 from typing import Any
 
-import cluster
+import sluice
 from tests.hygiene.source import FUNCTIONS, PACKAGES, ROOT, Module, modules
 
 WARM_UP, MESSAGES = 20, 5
 
-Seen = set[tuple[str, int]]
+PACKAGE = f"{ROOT}/src/sluice/"
+
+Seen = dict[tuple[str, int], set[int]]
+"""Functions, as (file, first line), in the order of their first call; for each the messages that it ran for."""
 
 
 def lines_of(files: tuple[Module, ...]) -> int:
@@ -40,18 +43,19 @@ def most_parameters() -> tuple[int, str]:
 
 
 def way() -> Seen:
-    """(File, first line) of every function of the product that runs for a message."""
-    seen: Seen = set()
-    tracing = False
+    """Return every function of the product that runs for a message."""
+    seen: Seen = {}
+    tracing, number = False, 0
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if tracing and event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/"):
-            seen.add((frame.f_code.co_filename.removeprefix(f"{ROOT}/"), frame.f_code.co_firstlineno))
+        if tracing and event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            place = (frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_code.co_firstlineno)
+            seen.setdefault(place, set()).add(number)
 
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        with tempfile.TemporaryDirectory() as folder, cluster.connect(embedded=True, data_dir=folder) as client:
+        with tempfile.TemporaryDirectory() as folder, sluice.connect(embedded=True, data_dir=folder) as client:
             client.create_topic("orders", 1)
             consumer = client.subscribe("orders", "billing", initial_position="earliest")
             producer = client.create_producer("orders")
@@ -65,7 +69,15 @@ def way() -> Seen:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return {(path, line) for path, line in seen if path.split("/")[0] in PACKAGES}
+    return {place: ran for place, ran in seen.items() if place[0].split("/")[0] in PACKAGES}
+
+
+def files_of(seen: Seen) -> set[str]:
+    """Return the files that ran for every traced message, so without the background work of that time."""
+    found: dict[str, set[int]] = {}
+    for (path, _), ran in seen.items():
+        found.setdefault(path, set()).update(ran)
+    return {path for path, ran in found.items() if len(ran) == MESSAGES}
 
 
 def function_lines(seen: Seen) -> int:

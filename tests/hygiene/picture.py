@@ -1,24 +1,29 @@
-"""The picture of the rooms in ARCHITECTURE.md, drawn from the imports: `python -m tests.hygiene.picture` renews it.
+"""The picture of the rooms and their table, drawn from the code: `python -m tests.hygiene.picture` renews both.
 
 A room is a package, an arrow is an import. Two kinds of arrows are left out, because with them nobody could read the
-rest: those into what every room of a floor uses (`storage`, `actors`, `actors/messages`), and those that follow from
+rest: those into a room that most rooms of its floor use (`GROUND`), and those that follow from
 others (if a room uses a second one and that one a third one, the arrow from the first to the third is not drawn).
+The table has the first sentence of each package's docstring.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tests.hygiene.source import PACKAGES, ROOT, modules
 
 PAGE = ROOT / "ARCHITECTURE.md"
-GROUND = {"storage", "actors", "actors/messages"}
+TABLE_PAGE = ROOT / "docs" / "changing.md"
+GROUND = {"storage", "storage/format", "actors/ports", "actors/runtime", "actors/messages", "cluster/base"}
 """Every room uses these."""
 
 _BLOCK = re.compile(r"```mermaid\n.*?```", re.DOTALL)
+_TABLE = re.compile(r"\| room \| [^\n]*\n(?:\|[^\n]*\n)+")
 
 Arrows = set[tuple[str, str]]
 
@@ -66,10 +71,51 @@ def picture() -> str:
     return "\n".join([*lines, "```"])
 
 
+def table() -> str:
+    """Return the table of rooms as it must stand in docs/changing.md: each with the first sentence of its package."""
+    return "\n".join(["| room | subject |", "|---|---|", *(f"| `{room}` | {_subject(room)} |" for room in rooms())])
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Return the pairs of packages that import each other, on all floors together."""
+    found = _between_packages()
+    return sorted((here, there) for here, there in found if here < there and (there, here) in found)
+
+
+def circle_of_packages() -> list[str]:
+    """Return one circle of packages that import one another, its first at both ends; empty if there is none."""
+    graph: dict[str, set[str]] = {}
+    for here, there in _between_packages():
+        graph.setdefault(here, set()).add(there)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def main() -> None:
-    """Put the picture of now into ARCHITECTURE.md."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_BLOCK.sub(lambda _: picture(), text, count=1), encoding="utf-8")
+    """Put the picture and the table of now into their pages."""
+    for page, block, drawing in ((PAGE, _BLOCK, picture()), (TABLE_PAGE, _TABLE, table() + "\n")):
+        text = page.read_text(encoding="utf-8")
+        begin, end = found.span() if (found := block.search(text)) else (len(text), len(text))
+        page.write_text(text[:begin] + drawing + text[end:], encoding="utf-8")
+
+
+def _between_packages() -> Arrows:
+    known = {_room(module.path) for module in modules(*PACKAGES)}
+    return {
+        (here, there)
+        for module in modules(*PACKAGES)
+        for name, _ in module.imports()
+        if (there := _home(name, known)) and there != (here := _room(module.path))
+    }
+
+
+def _subject(room: str) -> str:
+    (package,) = (module for module in modules(*PACKAGES) if module.path == f"{room}/__init__.py")
+    first = (ast.get_docstring(package.tree) or "").split("\n\n")[0].replace("\n", " ")
+    return first.split(". ")[0].rstrip(".").replace("|", "/") + "."
 
 
 def _lines(chosen: Arrows) -> Iterator[str]:

@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("storage", "actors", "cluster", "loadgen", "cli")
 """The packages, lowest layer first."""
 
+PREFIX = "sluice."
+"""The package that holds a link to each folder: `sluice.actors` is the folder `actors`."""
+
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _SKIPPED = {".venv", ".git", "__pycache__", ".hypothesis", "sluice-data", "build", "dist", "node_modules"}
@@ -37,9 +40,10 @@ class Module:
         """Dotted name and line of everything imported, wherever in the file, also for type checking only."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
-                yield from ((alias.name, node.lineno) for alias in node.names)
+                yield from ((alias.name.removeprefix(PREFIX), node.lineno) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
-                yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+                module = node.module.removeprefix(PREFIX)
+                yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
 
 
 @cache

@@ -10,7 +10,7 @@ ACTOR = "actors.dispatcher.dispatcher"
 ENTRY = "actors/dispatcher/__init__.py"
 """The only file that names the actor's module: by it others come to the actor."""
 
-HOLDERS = {"actors/dispatcher/membership.py", "actors/dispatcher/open_runs.py"}
+HOLDERS = {"actors/dispatcher/delivery/membership.py", "actors/dispatcher/delivery/unacked_runs.py"}
 """Those that keep a table of small things of their own, members and runs, and nobody else writes those."""
 
 PARTS = [file for file in modules("actors") if file.path.startswith("actors/dispatcher/")]
@@ -53,7 +53,7 @@ def test_an_actor_has_all_its_attributes_before_it_starts() -> None:
 
 def test_walls_are_seen_where_there_are_none() -> None:
     broken = (
-        "if TYPE_CHECKING:\n    from actors.dispatcher.dispatcher import Dispatcher\n"
+        "if TYPE_CHECKING:\n    from sluice.actors.dispatcher.dispatcher import Dispatcher\n"
         "self._reader.enabled = True\nsession.turn += 1\nself.turn = 1\n"
     )
     file = Module("actors/dispatcher/x.py", broken, ast.parse(broken))

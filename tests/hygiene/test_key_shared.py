@@ -1,17 +1,17 @@
-"""The Key_Shared decisions have one entry: what their package offers, and `Dispatch` above all parts."""
+"""The Key_Shared decisions have one entry: what their package offers, and `KeySharedDispatcher` above all parts."""
 
 from __future__ import annotations
 
 import ast
 
-import actors.key_shared
+import sluice.actors.key_shared
 from tests.hygiene.source import PACKAGES, Module, foreign_writes, modules
 
 PACKAGE = "actors.key_shared"
 FOLDER = "actors/key_shared/"
-OWNS_OTHERS = {f"{FOLDER}members.py"}
+OWNS_OTHERS = {f"{FOLDER}state/members.py"}
 """The table of consumers is also the only one that makes and ends what it has of each."""
-OFFERED = {f"{PACKAGE}.{name}" for name in actors.key_shared.__all__}
+OFFERED = {f"{PACKAGE}.{name}" for name in sluice.actors.key_shared.__all__}
 
 
 def past_the_entry(file: Module) -> list[int]:
@@ -20,7 +20,7 @@ def past_the_entry(file: Module) -> list[int]:
 
 
 def knows_the_entry(file: Module) -> list[int]:
-    """Lines that import `Dispatch` or the package as a whole, from wherever."""
+    """Lines that import `KeySharedDispatcher` or the package as a whole, from wherever."""
     return [line for name, line in file.imports() if name in OFFERED or name.startswith(f"{PACKAGE}.dispatch.")]
 
 
@@ -45,8 +45,9 @@ def test_each_part_of_the_state_alone_writes_its_fields() -> None:
 
 def test_a_way_past_the_entry_is_seen() -> None:
     broken = (
-        "import actors.key_shared.core\nfrom actors.key_shared import window\n"
-        "from actors.key_shared.dispatch import Dispatch\nfrom actors.key_shared import Dispatch\n"
+        "import sluice.actors.key_shared.state.dispatch_state\nfrom sluice.actors.key_shared.state import window\n"
+        "from sluice.actors.key_shared.dispatch import KeySharedDispatcher\n"
+        "from sluice.actors.key_shared import KeySharedDispatcher\n"
     )
     file = Module("actors/x.py", broken, ast.parse(broken))
     assert (past_the_entry(file), knows_the_entry(file)) == ([1, 2, 3], [3, 4])

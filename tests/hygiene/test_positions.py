@@ -6,7 +6,7 @@ import ast
 
 from tests.hygiene.source import PACKAGES, modules
 
-OTHER_NUMBERS = {"actors/bookie/index_table.py", "actors/dispatcher/progress.py"}
+OTHER_NUMBERS = {"actors/bookie/index_table.py", "actors/dispatcher/delivery/progress.py"}
 """Keys of ledger and run, and numbers of statements by epoch: no positions."""
 
 

@@ -11,18 +11,20 @@ MOST_LINES = 500
 MOST_FUNCTION_LINES = 50
 MOST_CONSTRUCTOR_PARAMETERS = 7
 ONE_SUBJECT: dict[str, str] = {
-    "actors/controller.py": "one actor's requests, a few lines each; what they decide and keep lies in other files",
+    "actors/controller/controller.py": "the requests of one actor, a few lines each; decisions are elsewhere",
     "actors/placement/placer.py": "the waits of placement, all on the same slots and processes in hand",
     "actors/topic/topic.py": "the conversation of a partition's owner: a method for each request, and what they share",
     "actors/consumer/partition.py": "a consumer's conversation with one owner: its turns, its sessions, what it says",
-    "actors/pulsar/conversation/wire_consumer.py": "one consumer of a client: what goes out, and what comes back",
-    "cluster/client.py": "the public client: a method for each thing that users do, and what they share",
+    "actors/pulsar/conversation/consuming/wire_consumer.py": "one consumer of a client: messages, acknowledgements",
+    "actors/pulsar/codec/send_decoder.py": "one frame of a client as rows: what each of its fields becomes",
+    "cluster/client/client.py": "the public client: a method for each thing that users do, and what they share",
+    "loadgen/run/flood.py": "one run from its start to its end: what happens in which order is seen whole",
     "actors/dispatcher/takeover.py:take_over": "its order says what must be durable before what, and is seen whole",
 }
 """Longer files, and functions as `file.py:name`, each with the reason why it has one subject and is not cut."""
 MOST_LETTERS = 60
 """Of the name of a test."""
-TEST_ONLY_FOLDERS = {"hygiene", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs", "kit"}
+TEST_ONLY_FOLDERS = {"hygiene", "tools", "sim", "scenarios", "conformance", "deploy", "benchmarks", "docs", "kit"}
 """Folders of tests/ that stand for no single package."""
 
 

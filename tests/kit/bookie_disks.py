@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from actors.bookie import Bookie, BookieSettings
-from actors.messages import AddRun
-from actors.ports import Net, Ports
-from cluster.disk import FileDisk
-from cluster.real import RealClock, StructuredLog, Tasks, make_rng
-from cluster.store_ports import AsyncMeta
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.messages import AddRun
+from sluice.actors.ports import Net, Ports
+from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, make_rng
+from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.store_ports import AsyncMeta
 from tests.actors.bookie.world import NoNet
 
 

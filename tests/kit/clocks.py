@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.real import RealClock
+from sluice.cluster.base.real import RealClock
 
 
 class HandSetClock(RealClock):

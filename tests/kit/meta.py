@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.ports import Version
-from storage.errors import Unavailable
+from sluice.actors.ports import Version
+from sluice.storage.errors import Unavailable
 
 
 class MemoryMeta:

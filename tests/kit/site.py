@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadgen.machine_control import served
-from loadgen.machines import Machine, Network, machines
+from sluice.loadgen.faults.machine_control import served
+from sluice.loadgen.faults.machines import Machine, Network, machines
 from tests.hygiene.source import ROOT
 from tests.kit.certificates import Authority
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
@@ -159,7 +159,7 @@ def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any
     """Begin a steady load on a machine (tests.kit.steady_load); what ends it, and returns what it says."""
     load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(where.home / "stop")]
     where.variables.update(site.stores)
-    running = where.begin(["env", f"PYTHONPATH={ROOT}", *load])
+    running = where.begin(["env", f"PYTHONPATH={ROOT}/src:{ROOT}", *load])
 
     def end() -> dict[str, Any]:
         (where.folder / "stop").touch()

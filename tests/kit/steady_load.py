@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cluster
-from cluster.client import Client
-from storage.errors import SluiceError
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.storage.errors import SluiceError
 
 KEYS = 24
 PATIENCE_S = 60.0
@@ -130,7 +130,7 @@ class SteadyLoad:
 
 def main() -> None:
     address, topic, rate, until = sys.argv[1:]
-    with cluster.connect(address) as client:
+    with sluice.connect(address) as client:
         load = SteadyLoad(client, topic, int(rate))
         load.run(Path(until))
         print(json.dumps(load.verdict()))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.java import ensure_java
-from loadgen.session import spark_session
+from sluice.loadgen.spark.java import ensure_java
+from sluice.loadgen.spark.session import spark_session
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.errors import Invalid, NotFound, Unavailable
-from storage.hashing import hash_column
-from storage.position import position
+from sluice.storage.errors import Invalid, NotFound, Unavailable
+from sluice.storage.format.hashing import hash_column
+from sluice.storage.format.position import position
 
 
 @dataclass

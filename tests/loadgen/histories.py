@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from loadgen.checkers import Findings, judge
-from loadgen.history import ACKS, DETACH, EVENTS, RECEIVES, SENDS
-from loadgen.wrong_clocks import WrongClock
-from storage.position import position
+from sluice.loadgen.base.history import ACKS, DETACH, EVENTS, RECEIVES, SENDS
+from sluice.loadgen.judge.checkers import Findings, judge
+from sluice.loadgen.judge.wrong_clocks import WrongClock
+from sluice.storage.format.position import position
 
 
 @dataclass

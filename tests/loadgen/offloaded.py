@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from cluster.client import Client
-from loadgen.datasource import SluiceDataSource, SluiceReader
-from loadgen.log_stream import LogStreamReader
+from sluice.cluster.client.client import Client
+from sluice.loadgen.spark.datasource import SluiceDataSource, SluiceReader
+from sluice.loadgen.spark.log_stream import LogStreamReader
 from tests.cluster.helpers import eventually
 
 HOUR = 3_600_000

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from loadgen.datasource import SluiceDataSource
-from loadgen.session import spark_session
+from sluice.loadgen.spark.datasource import SluiceDataSource
+from sluice.loadgen.spark.session import spark_session
 
 
 def main(address: str, token_file: str, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.session import cause_of
+from sluice.loadgen.spark.session import cause_of
 
 
 @pytest.mark.parametrize(
@@ -12,10 +12,10 @@ from loadgen.session import cause_of
     [
         (
             "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
-            '  File "publish.py", line 7, in run\nstorage.errors.Unavailable: no bookie answers\n\n'
+            '  File "publish.py", line 7, in run\nsluice.storage.errors.Unavailable: no bookie answers\n\n'
             "\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)\n"
             "Caused by: java.io.EOFException: gone",
-            "storage.errors.Unavailable: no bookie answers",
+            "sluice.storage.errors.Unavailable: no bookie answers",
         ),
         ("KeyError: 'x'\nduring that\nTypeError: y", "TypeError: y"),
         ("something else", "something else"),

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import cluster
-from loadgen import sql
-from loadgen.datasource import SluiceDataSource
-from loadgen.topic_frame import is_gone, topic_frame
-from storage.errors import Invalid
+import sluice
+from sluice.loadgen.spark import sql
+from sluice.loadgen.spark.datasource import SluiceDataSource
+from sluice.loadgen.spark.topic_frame import is_gone, topic_frame
+from sluice.storage.errors import Invalid
 from tests.cluster.helpers import eventually, unpacked
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic
 
@@ -25,7 +25,7 @@ LEDGERS = 6
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OffloadedTopic]:
     """Everything of it is in the object store. The cluster is in this process, so no task of Spark can ask a broker."""
     folder = tmp_path_factory.mktemp("history")
-    with cluster.connect(embedded=True, data_dir=folder) as client:
+    with sluice.connect(embedded=True, data_dir=folder) as client:
         topic = OffloadedTopic(client, folder)
         topic.publish(LEDGERS)
         topic.offload()
@@ -138,8 +138,8 @@ def answering(
     answer, and how often the query was planned.
     """
     monkeypatch.setattr(sql, "spark_session", lambda *_, **__: contextlib.nullcontext(spark))
-    monkeypatch.setattr("actors.topic.erasing.FORGOTTEN_MS", 0)
-    with cluster.connect(embedded=True, data_dir=tmp_path) as client:
+    monkeypatch.setattr("sluice.actors.topic.background.erasing.FORGOTTEN_MS", 0)
+    with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         topic = OffloadedTopic(client, tmp_path)
         topic.publish(2)
         topic.offload()

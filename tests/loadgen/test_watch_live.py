@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from loadgen.broker import ClusterConnect
-from loadgen.fault_buttons import Page
-from loadgen.flood import run_flood
-from loadgen.history import HistoryClock
-from loadgen.options import FloodOptions
-from loadgen.publish import PublishJob
+from sluice.loadgen.base.broker import ClusterConnect
+from sluice.loadgen.base.history import HistoryClock
+from sluice.loadgen.base.options import FloodOptions
+from sluice.loadgen.load.publish import PublishJob
+from sluice.loadgen.run.fault_buttons import Page
+from sluice.loadgen.run.flood import run_flood
 from tests.cluster.watch.browser import Page as Tab
 from tests.cluster.watch.browser import browser
 from tests.cluster.watch.test_page import SHOTS, needs_browser
@@ -40,7 +40,7 @@ COLOURS = """(() => {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ClusterConnect, Path]]:
-    from cluster.bootstrap import launch
+    from sluice.cluster.launch import launch
 
     with launch.local(tmp_path_factory.mktemp("broker"), bookies=3) as cluster:
         yield ClusterConnect(cluster.address, os.environ.get("RAY_AUTH_TOKEN_PATH", "")), cluster.data_dir

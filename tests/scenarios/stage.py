@@ -27,11 +27,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.actor import Actor
-from actors.bookie import Bookie
-from actors.directory import Directory
-from actors.dispatcher import Dispatcher
-from actors.messages import (
+from sluice.actors.bookie import Bookie
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     Acknowledge,
     AddRun,
     Attach,
@@ -57,13 +56,14 @@ from actors.messages import (
     TopicSettings,
     shown,
 )
-from actors.ports import Address, Ports, Unknown
-from actors.topic.topic import Topic
-from actors.wire import Blob, Reply, Request
-from storage.batch import make_batch
-from storage.errors import SluiceError
-from storage.frame import decode_head, make_run
-from storage.position import parse, position, show
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.topic.topic import Topic
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import decode_head, make_run
+from sluice.storage.format.position import parse, position, show
 from tests.sim.net import LinkFaults
 from tests.sim.world import Process, World
 from tests.sim.worlds.ledger import BOOKIE

@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count as every_number
 from itertools import islice
 
-from actors.messages.settings import CHOICES
-from cluster.arguments import ArgumentParser, amount, count, count_or_none
+from sluice.actors.messages.settings import CHOICES
+from sluice.cluster.base.arguments import ArgumentParser, amount, count, count_or_none
 from tests.sim.faults import Fault, parse
 from tests.sim.runner import Outcome, Scenario, run_seed, shrink
 from tests.sim.worlds import WORLDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from actors.ports import Timer
+from sluice.actors.ports import Timer
 from tests.sim.loop import SimLoop
 
 EPOCH_MS = 1_700_000_000_000

@@ -24,12 +24,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Never, TypeVar
 
-from actors.host import Answer
-from actors.messages import SubscriptionSettings, TopicSettings
-from actors.ports import DiskFailed, DiskFull, Meta, Objects, Version
-from actors.wire import Packed
-from storage.errors import SluiceError, Unavailable
-from storage.frame import Buffer
+from sluice.actors.messages import SubscriptionSettings, TopicSettings
+from sluice.actors.ports import DiskFailed, DiskFull, Meta, Objects, Version
+from sluice.actors.ports.wire import Packed
+from sluice.actors.runtime.host import Answer
+from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.sim.disk import SimDisk
 from tests.sim.loop import SimFailure
 from tests.sim.world import Make, Process, World

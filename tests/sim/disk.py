@@ -17,9 +17,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.ports import DiskFailed, DiskFull
-from storage.errors import NotFound
-from storage.frame import Buffer
+from sluice.actors.ports import DiskFailed, DiskFull
+from sluice.storage.errors import NotFound
+from sluice.storage.format.frame import Buffer
 from tests.sim.loop import SimLoop
 
 

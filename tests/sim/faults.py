@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import AccessDenied, Corrupt, SluiceError
+from sluice.storage.errors import AccessDenied, Corrupt, SluiceError
 from tests.sim.world import World
 
 Values = dict[str, float]

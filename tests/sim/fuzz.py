@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.arguments import ArgumentParser
+from sluice.cluster.base.arguments import ArgumentParser
 
 MEMORY_MB = 512
 LONGEST = 4096

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from actors.actor import Actor
-from actors.messages import Alive, LedgerList, ListLedgers, Ping, Stats, Text
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Reply
-from storage.errors import NotFound
+from sluice.actors.messages import Alive, LedgerList, ListLedgers, Ping, Stats, Text
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Reply
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import NotFound
 from tests.sim.world import World
 
 

@@ -6,7 +6,7 @@ that are made to it wait. A port that has been told to clients as a chosen one i
 
 from __future__ import annotations
 
-from storage.errors import Unavailable
+from sluice.storage.errors import Unavailable
 from tests.sim.world import Process, World
 
 FIRST = 40_000
@@ -32,7 +32,7 @@ class Machines:
         return process if process is not None and process.alive else None
 
     def claim(self, process: Process) -> bool:
-        """See actors.pulsar.conversation.port_claims.MachinePorts."""
+        """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
         holder = self._claims.get(process.machine)
         if holder is not None and holder is not process and holder.alive:
             self.world.count("gateway waits")
@@ -42,7 +42,7 @@ class Machines:
         return True
 
     def listen(self, process: Process, port: int) -> int:
-        """See actors.pulsar.conversation.port_claims.MachinePorts."""
+        """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
         if not port:
             self._free += 1
             port = self._free
@@ -54,11 +54,11 @@ class Machines:
         return port
 
     def chosen(self, process: Process, scheme: str) -> int:
-        """See actors.pulsar.conversation.port_claims.MachinePorts."""
+        """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
         return self._told.get((process.machine, scheme), 0)
 
     def tell(self, process: Process, scheme: str, port: int) -> None:
-        """See actors.pulsar.conversation.port_claims.MachinePorts."""
+        """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
         place = process.machine, scheme
         before = self._told.get(place, 0)
         assert before in (0, port) or not port, f"{place}: clients were told {before}, and now {port}"
@@ -66,14 +66,15 @@ class Machines:
             self._told[place] = port
 
     def close(self, process: Process) -> None:
-        """See actors.pulsar.conversation.port_claims.MachinePorts."""
+        """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
         self._listening = {place: other for place, other in self._listening.items() if other is not process}
         if self._claims.get(process.machine) is process:
             del self._claims[process.machine]
 
 
 class SimMachinePorts:
-    """The ports of the machine that a process is on. Implements actors.pulsar.conversation.port_claims.MachinePorts."""
+    """The ports of the machine that a process is on. Implements
+    actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
 
     def __init__(self, machines: Machines, process: Process) -> None:
         self._machines, self._process = machines, process

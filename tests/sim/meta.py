@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from actors.ports import Version
-from storage.errors import SluiceError, Unavailable
+from sluice.actors.ports import Version
+from sluice.storage.errors import SluiceError, Unavailable
 from tests.sim.loop import SimLoop
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
-from actors.host import Answer, opened
-from actors.ports import Address, Unknown
-from actors.wire import Blob, Packed, Reply, Request, pack, pack_error
-from storage.errors import SluiceError
-from storage.frame import Buffer
+from sluice.actors.ports import Address, Unknown
+from sluice.actors.ports.wire import Blob, Packed, Reply, Request, pack, pack_error
+from sluice.actors.runtime.host import Answer, opened
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.frame import Buffer
 from tests.sim.loop import SimLoop
 
 R = TypeVar("R", bound=Reply)

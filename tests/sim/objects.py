@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from storage.errors import NotFound, Unavailable
-from storage.frame import Buffer
+from sluice.storage.errors import NotFound, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.sim.loop import SimLoop
 from tests.sim.meta import Trouble
 

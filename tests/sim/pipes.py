@@ -34,7 +34,7 @@ class Reader(Protocol):
 
 
 class End:
-    """One end of a connection, in a process. Implements actors.pulsar.conversation.gateway.Link."""
+    """One end of a connection, in a process. Implements actors.pulsar.conversation.gateway.gateway.Link."""
 
     def __init__(self, pipes: Pipes, process: Process) -> None:
         self._pipes, self._process = pipes, process

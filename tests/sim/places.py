@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from actors.actor import Actor
-from actors.placement.slots import Times
-from actors.ports import Address, Node, Ports
-from storage.errors import Invalid, Unavailable
+from sluice.actors.placement.slots import Times
+from sluice.actors.ports import Address, Node, Ports
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Invalid, Unavailable
 from tests.sim.loop import SimLoop
 
 START_MS = Times().start

@@ -2,7 +2,7 @@
 
 A process is slow to start, may die meanwhile, freezes, thaws, and dies with its node. If a node is given up without
 having died, its processes are no longer found, asked or ended, but whoever is connected to them is answered, and they
-keep their locks, until they notice that and end themselves (`cluster/bootstrap/own_node.py`). What it was asked while
+keep their locks, until they notice that and end themselves (`cluster/node/own_node.py`). What it was asked while
 it was frozen it does when it thaws, also if nobody waits for it any more. One that is frozen outlives its end by
 seconds, and does so with the lock of its bookie's disk. A bookie's disk is in the machine where the bookie started
 first; on every other machine it is refused, and its process keeps the lock of the empty folder there.
@@ -22,10 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.placement.candidates import CANDIDATE_HOST
-from actors.placement.slots import is_broker, stem
-from actors.ports import Address, Introduction, Node, Unknown
-from storage.errors import Corrupt, SluiceError, Unavailable
+from sluice.actors.placement.candidates import CANDIDATE_HOST
+from sluice.actors.placement.slots import is_broker, stem
+from sluice.actors.ports import Address, Introduction, Node, Unknown
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
 from tests.sim.world import World
 
 LINGER_MS = 5_000

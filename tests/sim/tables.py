@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.ledger.record import record_key, unpack_record
-from storage.errors import Unavailable
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.storage.errors import Unavailable
 from tests.sim.meta import MetaStore, Trouble
 from tests.sim.objects import ObjectStore
 
@@ -19,7 +19,7 @@ class SimColumns:
     schema = pa.schema([pa.field("again", pa.binary())])
 
     def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
-        """See storage.history.PayloadColumns."""
+        """See storage.history.part.PayloadColumns."""
         payloads = rows.column("payload").combine_chunks()
         digit = pc.match_substring_regex(payloads, "[0-9]$")
         nothing = pc.or_(pc.equal(pc.binary_length(payloads), 0), digit)

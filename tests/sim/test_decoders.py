@@ -26,35 +26,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from actors.bookie.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from actors.bookie.cookie import decode_cookie
-from actors.dispatcher.subscription import SubscriptionState, settings_in
-from actors.draining import Drain, drain_in
-from actors.fenced_record import record_in
-from actors.ids import base_in
-from actors.ledger.garbage_collection import released_in
-from actors.ledger.record import PartitionRecord, encode_record, unpack_record
-from actors.messages import Poll, SubscriptionSettings
-from actors.messages.settings import TopicSettings, stored_settings
-from actors.policies.backlog_quotas import Quota
-from actors.policies.limits import Limits, Rate
-from actors.policies.namespaces import NamespacePolicies, Tenant
-from actors.policies.permissions import Grants
-from actors.policies.policy_records import decoded
-from actors.policies.retention import Lifetime, Retention
-from actors.pulsar.conversation.schemas import versions_in
-from actors.wire import pack, unpack
-from actors.worker_pools import PoolRecord, pool_in
-from storage import redeliveries
-from storage.batch import decode_body, make_batch
-from storage.cursor import Cursor
-from storage.delayed.bucket import BucketBuilder, decode_header, decode_segments
-from storage.delayed.entries import Entries
-from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
-from storage.delayed.segment import decode_segment, encode_segment
-from storage.errors import Corrupt, Invalid
-from storage.frame import PREFIX_BYTES, Header, decode_frame, encode_head, make_run
-from storage.journal import ENVELOPE_BYTES, decode_envelope, decode_run, scan
+from sluice.actors.bookie.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from sluice.actors.bookie.cookie import decode_cookie
+from sluice.actors.controller.draining import Drain, drain_in
+from sluice.actors.controller.pools import PoolRecord, pool_in
+from sluice.actors.dispatcher.delivery.subscription import SubscriptionState, settings_in
+from sluice.actors.ledger.garbage_collection import released_in
+from sluice.actors.ledger.record import PartitionRecord, encode_record, unpack_record
+from sluice.actors.messages import Poll, SubscriptionSettings
+from sluice.actors.messages.settings import TopicSettings, stored_settings
+from sluice.actors.ownership.fenced_record import record_in
+from sluice.actors.ownership.ids import base_in
+from sluice.actors.policies.backlog_quotas import Quota
+from sluice.actors.policies.limits import Limits, Rate
+from sluice.actors.policies.namespaces import NamespacePolicies, Tenant
+from sluice.actors.policies.permissions import Grants
+from sluice.actors.policies.policy_records import decoded
+from sluice.actors.policies.retention import Lifetime, Retention
+from sluice.actors.ports.wire import pack, unpack
+from sluice.actors.pulsar.conversation.gateway.schemas import versions_in
+from sluice.storage.delayed.bucket import BucketBuilder, decode_header, decode_segments
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
+from sluice.storage.delayed.segment import decode_segment, encode_segment
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format import redeliveries
+from sluice.storage.format.batch import decode_body, make_batch
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_frame, encode_head, make_run
+from sluice.storage.format.journal import ENVELOPE_BYTES, decode_envelope, decode_run, scan
 
 SALT = b"saltsalt"
 REFUSALS = (Corrupt, Invalid)

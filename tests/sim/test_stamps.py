@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.codec.frames import encode
-from actors.pulsar.codec.protocol import command
-from actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.codec.frames import encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import check_order
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from actors.messages import LedgerList, ListLedgers, Stats
-from actors.ports import DiskFailed, DiskFull, Unknown
-from actors.wire import Blob
-from storage.errors import NotFound, Unavailable
+from sluice.actors.messages import LedgerList, ListLedgers, Stats
+from sluice.actors.ports import DiskFailed, DiskFull, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import NotFound, Unavailable
 from tests.sim.disk import DiskFaults
 from tests.sim.helpers import Counter, ask, ping
 from tests.sim.loop import SimFailure

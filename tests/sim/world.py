@@ -18,11 +18,11 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-from actors.actor import Actor
-from actors.host import Answer, HostedActor
-from actors.ports import SHARED_FROM, Address, DiskFailed, InCommon, Ports, Unknown
-from actors.wire import Packed, Reply, Request
-from storage.errors import Invalid, SluiceError, Unavailable
+from sluice.actors.ports import SHARED_FROM, Address, DiskFailed, InCommon, Ports, Unknown
+from sluice.actors.ports.wire import Packed, Reply, Request
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Answer, HostedActor
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
 from tests.sim.loop import OWNER, SimFailure, SimLoop, Work

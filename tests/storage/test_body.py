@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.batch import (
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.batch import (
     LAST_TIME,
     MAX_INFLATED_BYTES,
     check_published,
@@ -20,9 +21,8 @@ from storage.batch import (
     make_batch,
     schema_of,
 )
-from storage.errors import Corrupt, Invalid
-from storage.frame import make_run
-from storage.inflated import inflated_bytes
+from sluice.storage.format.frame import make_run
+from sluice.storage.format.inflated import inflated_bytes
 
 COUNT = 5
 SHAPE = 7

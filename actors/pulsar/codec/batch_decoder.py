@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields import Bytes, Slices, read_fields
-from actors.pulsar.codec.properties import KIND, Pairs
-from actors.pulsar.codec.protocol import tags
-from actors.pulsar.codec.varints import Ints
-from storage.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
+from sluice.actors.pulsar.codec.fields import Bytes, Slices, read_fields
+from sluice.actors.pulsar.codec.properties import KIND, Pairs
+from sluice.actors.pulsar.codec.protocol import tags
+from sluice.actors.pulsar.codec.varints import Ints
+from sluice.storage.format.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = tags(
     "Single", "properties", "partition_key", "payload_size", "event_time", "ordering_key", "sequence_id"
@@ -31,7 +31,7 @@ ALIKE = 16
 
 @dataclass(slots=True)
 class MessageSlices:
-    """Where messages lie in what was read, and their numbers; int64, n each. A size or number of -1: there is none."""
+    """The places of n messages in the bytes read, and their numbers; int64, n each. A size or number of -1: none."""
 
     key_at: Ints
     key_size: Ints
@@ -45,12 +45,12 @@ class MessageSlices:
     """Properties."""
 
     def odd(self) -> npt.NDArray[np.bool_]:
-        """Those with a key or payload that is too long."""
+        """Mark the messages with a key or payload that is too long."""
         long = np.maximum(self.key_size, self.order_size) > MAX_KEY_BYTES
         return long | (self.payload_size > MAX_MESSAGE_BYTES)
 
     def take(self, rows: Ints) -> MessageSlices:
-        """These messages alone, in this order; of messages without properties."""
+        """Select messages by row, in the order of `rows`. Allowed only without properties."""
         return MessageSlices(**{name: getattr(self, name)[rows] for name in self.__slots__[:-1]}, several=[])
 
     def put(self, rows: Ints, other: MessageSlices) -> None:
@@ -69,8 +69,8 @@ class MessageSlices:
 def of_like_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """(Batches whose messages seem to be of one size, or the last of them one byte longer, where these messages begin).
 
-    Numbers that go up need one byte more from some message on. That is a guess: whoever reads the messages finds that
-    each ends where the next one begins, or it was wrong.
+    Numbers that go up need one byte more from some message on. The result is a guess: it was wrong if a message read
+    there does not end where the next one begins.
     """
     each = (end - at) // np.maximum(counts, 1)
     alike = np.flatnonzero((counts > 0) & (each > 4))
@@ -89,9 +89,9 @@ def of_like_size(source: Bytes, at: Ints, end: Ints, counts: Ints) -> tuple[Ints
 
 
 def starts_of(payload: bytes, count: int) -> list[int] | None:
-    """Where the messages of a batch begin; None if that is not plain.
+    """Return the places where the messages of a batch begin; None if the batch is not plain.
 
-    They are walked one by one, but where one is followed by others of the same sizes these are taken in one step.
+    Messages are walked one by one, but a run of messages of the same sizes is taken in one step.
     """
     starts: list[int] = []
     at, end = 0, len(payload)
@@ -185,8 +185,8 @@ def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[MessageSlices,
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What stands once for all messages of a frame; n frames. counts: its messages; alone: it has one that is in no
-    batch. sequence: of its first message. rests: what no column holds, binary. kinds: which of these it has.
+    """The fields that n frames have once for all of their messages. counts: messages of a frame; alone: its one message
+    is in no batch. sequence: of its first message. rests: what no column holds, binary. kinds: which rest it has.
     """
 
     counts: Ints

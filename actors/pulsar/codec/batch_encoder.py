@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.batch_decoder import EVENT_TIME, KEY, ORDERING_KEY, PROPERTIES, SEQUENCE, SIZE
-from actors.pulsar.codec.fields import Field, Some, encode_fields, join, lengths_of
-from actors.pulsar.codec.properties import encode_pairs, plain
-from actors.pulsar.codec.protocol import Metadata
-from actors.pulsar.codec.send_decoder import OF_ONE
-from actors.pulsar.codec.varints import Ints, of_u32
+from sluice.actors.pulsar.codec.batch_decoder import EVENT_TIME, KEY, ORDERING_KEY, PROPERTIES, SEQUENCE, SIZE
+from sluice.actors.pulsar.codec.fields import Field, Some, encode_fields, join, lengths_of
+from sluice.actors.pulsar.codec.properties import encode_pairs, plain
+from sluice.actors.pulsar.codec.protocol import Metadata
+from sluice.actors.pulsar.codec.send_decoder import OF_ONE
+from sluice.actors.pulsar.codec.varints import Ints, of_u32
 
 MOST_BYTES = 512 * 1024 * 1024
 """Arrow's offsets have 31 bits."""

@@ -11,8 +11,8 @@ import zlib
 
 import pyarrow as pa
 
-from actors.pulsar.codec.protocol import MalformedCommand
-from storage.batch import MAX_MESSAGE_BYTES
+from sluice.actors.pulsar.codec.protocol import MalformedCommand
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 NONE, LZ4, ZLIB, ZSTD, SNAPPY = range(5)
 CODECS = (LZ4, ZLIB, ZSTD, SNAPPY)
@@ -47,9 +47,9 @@ def inflate(codec: int, payload: memoryview, size: int) -> memoryview:
 
 
 def check_lz4(payload: memoryview, size: int) -> None:
-    """Of what passes through as it came: the client in C++ reads and writes beyond its memory where this is a lie.
+    """Check the inflated size that a payload claims: a wrong size overruns the C++ client's buffer.
 
-    Raises MalformedCommand. Of more than MOST_TRIED bytes nothing is known.
+    Raises MalformedCommand. A size of more than MOST_TRIED bytes is not checked.
     """
     if size <= MOST_TRIED and not (_fits(payload, size) and not _fits(payload, size - 1)):
         raise MalformedCommand(f"a payload does not become the {size} bytes that its metadata say")

@@ -5,10 +5,10 @@ holes of a batch as messages that were not acknowledged. Its entry id is that of
 goes to one consumer, that is the id in the producer's receipt. A row that came alone goes alone, and so does one of
 Sluice's own producers: its id is then the same whenever it is delivered.
 
-Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them what
-is left of a batch goes under its old id, with holes (`ack_set` says where) in place of what is done. What is only
+Clients that acknowledge single messages of a batch do count right, and look for the ids that they know: for them the
+open rows of a batch go under its old id, with holes (`ack_set` says where) in place of done rows. A row that is only
 elsewhere for now makes no hole, and the batch is cut there: its first message would come later under the same id, and
-nobody could tell of which of the two frames an acknowledgement speaks.
+an acknowledgement of that id could mean either of the two frames.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.consumer.held import Received
-from actors.pulsar.codec.batch_encoder import bodies_of
-from actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
-from actors.pulsar.codec.frame_cache import FrameCache
-from actors.pulsar.codec.frames import U32, encode_message, front
-from actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
-from actors.pulsar.codec.protocol import Metadata, Single, command
-from actors.pulsar.codec.send_decoder import OF_ONE
-from actors.pulsar.codec.unread_batches import unread_messages
-from actors.pulsar.codec.varints import Ints, ranges
-from storage.position import entry_of, ledger_of
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.pulsar.codec.batch_encoder import bodies_of
+from sluice.actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
+from sluice.actors.pulsar.codec.frame_cache import FrameCache
+from sluice.actors.pulsar.codec.frames import U32, encode_message, front
+from sluice.actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
+from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
+from sluice.actors.pulsar.codec.send_decoder import OF_ONE
+from sluice.actors.pulsar.codec.unread_batches import unread_messages
+from sluice.actors.pulsar.codec.varints import Ints, ranges
+from sluice.storage.format.position import entry_of, ledger_of
 
 VECTORIZED_FROM = 32
 """From so many rows, or pieces, on vectorized encoding is faster than the loop."""
@@ -51,7 +51,7 @@ class EncodedFrames:
 
     positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
     behind the other. indexes: of those with holes, by their number, each row's index in the batch; int64, ascending.
-    mid_batch: one of them begins in the midst of its batch. unread: how many messages more than rows the batches have
+    mid_batch: one of them begins in the middle of its batch. unread: how many messages more than rows the batches have
     that pass through unread.
     """
 
@@ -71,8 +71,8 @@ class EncodedFrames:
 
 
 def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> Ints:
-    """Where the pieces of a part begin, int64, ascending. holes: what is left of one batch is one piece. counted: none
-    has two redelivery counts.
+    """Return the first row of each piece of a part, int64, ascending. holes: the open rows of one batch are one piece.
+    counted: no piece has two redelivery counts.
     """
     count = len(part)
     if "batch_index" not in part.schema.names:
@@ -113,7 +113,7 @@ def holes_in(part: Received, between: tuple[int, int]) -> Ints:
 
 
 def _indexes(part: Received) -> Ints:
-    """Of each row its index in its client's batch, -1 for one that came alone."""
+    """Return each row's index in its client's batch, int64; -1 for a row that came alone."""
     column = part.column("batch_index")
     return np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
@@ -337,7 +337,7 @@ def _one_by_one(
 
 
 class _MessageCommands:
-    """The commands of the frames of a part: one object, of which only what differs is filled in for each."""
+    """The commands of the frames of a part: one object is reused, and only the fields that differ are set again."""
 
     def __init__(self, part: Received, to: Addressee) -> None:
         self._counts = part.redeliveries if part.redeliveries.any() else None
@@ -380,7 +380,7 @@ class _Cells:
         return value.as_py() if isinstance(value, pa.Scalar) else value
 
     def _metadata(self, row: int) -> Any:
-        """What a client said of a message, as far as no column holds it."""
+        """Return a message's metadata: the fields that no column holds, completed from the columns."""
         rest = self.cell("pulsar", row)
         metadata = Metadata() if rest is None else Metadata.FromString(rest)
         if not metadata.HasField("producer_name"):

@@ -2,7 +2,7 @@
 
 `Bytes` is what was read, padded so that eight bytes can be looked at from any place in it. A varint is read as one word
 of eight bytes: its end is the first byte without the high bit, and the groups of seven bits are squeezed together in
-three steps. Longer varints (more than 56 bits) are not read here; whoever finds one goes the slow way.
+three steps. Longer varints (more than 56 bits) are not read here; a message that has one is decoded the slow way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.pulsar.codec.frames import PAD
-from actors.pulsar.codec.varints import Cells, Flags, Ints, Words, field, side_by_side
+from sluice.actors.pulsar.codec.frames import PAD
+from sluice.actors.pulsar.codec.varints import Cells, Flags, Ints, Words, field, side_by_side
 
 UNSIGNED = (1 << 64) - 1
 """The largest number of 64 bits; as an id, Pulsar's word for none."""
@@ -130,7 +130,7 @@ def _squeezed(word: Words) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What was found of n messages, by tag: `value`, a number, or a slice's length; `at`, where a slice begins.
+    """The fields found in n messages, by tag: `value`, a number, or a slice's length; `at`, where a slice begins.
 
     A value of -1 says that the message has no such field. odd: messages that have to be read in another way, because
     they are malformed, or have a field that is not known here; what was found of these means nothing.

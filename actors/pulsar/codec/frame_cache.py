@@ -1,9 +1,9 @@
 """A cache of recent frames, as their clients sent them.
 
 Where a whole frame goes to one consumer, what follows the command is what its producer sent: checksum, metadata and
-payload need not be made anew; of a part of one, its messages need not. Nothing depends on this memory. What it does not
-have, or has no more, is encoded from the columns, which say the same; after a while they may say less, because messages
-were erased, so no frame is kept for long.
+payload need not be made again; of a part of a frame, its messages need not. Nothing depends on this cache. A frame that
+is not cached is encoded from the columns, which say the same; after a while they may say less, because messages were
+erased, so no frame is kept for long.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.codec.batch_decoder import of_like_size
-from actors.pulsar.codec.fields import Bytes
-from actors.pulsar.codec.frames import CHECKSUMMED, U32
-from actors.pulsar.codec.varints import Flags, Ints
+from sluice.actors.pulsar.codec.batch_decoder import of_like_size
+from sluice.actors.pulsar.codec.fields import Bytes
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32
+from sluice.actors.pulsar.codec.varints import Flags, Ints
 
 MOST_BYTES = 32 * 1024 * 1024
 """So many bytes of frames are kept; the oldest go first."""
@@ -28,15 +28,15 @@ _BEHIND_CHECKSUM = len(CHECKSUMMED) + 4
 
 
 class CachedBodies(NamedTuple):
-    """What followed the commands of n frames. column: binary, what was read with them is there as well. offsets: where
-    each one's stands in it.
+    """The bodies that followed the commands of n frames. column: binary, with other bodies of the same read. offsets:
+    the row of each frame's body in it.
     """
 
     column: pa.Array
     offsets: Ints
 
     def take(self, numbers: Ints) -> pa.Array:
-        """Those of some frames, binary."""
+        """Return the bodies of some frames, binary."""
         return self.column.take(pa.array(self.offsets[numbers]))
 
     def views(self, numbers: Ints) -> list[memoryview]:
@@ -182,9 +182,9 @@ class FrameCache:
         return Frames(starts[there], counts[there], kept)
 
     def inside(self, position: int, count: int) -> memoryview | None:
-        """So many messages of a larger batch, from the one at this position on, as they came.
+        """Return `count` messages of a larger batch, from `position` on, as they came.
 
-        None if it is not here, or its messages are of many sizes, so that they would have to be looked for.
+        None if the batch is not cached, or has messages of many sizes, which would have to be looked for.
         """
         self._let_go_old()
         number = bisect_right(self._firsts, position) - 1

@@ -18,8 +18,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from actors.pulsar.codec.protocol import MalformedCommand
-from storage.batch import MAX_MESSAGE_BYTES
+from sluice.actors.pulsar.codec.protocol import MalformedCommand
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 U32 = struct.Struct(">I")
 _TWO = struct.Struct(">II")
@@ -44,7 +44,7 @@ class CommandFrame:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What follows the command of a SEND. damaged: the checksum does not fit."""
+    """The part of a SEND behind its command. damaged: the checksum does not fit."""
 
     metadata: memoryview
     payload: memoryview
@@ -154,7 +154,7 @@ def encode(command: Any) -> bytes:
 
 
 def front(head: bytes, body: int) -> bytes:
-    """What stands before the body of a frame that goes on as it came. head: the command, encoded; body: its bytes."""
+    """Return the front of a frame whose body passes through unchanged. head: encoded command; body: size in bytes."""
     return b"".join((_TWO.pack(len(head) + body + 4, len(head)), head))
 
 

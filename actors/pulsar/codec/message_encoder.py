@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.consumer.held import Received
-from actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_of, is_text
-from actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
-from actors.pulsar.codec.frames import CHECKSUMMED, checksums
-from actors.pulsar.codec.properties import encode_pairs, plain
-from actors.pulsar.codec.protocol import Metadata, tags
-from actors.pulsar.codec.send_decoder import OF_ONE
-from actors.pulsar.codec.varints import Cells, Ints, of_u32, side_by_side
-from storage.position import ENTRY_BITS, MAX_ENTRY
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_of, is_text
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, checksums
+from sluice.actors.pulsar.codec.properties import encode_pairs, plain
+from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.send_decoder import OF_ONE
+from sluice.actors.pulsar.codec.varints import Cells, Ints, of_u32, side_by_side
+from sluice.storage.format.position import ENTRY_BITS, MAX_ENTRY
 
 NATIVE = b"sluice"
 """The producer's name that clients see of messages that came through no gateway: the protocol wants one."""
@@ -38,7 +38,7 @@ _PROPERTIES, _NAME, _NUMBER, _PUBLISHED, _KEY, _MESSAGES, _EVENT, _ORDER, _DUE =
 
 
 class Addressee(NamedTuple):
-    """Whom frames are for. partition: as clients number it, -1 for a topic without partitions."""
+    """The consumer that frames go to. partition: as clients number it, -1 for a topic without partitions."""
 
     consumer_id: int
     partition: int
@@ -137,7 +137,9 @@ def _metadata(
 
 
 def _properties(rows: pa.RecordBatch, alone: npt.NDArray[np.bool_]) -> list[pa.Array] | None:
-    """Those of messages that travel alone, if there are any; None if they have to be encoded one by one."""
+    """Encode the properties of messages that travel alone: a column, or no column if no message has any; None if they
+    have to be encoded one by one.
+    """
     if "properties" not in rows.schema.names or rows.column("properties").null_count == rows.num_rows:
         return []
     column = rows.column("properties")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.pulsar.codec.fields import Bytes, read_fields
-from actors.pulsar.codec.protocol import MessageId, parse, tags
-from actors.pulsar.codec.varints import Ints
-from storage.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, position
+from sluice.actors.pulsar.codec.fields import Bytes, read_fields
+from sluice.actors.pulsar.codec.protocol import MessageId, parse, tags
+from sluice.actors.pulsar.codec.varints import Ints
+from sluice.storage.format.position import ENTRY_BITS, MAX_ENTRY, MAX_LEDGER, position
 
 _KNOWN = _LEDGER, _ENTRY, _PARTITION, _INDEX = tags("MessageId", "ledger", "entry", "partition", "batch_index")
 

@@ -1,4 +1,4 @@
-"""What the metadata of a frame must and may say, so that every client can read the message.
+"""Checks the metadata of a frame, so that every client can read the message.
 
 Much of them passes through unread. A client that is sent what it cannot read does not leave that message out: it hangs
 up, comes back and is sent it again, or its process ends. So one such message would keep every consumer of its topic
@@ -13,9 +13,9 @@ from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from actors.pulsar.codec.compression import CODECS, MOST_FOLD, NONE
-from actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand, parse
-from storage.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
+from sluice.actors.pulsar.codec.compression import CODECS, MOST_FOLD, NONE
+from sluice.actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand, parse
+from sluice.storage.format.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
 
 MOST_CHUNKS = 1 << 16
 """Of one message."""

@@ -1,7 +1,7 @@
 """Properties of many messages at once: pairs of text, any number of them in a message.
 
 In: where the pairs lie is found as every field is, then all of them are read at once. Out: all pairs are encoded as one
-column, of which each message has a range.
+column, and each message has a range of that column.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.fields import Bytes, Slices, encode_fields, join, lengths_of, read_fields
-from actors.pulsar.codec.protocol import tags
-from actors.pulsar.codec.varints import Ints, field, side_by_side
+from sluice.actors.pulsar.codec.fields import Bytes, Slices, encode_fields, join, lengths_of, read_fields
+from sluice.actors.pulsar.codec.protocol import tags
+from sluice.actors.pulsar.codec.varints import Ints, field, side_by_side
 
 KIND = pa.map_(pa.string(), pa.string())
 _NAME, _VALUE = tags("KeyValue", "key", "value")

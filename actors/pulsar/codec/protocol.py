@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 
-from storage.errors import Invalid
+from sluice.storage.errors import Invalid
 
 _F = descriptor_pb2.FieldDescriptorProto
 _KINDS = {

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.compression import NONE
-from actors.pulsar.codec.protocol import MalformedCommand, Metadata, parse
-from storage.schema_fields import NO_VERSION
+from sluice.actors.pulsar.codec.compression import NONE
+from sluice.actors.pulsar.codec.protocol import MalformedCommand, Metadata, parse
+from sluice.storage.history.schema_fields import NO_VERSION
 
 VERSION = struct.Struct(">q")
 """A version on the wire."""

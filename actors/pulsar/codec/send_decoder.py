@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -26,15 +26,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
-from actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, MOST_TRIED, NONE, check_lz4, inflate
-from actors.pulsar.codec.fields import UNSIGNED, Bytes
-from actors.pulsar.codec.frames import HEADROOM, U32, Body
-from actors.pulsar.codec.metadata_checks import check_metadata
-from actors.pulsar.codec.properties import read_pairs
-from actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
-from actors.pulsar.codec.varints import Ints
-from storage.batch import (
+from sluice.actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
+from sluice.actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, MOST_TRIED, NONE, check_lz4, inflate
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Bytes
+from sluice.actors.pulsar.codec.frames import HEADROOM, U32, Body
+from sluice.actors.pulsar.codec.metadata_checks import check_metadata
+from sluice.actors.pulsar.codec.properties import read_pairs
+from sluice.actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
+from sluice.actors.pulsar.codec.varints import Ints
+from sluice.storage.format.batch import (
     GIVEN_BY_CLIENTS,
     MAX_KEY_BYTES,
     MAX_MESSAGE_BYTES,
@@ -44,7 +44,7 @@ from storage.batch import (
     make_batch,
     stored_schema,
 )
-from storage.hashing import masked_hash
+from sluice.storage.format.hashing import masked_hash
 
 IN_COLUMNS = (
     "sequence_id",
@@ -67,6 +67,9 @@ MOST_REST = 1024
 """Bytes that a batch's metadata may have for which there is no column: each of its messages gets them."""
 OF_FORM = ("compression", "uncompressed_size", "num_messages")
 """How the payload was packed, which is of no meaning once it is unpacked."""
+_ROWS_AT_ONCE = 8
+"""For fewer rows all columns are made in one step."""
+_CLEARED = (*IN_COLUMNS, *OF_FORM)
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class Send:
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
     metadata: what was read of it already. messages: how many are in it, also where they stay one row. span: (first,
     last) of the sequences that it covers at a topic with deduplication; see
-    actors.pulsar.conversation.sequence_spans.
+    actors.pulsar.conversation.producing.sequence_spans.
     """
 
     command: Any
@@ -96,7 +99,7 @@ class Send:
 
 
 @dataclass(slots=True)
-class _Rows:
+class Rows:
     """Rows as lists, a list a column."""
 
     key: list[bytes | None] = field(default_factory=list)
@@ -109,6 +112,11 @@ class _Rows:
     sequence_id: list[int] = field(default_factory=list)
     batch_index: list[int | None] = field(default_factory=list)
     pulsar: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts, in order."""
+        return cls(*([value for part in parts for value in getattr(part, name)] for name in _TYPES))
 
 
 @dataclass(slots=True)
@@ -124,7 +132,7 @@ class _Packed:
     count: int
     opaque: bool = False
     number: int = 0
-    rows: _Rows | None = None
+    rows: Rows | None = None
 
 
 _TYPES = {
@@ -178,22 +186,32 @@ def run_of(rows: pa.RecordBatch, *, now: int, producer: str) -> StoredBatch:
     return make_batch(rows, now=now, producer=producer, accepted=GIVEN_BY_CLIENTS)
 
 
-def stored(rows: _Rows, *, producer: str) -> StoredBatch:
-    """What `run_of` makes of these rows, without columns in between, of which one message would pay for each step.
+def stored(rows: Rows, *, producer: str) -> StoredBatch:
+    """Make the same as `run_of`, without columns in between: for one message each of those steps is costly.
 
-    Nothing is checked: `_unpack` and `_add` have.
+    Nothing is checked: `_unpack` and `add_fields` have.
     """
     used = [name for name in OPTIONAL if any(value is not None for value in getattr(rows, name))]
     kind = _row_type(tuple(used))
-    # All columns at once: one by one they cost twice as much.
-    table = pa.array(list(zip(*(getattr(rows, name) for name in kind.names), strict=True)), kind)
+    # All columns at once: one by one they cost twice as much for few rows.
+    if len(rows.payload) < _ROWS_AT_ONCE:
+        table = pa.array(list(zip(*(getattr(rows, name) for name in kind.names), strict=True)), kind)
+        batch = pa.RecordBatch.from_struct_array(table)
+    else:
+        columns = [pa.array(getattr(rows, each.name), each.type) for each in kind]
+        batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(kind))
     keys = [key if order is None else order for key, order in zip(rows.key, rows.ordering_key, strict=True)]
     hashes = [
-        masked_hash(b"%b-%d" % (producer.encode(), number) if key is None else key)
+        hash_without_key(producer, number) if key is None else masked_hash(key)
         for number, key in zip(rows.sequence_id, keys, strict=True)
     ]
     deliver_at = np.array(rows.deliver_at, np.int64) if any(rows.deliver_at) else None
-    return StoredBatch(pa.RecordBatch.from_struct_array(table), deliver_at, np.array(hashes, np.uint32))
+    return StoredBatch(batch, deliver_at, np.array(hashes, np.uint32))
+
+
+def hash_without_key(producer: str, number: int) -> int:
+    """Return the hash of a message that has no key. number: its sequence id."""
+    return masked_hash(b"%b-%d" % (producer.encode(), number))
 
 
 @lru_cache(maxsize=64)
@@ -202,7 +220,7 @@ def _row_type(used: tuple[str, ...]) -> pa.StructType:
     return pa.struct(list(stored_schema(used)))
 
 
-def _few(taken: list[_Packed]) -> _Rows | None:
+def _few(taken: list[_Packed]) -> Rows | None:
     """The rows of frames that were all read alone and have fewer than VECTORIZED_FROM; None for others."""
     if len(taken) == 1:
         rows = taken[0].rows
@@ -212,13 +230,9 @@ def _few(taken: list[_Packed]) -> _Rows | None:
     return _together(taken)
 
 
-def _together(packed: list[_Packed]) -> _Rows:
+def _together(packed: list[_Packed]) -> Rows:
     """The rows of frames, of those that were read alone."""
-    rows = _Rows()
-    for one in packed:
-        for name in _TYPES if one.rows is not None else ():
-            getattr(rows, name).extend(getattr(one.rows, name))
-    return rows
+    return Rows.joined([one.rows for one in packed if one.rows is not None])
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
@@ -250,7 +264,7 @@ def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
-def _table_of(rows: _Rows) -> pa.RecordBatch:
+def _table_of(rows: Rows) -> pa.RecordBatch:
     columns = {name: pa.array(getattr(rows, name), kind) for name, kind in _TYPES.items()}
     return pa.RecordBatch.from_pydict(columns)
 
@@ -327,9 +341,16 @@ def _rest(packed: _Packed) -> bytes:
     """The fields of a frame's metadata that have no column."""
     metadata = Metadata()
     metadata.CopyFrom(packed.metadata)
-    fields = IN_COLUMNS if packed.opaque else (*IN_COLUMNS, *OF_FORM)
-    for name in (*fields, *(name for name in OF_ONE if packed.count or not getattr(metadata, name))):
+    return left_of(metadata, opaque=packed.opaque, batch=packed.count > 0)
+
+
+def left_of(metadata: Any, *, opaque: bool, batch: bool = False) -> bytes:
+    """Encode the fields of metadata that have no column, after the others are cleared."""
+    for name in IN_COLUMNS if opaque else _CLEARED:
         metadata.ClearField(name)
+    for name in OF_ONE:
+        if batch or not getattr(metadata, name):
+            metadata.ClearField(name)
     encoded: bytes = metadata.SerializeToString()
     return encoded
 
@@ -404,18 +425,18 @@ def _alone(packed: _Packed) -> None:
         packed.send.error = (ServerError.NOT_ALLOWED, str(error))
 
 
-def _single(packed: _Packed) -> _Rows:
-    rows, metadata = _Rows(), packed.metadata
-    _add(rows, metadata, metadata, packed.payload)
+def _single(packed: _Packed) -> Rows:
+    rows, metadata = Rows(), packed.metadata
+    add_fields(rows, metadata, metadata, packed.payload)
     rows.sequence_id.append(_signed(metadata.sequence_id))
     rows.batch_index.append(None)
     rows.pulsar.append(_rest(packed))
     return rows
 
 
-def _batch(packed: _Packed) -> _Rows:
-    """The messages of a batch, one after the other."""
-    metadata, payload, rows, at, end = packed.metadata, packed.payload, _Rows(), 0, len(packed.payload)
+def _batch(packed: _Packed) -> Rows:
+    """Decode the messages of a batch in order."""
+    metadata, payload, rows, at, end = packed.metadata, packed.payload, Rows(), 0, len(packed.payload)
     rest = _rest(packed)
     for index in range(packed.count):
         if end - at < 4 or (size := U32.unpack_from(payload, at)[0]) > end - at - 4:
@@ -424,7 +445,7 @@ def _batch(packed: _Packed) -> _Rows:
         at += 4 + size
         if not 0 <= single.payload_size <= end - at or not single.HasField("payload_size"):
             raise MalformedCommand("a payload of a batch reaches behind it")
-        _add(rows, metadata, single, payload[at : at + single.payload_size])
+        add_fields(rows, metadata, single, payload[at : at + single.payload_size])
         at += single.payload_size
         number = single.sequence_id if single.HasField("sequence_id") else metadata.sequence_id + index
         rows.sequence_id.append(_signed(number & UNSIGNED))
@@ -443,7 +464,7 @@ def flags_of(key_is_base64: bool, null_value: bool, null_partition_key: bool) ->
     return encoded
 
 
-def _add(rows: _Rows, metadata: Any, one: Any, payload: bytes) -> None:
+def add_fields(rows: Rows, metadata: Any, one: Any, payload: bytes) -> None:
     """Add the fields that a single message and a message of a batch have alike. one: where its own fields stand."""
     key = None
     if one.HasField("partition_key"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.codec.fields import joined
-from actors.pulsar.codec.protocol import Metadata, tags
-from actors.pulsar.codec.varints import Ints
+from sluice.actors.pulsar.codec.fields import joined
+from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.varints import Ints
 
 _TAG = bytes(tags("Metadata", "num_messages"))
 """The byte before the number of messages. Others may be it as well, but where it is not there is no such number."""
@@ -16,7 +16,7 @@ _FEW = 32
 
 
 def unread_messages(rests: pa.Array) -> Ints:
-    """Of each row that travels alone how many messages clients make of it, int64, 1 or more. rests: column `pulsar`."""
+    """Count the messages that clients make of each row that travels alone, int64, 1 or more. rests: column `pulsar`."""
     counts = np.ones(len(rests), np.int64)
     if len(rests) < _FEW or _TAG in joined(rests):
         for row, rest in enumerate(rests.to_pylist()):

@@ -84,10 +84,10 @@ def field(tag: int, value: Ints | Words | int | Cells, there: Flags | None = Non
     """
     written = bytes([tag & 0xFF, tag >> 8] if tag > 0xFF else [tag])
     if isinstance(value, int):
-        return [written + _varint(value)]
+        return [written + varint(value)]
     parts: list[bytes | Cells] = [written]
     if isinstance(value, Cells):
-        length = _varint(value.data.shape[1]) if value.there is None else varints(value.lengths())
+        length = varint(value.data.shape[1]) if value.there is None else varints(value.lengths())
         parts += [length, value]
     else:
         parts.append(varints(value))
@@ -98,7 +98,7 @@ def field(tag: int, value: Ints | Words | int | Cells, there: Flags | None = Non
     return [Cells(laid.data, mine if laid.there is None else laid.there & mine)]
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     groups = [value & 0x7F]
     while value := value >> 7:
         groups[-1] |= 0x80

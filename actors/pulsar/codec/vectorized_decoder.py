@@ -1,29 +1,37 @@
 """Decodes the SEND frames of one read together, in a few dozen steps, however many frames there are.
 
-That is how nearly all frames come: with a checksum, unencrypted, not compressed. A producer of which one frame is
-otherwise has all of its frames of that read decoded one by one (actors.pulsar.codec.send_decoder), so that their order
-stays. Either way gives the same rows.
+Nearly all frames come with a checksum, unencrypted, not compressed. A producer with one frame that does not has all of
+its frames of that read decoded one by one (actors.pulsar.codec.send_decoder), so that their order stays. Either way
+gives the same rows.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, of_like_size, starts_of, table_of
-from actors.pulsar.codec.batch_encoder import is_text
-from actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
-from actors.pulsar.codec.frame_cache import CachedBodies
-from actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
-from actors.pulsar.codec.properties import read_pairs
-from actors.pulsar.codec.protocol import Metadata, tags
-from actors.pulsar.codec.send_decoder import run_of
-from actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
-from storage.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
-from storage.position import entry_of, ledger_of
+from sluice.actors.pulsar.codec.batch_decoder import (
+    Heads,
+    MessageSlices,
+    find_messages,
+    of_like_size,
+    starts_of,
+    table_of,
+)
+from sluice.actors.pulsar.codec.batch_encoder import is_text
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Slices, encode_numbers, read_fields
+from sluice.actors.pulsar.codec.frame_cache import CachedBodies
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
+from sluice.actors.pulsar.codec.properties import read_pairs
+from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.send_decoder import hash_without_key, run_of
+from sluice.actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side, varint
+from sluice.storage.format.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
+from sluice.storage.format.position import entry_of, ledger_of
 
 SEND_COMMAND = b"\x08\x06"
 """How the command of a SEND begins, whoever writes it: its type."""
@@ -51,6 +59,10 @@ _PLAIN_REST = 256
 _MOST_FOLD, _SMALL = 4, 64 * 1024
 """and all together so many times what the frame has, or so many: one by one frames count as what they become."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
+_HEADS = [struct.pack(">II", size + 8, size + 4) for size in range(128)]
+"""What stands before the command of a receipt with so many bytes."""
+PLAIN_RECEIPTS = 40
+"""For fewer receipts a loop is cheaper than columns."""
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
 
 
@@ -60,7 +72,8 @@ class Sends:
 
     rows: how many rows each became. bodies: what follows the command of each, None where that is not for consumers as
     it is. batch: the table as it is published, None where that depends on its producer. first: position of the first
-    row, once it is confirmed; -1 if it is not known. error: why all of them were refused.
+    row, once it is confirmed; -1 if it is not known. error: why all of them were refused. keyless: (row, sequence id)
+    of messages without a key, whose hash in `batch` is not made yet.
     """
 
     sequence: Ints
@@ -73,9 +86,18 @@ class Sends:
     error: tuple[int, str] | None = None
     first: int = -1
     settled: bool = False
+    keyless: Sequence[tuple[int, int]] = ()
 
     def __len__(self) -> int:
         return len(self.sequence)
+
+    def run(self, producer: str, now: int) -> StoredBatch:
+        """Return the rows as this producer publishes them."""
+        if self.batch is None:
+            return run_of(self.table, now=now, producer=producer)
+        for row, number in self.keyless:
+            self.batch.hashes[row] = hash_without_key(producer, number)
+        return self.batch
 
     def halves(self) -> tuple[Sends, Sends]:
         """The same in two, in order; of at least two frames."""
@@ -106,6 +128,8 @@ class Sends:
 
 def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
+    if sum(len(sends) for _, _, sends in answered) < PLAIN_RECEIPTS:
+        return b"".join([_few_receipts(producer, partition, sends) for producer, partition, sends in answered])
     if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
         return b"".join(sends.receipts(producer, partition) for producer, partition, sends in answered)
     several = [sends for _, _, sends in answered]
@@ -125,6 +149,28 @@ def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     return _receipts(len(rows), message_id, (producers, sequence, highest))
 
 
+def _few_receipts(producer: int, partition: int, sends: Sends) -> bytes:
+    """Encode the answers one by one: cheaper than columns for few."""
+    ledger, entry = UNSIGNED, UNSIGNED
+    if sends.first >= 0:
+        ledger, entry = ledger_of(sends.first), entry_of(sends.first)
+    begin = b"\x08" + varint(producer)
+    front, end = b"\x08" + varint(ledger) + b"\x10", b"\x18" + varint(partition & UNSIGNED)
+    made = []
+    for sequence, highest, rows in zip(
+        sends.sequence.tolist(), sends.highest.tolist(), sends.rows.tolist(), strict=True
+    ):
+        place = front + varint(entry) + end
+        answer = b"%b\x10%b\x1a%c%b" % (begin, varint(sequence), len(place), place)
+        if highest >= 0:
+            answer += b"\x20" + varint(highest)
+        size = len(answer)
+        made.append(b"%b\x08\x07\x3a%c%b" % (_HEADS[size], size, answer))
+        if sends.first >= 0:
+            entry += rows
+    return b"".join(made)
+
+
 def _receipts(count: int, message_id: list[Field], names: tuple[Ints | int, Ints, Ints]) -> bytes:
     """names: the producers, and their clients' numbers of the frames."""
     producer, sequence, highest = names
@@ -137,7 +183,7 @@ def _receipts(count: int, message_id: list[Field], names: tuple[Ints | int, Ints
 
 @dataclass(slots=True)
 class _Read:
-    """What was found of n frames. at, end: the payload. odd: those that are decoded one by one.
+    """The fields found in n frames. at, end: the payload. odd: frames that are decoded one by one.
 
     rests: of each what comes up to the end of its command, and what follows it; binary (2 n,).
     """
@@ -378,13 +424,13 @@ def _by_producer(read: _Read, taken: Ints, table: pa.RecordBatch, counts: Ints, 
 
 
 def _begins_of(producers: Ints) -> Ints:
-    """Where the frames of another one begin, the first one among them."""
+    """Return the first frame of each run of frames of one producer, int64; 0 is the first."""
     begins: Ints = np.concatenate([[0], np.flatnonzero(np.diff(producers)) + 1])
     return begins
 
 
 def _slice(batch: StoredBatch, begin: int, stop: int) -> StoredBatch:
-    """These rows as a batch of their own."""
+    """Return rows begin .. stop-1 as a batch of their own."""
     part = batch.slice(begin, stop)
     if part.deliver_at is None or part.deliver_at.any():
         return part
@@ -392,8 +438,8 @@ def _slice(batch: StoredBatch, begin: int, stop: int) -> StoredBatch:
 
 
 def _is_as_it_came(read: _Read, frames: Ints, keys: pa.Array) -> bool:
-    """Whether what follows the commands of frames is for consumers as it is. It may have to be made anew where some are
-    delayed, of which the time may be changed, or have a key that is no text.
+    """Whether the bodies of frames may go to consumers unchanged. A body may have to be made again if a message is
+    delayed, because its time may be changed, or has a key that is no text.
     """
     return not (read.metadata.value[_DUE][frames] > 0).any() and is_text(keys)
 

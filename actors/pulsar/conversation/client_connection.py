@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from actors.ports import Task
-from actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
-from actors.pulsar.codec.protocol import (
+from sluice.actors.ports import Task
+from sluice.actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
+from sluice.actors.pulsar.codec.loop_decoder import read_few
+from sluice.actors.pulsar.codec.protocol import (
     FIELD_OF,
     NOT_OFFERED,
     AckCommand,
@@ -27,13 +28,15 @@ from actors.pulsar.codec.protocol import (
     command,
     parse,
 )
-from actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
-from actors.pulsar.codec.vectorized_decoder import read_sends
-from actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
-from actors.pulsar.conversation.clients import check_introduction
-from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.gateway import ClientIdentity, Gateway, Link
-from actors.pulsar.conversation.intake import (
+from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
+from sluice.actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
+from sluice.actors.pulsar.conversation.commands import CommandHandlers
+from sluice.actors.pulsar.conversation.consuming.reading_ahead import Reading
+from sluice.actors.pulsar.conversation.consuming.wanted_consumer import ONE_HAS_ALL
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.gateway.clients import check_introduction
+from sluice.actors.pulsar.conversation.gateway.gateway import ClientIdentity, Gateway, Link
+from sluice.actors.pulsar.conversation.limits.intake import (
     GREETING_BYTES,
     MANY_PRODUCERS,
     MOST_REST_MS,
@@ -43,14 +46,11 @@ from actors.pulsar.conversation.intake import (
     VECTORIZED_TURN,
     rest,
 )
-from actors.pulsar.conversation.rates import Passed, held_back
-from actors.pulsar.conversation.reading_ahead import Reading
-from actors.pulsar.conversation.refusals import CommandRefused, code_of
-from actors.pulsar.conversation.topic_names import said_name
-from actors.pulsar.conversation.wanted_consumer import ONE_HAS_ALL
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
-from storage.errors import SluiceError
+from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from sluice.actors.pulsar.refusals import CommandRefused, code_of
+from sluice.actors.pulsar.topic_names import said_name
+from sluice.storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
 FRAME_MS = 60_000
@@ -97,7 +97,7 @@ class ClientConnection(ClientSession):
     # -- in -------------------------------------------------------------------------------------------------------
 
     def data(self, chunk: bytes | memoryview) -> None:
-        """These bytes were read, and may be written over afterwards.
+        """Take bytes that were read; the caller may overwrite them afterwards.
 
         Never raises: a client that breaks the protocol is told and closed.
         """
@@ -179,16 +179,18 @@ class ClientConnection(ClientSession):
         While others speak, and where they are of many producers, SENDs take their part of the turn as well.
         """
         left, gateway = TURN, self.gateway
+        least = gateway.vectorized_from
         shared = self._has_many or gateway.speakers.others(self, gateway.ports.clock.monotonic())
         most = TURN_OF_MANY if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
         try:
             while self._read and left > 0 and not (self.intake.full or self.closed):
                 reading = self._read[0]
-                end = reading.sends_from_here(gateway.vectorized_from, most) if self.greeted else reading.at
-                if end > reading.at:
-                    self._vectorized(reading, end)
+                begin, few = reading.at, left if shared else most
+                end = reading.sends_from_here(least, most, few) if self.greeted else begin
+                if end > begin:
+                    self._together(reading, end)
                     if shared and reading.at == end:
-                        left = 0
+                        left -= TURN if end - begin >= least else end - begin
                 else:
                     frame, reading.at = reading.cut[reading.at], reading.at + 1
                     left -= max(self._frame(frame, reading), shared)
@@ -199,10 +201,10 @@ class ClientConnection(ClientSession):
         else:
             self._flush()
 
-    def _vectorized(self, reading: Reading, end: int) -> None:
+    def _together(self, reading: Reading, end: int) -> None:
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
         self._flush()
-        read = read_sends(reading.cut, reading.at, end) or {}
+        read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from)
         done: dict[int, None] = {}
         for number, sends in read.items():
             producer = self._producer(number)

@@ -8,26 +8,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from actors.let_go import CONNECTION, LET_GO
-from actors.policies.audited import DONE, REFUSED, Audited
-from actors.policies.authorization import Wish
-from actors.ports import Task
-from actors.producer.append_turns import AppendTurns
-from actors.pulsar.codec.frames import encode
-from actors.pulsar.codec.protocol import ServerError, command
-from actors.pulsar.codec.vectorized_decoder import Sends, receipts
-from actors.pulsar.conversation.clients import MOST_VERSION, ClientIntroduction, metadata_of
-from actors.pulsar.conversation.gateway import PROTOCOL, VERSION, ClientIdentity, Gateway, Link
-from actors.pulsar.conversation.intake import MOST_TEXT, Intake, Turn
-from actors.pulsar.conversation.openings import Openings
-from actors.pulsar.conversation.reader_seeks import Seeks
-from actors.pulsar.conversation.refusals import CommandRefused
-from actors.pulsar.conversation.unacked_bytes import UnackedShare
-from actors.pulsar.conversation.wire_consumer import ConsumingClient, WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
-from actors.signal import Signal
-from actors.wall_clock import pause_until
-from storage.errors import SluiceError
+from sluice.actors.policies.audited import DONE, REFUSED, Audited
+from sluice.actors.policies.authorization import Wish
+from sluice.actors.ports import Task
+from sluice.actors.producer.append_turns import AppendTurns
+from sluice.actors.pulsar.codec.frames import encode
+from sluice.actors.pulsar.codec.protocol import ServerError, command
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends, receipts
+from sluice.actors.pulsar.conversation.consuming.reader_seeks import Seeks
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import ConsumingClient, WireConsumer
+from sluice.actors.pulsar.conversation.gateway.clients import MOST_VERSION, ClientIntroduction, metadata_of
+from sluice.actors.pulsar.conversation.gateway.gateway import PROTOCOL, VERSION, ClientIdentity, Gateway, Link
+from sluice.actors.pulsar.conversation.gateway.openings import Openings
+from sluice.actors.pulsar.conversation.limits.intake import MOST_TEXT, Intake, Turn
+from sluice.actors.pulsar.conversation.limits.unacked_bytes import UnackedShare
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from sluice.actors.pulsar.refusals import CommandRefused
+from sluice.actors.runtime.gc_pressure import CONNECTION, LET_GO
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.wall_clock import pause_until
+from sluice.storage.errors import SluiceError
 
 MOST_HANDLES = 20_000
 """Producers and consumers of one connection: a client has one to a gateway, for all partitions of all its topics."""
@@ -205,7 +205,7 @@ class ClientSession:
 
     @property
     def roles(self) -> Sequence[str]:
-        """Those of the client; none before it is known."""
+        """The client's roles; none before the client is known."""
         return () if self.identity is None else self.identity.roles
 
     @property
@@ -264,7 +264,7 @@ class ClientSession:
     async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
 
-        Its owner sees that as well, after a lease (`actors.dispatcher.deletion`); here it is known at once.
+        Its owner sees that as well, after a lease (`actors.dispatcher.operator.deletion`); here it is known at once.
         """
         await consumer.close()
         topic, subscription = consumer.tp.topic, consumer.asked.subscription

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from typing import Any
 
-from actors.messages import (
+from sluice.actors.messages import (
     AccessMode,
     FindTime,
     ListTopics,
@@ -17,26 +17,16 @@ from actors.messages import (
     Stats,
     SubscriptionSettings,
 )
-from actors.names import check_name, namespace_of, quoted, unquoted
-from actors.policies.authorization import Wish, of_space, of_topic
-from actors.producer.producer import Entrance
-from actors.pulsar.codec.fields import UNSIGNED
-from actors.pulsar.codec.protocol import ServerError
-from actors.pulsar.conversation.client_session import ClientSession
-from actors.pulsar.conversation.gateway import Certified, ClientIdentity, ConsumerHere
-from actors.pulsar.conversation.intake import MOST_TEXT
-from actors.pulsar.conversation.last_ids import id_before, place_of
-from actors.pulsar.conversation.log_extent import ASK_MS, PATIENCE_MS
-from actors.pulsar.conversation.refusals import CommandRefused, code_of
-from actors.pulsar.conversation.topic_names import (
-    TopicMaker,
-    TopicPartition,
-    find_partition,
-    full_names,
-    split_name,
-    topics_in,
-)
-from actors.pulsar.conversation.wanted_consumer import (
+from sluice.actors.ownership.names import check_name, namespace_of, quoted, unquoted
+from sluice.actors.policies.authorization import Wish, of_space, of_topic
+from sluice.actors.ports.wire import R, Request
+from sluice.actors.producer.producer import Entrance
+from sluice.actors.pulsar.codec.fields import UNSIGNED
+from sluice.actors.pulsar.codec.protocol import ServerError
+from sluice.actors.pulsar.conversation.client_session import ClientSession
+from sluice.actors.pulsar.conversation.consuming.last_ids import id_before, place_of
+from sluice.actors.pulsar.conversation.consuming.log_extent import ASK_MS, PATIENCE_MS
+from sluice.actors.pulsar.conversation.consuming.wanted_consumer import (
     EXCLUSIVE,
     STICKY,
     WantedConsumer,
@@ -44,12 +34,22 @@ from actors.pulsar.conversation.wanted_consumer import (
     is_reader,
     wanted_consumer,
 )
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
-from actors.signal import Signal
-from actors.wire import R, Request
-from storage.errors import Conflict, Invalid, NotFound, SluiceError
-from storage.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, show
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified, ClientIdentity, ConsumerHere
+from sluice.actors.pulsar.conversation.limits.intake import MOST_TEXT
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from sluice.actors.pulsar.refusals import CommandRefused, code_of
+from sluice.actors.pulsar.topic_names import (
+    TopicMaker,
+    TopicPartition,
+    find_partition,
+    full_names,
+    split_name,
+    topics_in,
+)
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Conflict, Invalid, NotFound, SluiceError
+from sluice.storage.format.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, show
 
 ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 SUCCESS, FAILED = 0, 1
@@ -137,7 +137,7 @@ class CommandHandlers:
         self._session.say("lookup_answer", request_id=asked.request_id, response=CONNECT, authoritative=True, **known)
 
     def _making(self, wanted: bool = True) -> TopicMaker | None:
-        """Where a topic that is not there is made, if it is."""
+        """Return a maker of missing topics, whose making is audited; None unless `wanted`."""
         made = partial(self._session.audit, "create topic")
         return TopicMaker(self._gateway.namespaces, made) if wanted else None
 
@@ -300,7 +300,9 @@ class CommandHandlers:
         return wanted_consumer(asked, name, start, self._session.role)
 
     async def _start(self, asked: Any, tp: TopicPartition, name: str) -> int:
-        """Where a reader begins: after a seek there, else where it says, else at its initial position."""
+        """Return the position at which a reader begins: after a seek there, else at its rollback time or start id, else
+        at its initial position.
+        """
         if (sought := self._session.seeks.start(asked.consumer_id, (tp.topic, tp.partition, name))) is not None:
             return sought
         if asked.start_rollback_seconds:
@@ -471,7 +473,7 @@ class CommandHandlers:
 
 
 def _wishes_of_producer(asked: Any) -> list[Wish]:
-    """Whoever makes a subscription together with a producer has to have the right for both."""
+    """Return the rights that a PRODUCER needs: to produce, and to consume if it makes an initial subscription too."""
     topic, _ = split_name(asked.topic)
     first = asked.initial_subscription
     return [of_topic("produce", topic), *([of_topic("consume", topic, quoted(first))] if first else [])]

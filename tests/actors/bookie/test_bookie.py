@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from actors import messages
-from storage.errors import Conflict, Corrupt, Fenced, Invalid
-from storage.frame import MAX_HEAD_BYTES, decode_head
+from sluice.actors import messages
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid
+from sluice.storage.format.frame import MAX_HEAD_BYTES, decode_head
 from tests.actors.bookie.world import World, add, payload_of, read
 from tests.sim.loop import simulated
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings
-from actors.ports import DiskFailed
-from storage.errors import Corrupt, Fenced, NotFound, Unavailable
-from storage.frame import Buffer
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.ports import DiskFailed
+from sluice.storage.errors import Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import HARSH, World, add, payload_of, read, settle
 from tests.sim.disk import SimDisk
 from tests.sim.loop import simulated
@@ -167,7 +167,7 @@ async def test_after_unnamed_loss_nothing_old_is_denied() -> None:
 
 @simulated
 async def test_a_segment_that_is_gone_is_a_loss_once() -> None:
-    """What came after the loss is in no doubt when the bookie starts again."""
+    """Records after the loss are in no doubt when the bookie starts again."""
     disk, meta = await written()
     del disk.files[segments_of(disk)[-1]]
     world = World(disk, meta)

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from actors import messages
-from actors.actor import REQUESTS
-from storage.errors import Fenced, NotFound, Unavailable
+from sluice.actors import messages
+from sluice.actors.runtime.actor import REQUESTS
+from sluice.storage.errors import Fenced, NotFound, Unavailable
 from tests.actors.bookie.world import HARSH, SMALL, World, add, read, settle
 from tests.sim.loop import simulated
 
@@ -171,7 +171,7 @@ async def test_a_bookie_that_has_not_started_answers_nothing() -> None:
 
 
 def test_every_request_of_the_bookie_has_its_handler() -> None:
-    from actors.bookie import Bookie
+    from sluice.actors.bookie import Bookie
 
     named = ("AddRun", "FenceLedger", "ReadRun", "ReadHeads", "DescribeLedger", "DeleteLedgers", "ListLedgers", "Stats")
     assert all(name in REQUESTS for name in named)

@@ -1,4 +1,4 @@
-"""What a disk does not give, bytes back or room, holds up the rest of a bookie's work as little as it can."""
+"""A disk that gives back no bytes, or has no room, delays the rest of a bookie's work as little as possible."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from actors import messages
-from actors.bookie import Bookie
-from actors.bookie.commit import segment_name
-from actors.bookie.index import FAN
-from actors.ports import DiskFull
-from storage.errors import Unavailable
-from storage.frame import Buffer
-from storage.journal import ENVELOPE_BYTES, OVERHEAD
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie
+from sluice.actors.bookie.index import FAN
+from sluice.actors.bookie.journal import segment_name
+from sluice.actors.ports import DiskFull
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.frame import Buffer
+from sluice.storage.format.journal import ENVELOPE_BYTES, OVERHEAD
 from tests.actors.bookie.test_store import SETTINGS, check, fill
 from tests.actors.bookie.world import World, add, read
 from tests.sim.disk import SimDisk

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings, inspect_journal
-from actors.bookie.index import FAN, Index, Row
-from actors.bookie.index_table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
-from storage.errors import Corrupt, Fenced, NotFound, Unavailable
-from storage.frame import Buffer
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings, inspect_journal
+from sluice.actors.bookie.index import FAN, Index, Row
+from sluice.actors.bookie.index_table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
+from sluice.storage.errors import Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import HARSH, SMALL, World, add, payload_of, read, settle
 from tests.sim.disk import SimDisk
 from tests.sim.loop import current_loop, simulated
@@ -91,7 +91,7 @@ async def test_a_checkpoint_between_sync_and_answer_misses_nothing() -> None:
 
 
 @simulated
-async def test_what_was_only_in_memory_is_durable_before_served() -> None:
+async def test_run_only_in_memory_is_durable_before_served() -> None:
     world = World()
     bookie = await world.started(SETTINGS)
     await bookie.handle(add(1, 0))

@@ -12,12 +12,12 @@ from typing import Any, cast
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors import messages
-from actors.bookie import Bookie, BookieSettings
-from actors.ports import Net, Ports
-from actors.wire import Blob
-from storage.batch import make_batch
-from storage.frame import Frame, Header, Run, decode_frame, encode_head, make_run
+from sluice.actors import messages
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.ports import Net, Ports
+from sluice.actors.ports.wire import Blob
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import Frame, Header, Run, decode_frame, encode_head, make_run
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
 from tests.sim.loop import current_loop
@@ -41,7 +41,7 @@ NEVER_MS = 1 << 40
 
 
 class NoNet:
-    """Nobody to call; payloads come with their requests."""
+    """A network without peers; payloads come with their requests."""
 
     async def fetch(self, blob: Blob) -> memoryview | None:
         return blob.data
@@ -144,6 +144,6 @@ async def read(bookie: Bookie, ledger: int, run: int, fence_epoch: int | None = 
 
 
 def payload_of(request: messages.AddRun) -> bytes:
-    """What the request stores."""
+    """Return the payload that the request stores."""
     assert request.payload.data is not None
     return bytes(request.payload.data)

@@ -1,12 +1,12 @@
-"""What a consumer may believe of its acknowledgements when it lost its session."""
+"""A consumer that lost its session believes of its acknowledgements only what was confirmed."""
 
 from __future__ import annotations
 
 import pytest
 
-from actors.consumer.partition import ACK_LINGER
-from actors.dispatcher.store import GROUP_MS
-from storage.errors import Fenced
+from sluice.actors.consumer.partition import ACK_LINGER
+from sluice.actors.dispatcher.delivery.store import GROUP_MS
+from sluice.storage.errors import Fenced
 from tests.scenarios.key_shared.broker import Broker, play
 
 LEASE_MS = 3_000
@@ -35,7 +35,7 @@ def test_a_lost_acknowledgement_is_told_to_who_asks_later() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_who_waits_says_it_at_once_and_once() -> None:
+def test_awaited_acknowledgement_is_sent_at_once_and_once() -> None:
     """Nothing lingers for a poll to ride on, and one request says it and asks whether it is durable."""
 
     async def scenario(broker: Broker) -> None:
@@ -90,8 +90,10 @@ def test_a_lost_acknowledgement_is_told_to_who_closes() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_who_was_given_up_does_not_bring_back_what_it_held() -> None:
-    """It cannot find the new owner in time; what it holds goes to another, and must not be claimed when it comes."""
+def test_given_up_consumer_does_not_reclaim_its_messages() -> None:
+    """The consumer cannot find the new owner in time. Its messages go to another, and it must not claim them when it
+    comes.
+    """
 
     async def scenario(broker: Broker) -> None:
         broker.world.network.faults.gone_hint = 1.0

@@ -1,4 +1,4 @@
-"""Whoever waits for what a consumer says may give up waiting: it is said nevertheless."""
+"""A caller that gives up waiting for a consumer's report does not stop the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def consumer_of_two(broker: Broker) -> Client:
     return client
 
 
-def test_what_was_acknowledged_is_confirmed_later() -> None:
+def test_acknowledgement_is_confirmed_after_caller_gave_up() -> None:
     async def scenario(broker: Broker) -> None:
         client = await consumer_of_two(broker)
         client.ack(client.got[0])
@@ -41,7 +41,7 @@ def test_what_was_acknowledged_is_confirmed_later() -> None:
     play(scenario)
 
 
-def test_what_was_given_back_comes_again() -> None:
+def test_returned_message_comes_again() -> None:
     async def scenario(broker: Broker) -> None:
         client = await consumer_of_two(broker)
         await give_up(broker, client.nack(client.got[0]))
@@ -54,7 +54,7 @@ def test_what_was_given_back_comes_again() -> None:
     play(scenario)
 
 
-def test_what_was_all_given_back_comes_again() -> None:
+def test_returned_messages_all_come_again() -> None:
     async def scenario(broker: Broker) -> None:
         client = await consumer_of_two(broker)
         await give_up(broker, client.redeliver_all())
@@ -66,8 +66,8 @@ def test_what_was_all_given_back_comes_again() -> None:
     play(scenario)
 
 
-def test_who_closes_leaves() -> None:
-    """What it holds is others' then, and not only when its lease is over."""
+def test_closing_consumer_leaves_although_caller_gives_up() -> None:
+    """The held messages go to others at once, and not only when the lease is over."""
 
     async def scenario(broker: Broker) -> None:
         client = await consumer_of_two(broker)
@@ -82,8 +82,8 @@ def test_who_closes_leaves() -> None:
     play(scenario, lease_ms=30_000)
 
 
-def test_who_gives_up_opening_has_left() -> None:
-    """Its session is left as soon as the answer that names it is there, long before a lease is over."""
+def test_opening_given_up_leaves_its_session() -> None:
+    """The session is left as soon as the answer names it, long before a lease is over."""
 
     async def scenario(broker: Broker) -> None:
         events: list[str] = []

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
-from actors.consumer.lease import Lease
-from actors.consumer.long_poll import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, LongPoll
-from actors.dispatcher import Dispatcher
-from actors.dispatcher.process_sessions import Beat
-from actors.factories import make_dispatcher
-from actors.messages import HeartbeatAnswer
-from actors.ports import InCommon, Ports, Unknown
+from sluice.actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.long_poll import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, LongPoll
+from sluice.actors.controller.factories import make_dispatcher
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher.delivery.process_sessions import Beat
+from sluice.actors.messages import HeartbeatAnswer
+from sluice.actors.ports import InCommon, Ports, Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, Broker, Client, play
 from tests.sim.net import LinkFaults
 from tests.sim.world import World
@@ -110,7 +110,7 @@ def test_sessions_at_one_process_need_one_heartbeat(together: bool) -> None:
 
 
 def test_a_heartbeat_from_before_a_freeze_renews_nothing() -> None:
-    """Its answer waits while the process is frozen for longer than its lease, and another consumer has the messages."""
+    """The answer waits while the process is frozen for longer than its lease, and another consumer has the messages."""
 
     async def scenario(broker: Broker) -> None:
         frozen = await broker.join("frozen", acking=False)
@@ -134,7 +134,7 @@ def test_a_heartbeat_from_before_a_freeze_renews_nothing() -> None:
 
 
 def test_one_way_cut_connections_end_the_lease_on_both_sides() -> None:
-    """Heartbeats arrive and renew, and no answer does: the consumer stops, the dispatcher hears it attach anew."""
+    """Heartbeats arrive and renew, and no answer does: the consumer stops, the dispatcher hears it attach again."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -164,7 +164,9 @@ def test_heartbeats_that_are_late_for_all_end_no_lease() -> None:
 
 
 def test_a_replaced_owner_renews_by_heartbeat_no_longer() -> None:
-    """It does not know it yet; a look at what proves its process tells it, in the time of trust."""
+    """The owner does not know of its replacement yet; within the time of trust a look at the proof of its process shows
+    it.
+    """
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -213,7 +215,7 @@ def test_a_heartbeat_counts_for_the_session_it_was_sent_for() -> None:
 
 
 def test_a_lease_is_renewed_from_when_the_heartbeat_was_sent() -> None:
-    """Its process was frozen before it found the answer: by then the lease is over on the other side."""
+    """The process was frozen before it found the answer: by then the lease is over on the other side."""
 
     async def scenario(world: World) -> None:
         ports = world.client("c")
@@ -271,7 +273,7 @@ def test_places_that_were_refused_are_not_renewed() -> None:
 
 
 def test_a_new_session_trusts_in_heartbeats_that_are_answered() -> None:
-    """Its first poll waits long where its owner's process has answered the last heartbeat for others."""
+    """The first poll waits long if the owner's process has answered the last heartbeat for others."""
 
     async def scenario(world: World) -> None:
         answers = [HeartbeatAnswer(compares=True), Unknown("lost")]

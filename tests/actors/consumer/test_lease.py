@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.consumer.lease import Lease
+from sluice.actors.consumer.lease import Lease
 from tests.scenarios.key_shared.broker import STEP_MS, Broker, play
 from tests.sim.net import LinkFaults
 from tests.sim.world import Process, World
@@ -34,7 +34,7 @@ def test_the_end_is_told_while_the_owner_is_looked_for() -> None:
 
 
 def test_a_session_of_a_life_that_ended_is_given_up() -> None:
-    """It is answered after the lease of its consumer has ended, and would have hashes although nobody uses it."""
+    """The attach is answered after the consumer's lease has ended, and would keep hashes that no consumer uses."""
 
     async def scenario(broker: Broker) -> None:
         broker.world.network.faults.gone_hint = 1.0

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from actors.messages import CreateTopic, RemoveSubscription, RemoveTopic
-from actors.ports import Unknown
+from sluice.actors.messages import CreateTopic, RemoveSubscription, RemoveTopic
+from sluice.actors.ports import Unknown
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 
 
 @pytest.mark.parametrize("deleted", ["topic", "subscription"])
 def test_its_acknowledgements_count_from_the_beginning(deleted: str) -> None:
-    """Those that had been confirmed do not count for the new one, which would wait for them for ever."""
+    """Confirmed acknowledgements of the old one do not count for the new one, which would wait for them for ever."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -23,7 +23,7 @@ async def holding(broker: Broker) -> Client:
 
 
 def there(messages: list[Message]) -> list[tuple[str, int]]:
-    """Those that the application may still handle."""
+    """Return key and number of the messages that the application may still handle."""
     return [(message.key, message.number) for message in messages if message.part.open[message.row]]
 
 
@@ -34,7 +34,7 @@ def crash(broker: Broker, *kinds: str) -> None:
 
 
 @pytest.mark.parametrize("told", ["to no owner", "to an owner that knows nothing"])
-def test_what_follows_is_taken_back_before_a_nack_returns(told: str) -> None:
+def test_following_messages_are_taken_back_before_a_nack_returns(told: str) -> None:
     """The new owner cannot ask for it yet: it knows no key before the topic has answered."""
 
     async def scenario(broker: Broker) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from actors.messages import NO_POSITIONS, Attach, Attached, Delivery, Detach
-from actors.ports import Address
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
+from sluice.actors.messages import NO_POSITIONS, Attach, Attached, Delivery, Detach
+from sluice.actors.ports import Address
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from tests.actors.delayed.desk import Desk, serve
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
 LEASE_MS = 3_000
 
 
-def test_who_comes_back_to_an_exclusive_place_waits_for_it() -> None:
+def test_consumer_back_at_an_exclusive_place_waits_for_it() -> None:
     async def scenario(broker: Broker) -> None:
         frozen = await broker.join("frozen")
         with pytest.raises(Conflict, match="exclusive"):
@@ -38,7 +38,7 @@ def test_who_comes_back_to_an_exclusive_place_waits_for_it() -> None:
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_closes_while_acknowledging_loses_none() -> None:
+def test_closing_while_acknowledging_loses_no_acknowledgement() -> None:
     """At whatever moment it closes, also while an acknowledgement is under way and others wait behind it."""
 
     async def scenario(desk: Desk) -> None:
@@ -60,7 +60,7 @@ def test_who_closes_while_acknowledging_loses_none() -> None:
 
 
 @pytest.mark.parametrize("lost_by", ["lease", "owner"])
-def test_who_closes_after_its_session_does_not_wait(lost_by: str) -> None:
+def test_closing_after_the_session_does_not_wait(lost_by: str) -> None:
     async def scenario(desk: Desk) -> None:
         leaver = await desk.consume("leaver", acking=False)
         await desk.publish("0", "1", "2")
@@ -79,7 +79,7 @@ def test_who_closes_after_its_session_does_not_wait(lost_by: str) -> None:
     serve(scenario, lease_ms=LEASE_MS)
 
 
-def test_who_closes_twice_leaves_once_and_does_not_wait() -> None:
+def test_closing_twice_leaves_once_and_does_not_wait() -> None:
     """The owner knows the session no more, and is gone before it hears again what was acknowledged."""
 
     async def scenario(desk: Desk) -> None:
@@ -104,7 +104,7 @@ def test_who_closes_twice_leaves_once_and_does_not_wait() -> None:
     serve(scenario, lease_ms=LEASE_MS)
 
 
-def test_what_comes_again_is_as_old_as_its_first_question() -> None:
+def test_repeated_delivery_is_as_old_as_its_first_question() -> None:
     """Another consumer may have been active since, and done with it."""
 
     async def scenario(broker: Broker) -> None:
@@ -124,7 +124,7 @@ def test_what_comes_again_is_as_old_as_its_first_question() -> None:
 
 
 def test_a_late_copy_of_an_attach_after_a_detach_makes_nobody() -> None:
-    """It would own hashes for a lease, and what is published to those would wait so long."""
+    """The ghost would own hashes for a lease, and messages of those hashes would wait as long."""
 
     async def scenario(broker: Broker) -> None:
         stays = await broker.join("stays")
@@ -143,7 +143,7 @@ def test_a_late_copy_of_an_attach_after_a_detach_makes_nobody() -> None:
     play(scenario)
 
 
-def test_who_resumes_is_sent_messages_at_once() -> None:
+def test_resumed_consumer_is_sent_messages_at_once() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
         part = client.parts[0]
@@ -158,8 +158,8 @@ def test_who_resumes_is_sent_messages_at_once() -> None:
     play(scenario)
 
 
-def test_what_is_cleared_and_trimmed_unfetched_nobody_holds() -> None:
-    """It was delivered, and no payload comes any more: its consumer says that it is done with it."""
+def test_unfetched_trimmed_and_cleared_messages_are_released() -> None:
+    """The messages were delivered, and no payload comes any more: the consumer reports them as done."""
 
     async def scenario(desk: Desk) -> None:
         client = await desk.consume("c", acking=False)
@@ -182,7 +182,7 @@ def test_what_is_cleared_and_trimmed_unfetched_nobody_holds() -> None:
     serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)
 
 
-def test_who_closes_asks_for_no_payload_any_more() -> None:
+def test_closed_consumer_asks_for_no_payload_any_more() -> None:
     """However long nobody can read it: clients that come again and again would add to what is asked for."""
 
     async def scenario(desk: Desk) -> None:
@@ -201,8 +201,8 @@ def test_who_closes_asks_for_no_payload_any_more() -> None:
     serve(scenario, topic={"roll_entries": 4}, type="key_shared", delayed_delivery_min_index_count_per_bucket=5)
 
 
-def test_who_acknowledges_nothing_keeps_nobody_waiting() -> None:
-    """As a client of Pulsar does with an id of a batch of which it says that every message is still open."""
+def test_empty_acknowledgement_keeps_no_caller_waiting() -> None:
+    """A Pulsar client does so with an id of a batch in which it reports every message as still open."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -218,7 +218,7 @@ def test_who_acknowledges_nothing_keeps_nobody_waiting() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("x"), Conflict("x"), Overloaded("x"), Corrupt("x")])
-def test_what_a_refused_poll_took_along_is_said_again(error: SluiceError) -> None:
+def test_acknowledgements_of_a_refused_poll_are_sent_again(error: SluiceError) -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
         await broker.publish("a", "b")
@@ -238,8 +238,10 @@ def test_what_a_refused_poll_took_along_is_said_again(error: SluiceError) -> Non
 
 
 @pytest.mark.parametrize("kind", ["Poll", "Acknowledge"])
-def test_who_is_refused_what_it_says_begins_anew(kind: str) -> None:
-    """What it said may be wrong in any way: it holds nothing any more, and all comes again under another session."""
+def test_refused_report_starts_a_new_session(kind: str) -> None:
+    """Any part of the report may be wrong, so the consumer drops all it holds, and all comes again in another
+    session.
+    """
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -263,7 +265,7 @@ def test_who_is_refused_what_it_says_begins_anew(kind: str) -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_what_a_refused_answer_brought_comes_again() -> None:
+def test_messages_of_a_refused_answer_come_again() -> None:
     """The answer was made, and could not be written: one of its payloads could not be read."""
 
     async def scenario(broker: Broker) -> None:

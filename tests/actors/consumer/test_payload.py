@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
-from actors.cutting import cut_read
-from actors.messages import Part, PayloadRead, ReadPayload
-from actors.messages.limits import KEPT_MS
-from actors.wire import Blob
-from storage.batch import make_batch
-from storage.errors import NotFound, Unavailable
-from storage.frame import make_run
+from sluice.actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
+from sluice.actors.lookup.cutting import cut_read
+from sluice.actors.messages import Part, PayloadRead, ReadPayload
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import NotFound, Unavailable
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import make_run
 
 RUN = make_run(
     make_batch(pa.record_batch({"key": ["a", "b", "c"], "payload": ["1", "22", "333"]}), now=9, producer="p")
@@ -81,7 +81,7 @@ def part_of(rows: list[int], blob: Blob | None, ledger: int = 1) -> Part:
 
 
 @pytest.mark.parametrize("delayed", [True, False])
-def test_what_was_published_here_is_what_is_read(delayed: bool) -> None:
+def test_locally_published_run_is_read_without_a_request(delayed: bool) -> None:
     """And nobody is asked for it."""
     columns = {"key": ["a", "b"], "payload": ["1", "2"]} | ({"deliver_at": [0, 77]} if delayed else {})
     batch = make_batch(pa.record_batch(columns), now=9, producer="p")
@@ -95,7 +95,7 @@ def test_what_was_published_here_is_what_is_read(delayed: bool) -> None:
     assert machine.asked == 0
 
 
-def test_what_was_published_here_keeps_no_memory_of_others() -> None:
+def test_locally_published_run_keeps_no_memory_of_others() -> None:
     every = make_batch(pa.record_batch({"payload": [b"x" * 100] * 1_000}), now=9, producer="p")
     part = every.slice(7, 9)
     kept = published_run(1, 0, make_run(part), part)
@@ -103,7 +103,7 @@ def test_what_was_published_here_keeps_no_memory_of_others() -> None:
     assert kept.rows.get_total_buffer_size() < 10_000 < every.rows.get_total_buffer_size()
 
 
-def test_what_is_not_taken_out_yet_keeps_no_memory_of_others() -> None:
+def test_lazy_rows_keep_no_memory_of_others() -> None:
     machine = Machine()
     payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, lazy=True)
     (got,) = asyncio.run(payloads.resolve(part_of([0, 2], machine.share()), 1, 1))
@@ -113,7 +113,7 @@ def test_what_is_not_taken_out_yet_keeps_no_memory_of_others() -> None:
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [0, 2]], ids=["whole", "piece"])
 @pytest.mark.parametrize("sent", [True, False], ids=["sent along", "asked for"])
-def test_what_is_handed_on_outlives_the_memory_in_which_it_came(rows: list[int], sent: bool) -> None:
+def test_resolved_rows_outlive_the_memory_in_which_they_came(rows: list[int], sent: bool) -> None:
     """A whole run, which is not copied to take rows out of it, and a piece; with the part, and from the topic."""
     machine = Machine()
     payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
@@ -147,7 +147,7 @@ class Slow(Machine):
         self.trimmed = trimmed
 
     def log(self, what: str, **facts: object) -> None:
-        """Nobody reads it."""
+        """Discard the entry."""
 
     async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
         reply = await super().call(to, request, timeout)
@@ -176,7 +176,7 @@ def test_consumers_of_one_process_ask_once_for_what_all_want(trimmed: int, asked
     assert not decoded.coming
 
 
-def test_what_a_dead_process_shared_is_not_asked_for_one_by_one() -> None:
+def test_blobs_of_a_dead_process_are_not_asked_for_one_by_one() -> None:
     """Each would take a second; what others shared later, and what it shares itself again, is."""
     machine = Machine()
     payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
@@ -218,7 +218,7 @@ class Topic(Machine):
         self.rng = random.Random(1)
 
     def log(self, what: str, **facts: object) -> None:
-        """Nobody reads it."""
+        """Discard the entry."""
 
     async def sleep(self, milliseconds: int) -> None:
         """At once."""
@@ -246,7 +246,7 @@ def due(rows: list[int]) -> Part:
 
 
 async def resolved(payloads: Payloads, parts: list[Part]) -> list[int]:
-    """What became of the parts: the entries, in order, with their contents checked."""
+    """Return the entries that the parts resolve to, in order, with their contents checked."""
     payloads.expect(parts)
     entries: list[int] = []
     for part in parts:
@@ -257,7 +257,7 @@ async def resolved(payloads: Payloads, parts: list[Part]) -> list[int]:
     return entries
 
 
-def test_what_falls_due_in_many_runs_comes_with_one_answer() -> None:
+def test_messages_due_in_many_runs_come_with_one_answer() -> None:
     """One message of each of ten runs, in two parts: without it, each would wait for the answer before it."""
     topic = Topic()
     payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
@@ -266,7 +266,7 @@ def test_what_falls_due_in_many_runs_comes_with_one_answer() -> None:
     assert topic.wanted == [rows[1:]]
 
 
-def test_what_did_not_come_along_is_asked_for() -> None:
+def test_runs_that_did_not_come_along_are_asked_for() -> None:
     topic = Topic(along=2)
     payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
 
@@ -279,7 +279,7 @@ def test_what_did_not_come_along_is_asked_for() -> None:
 
 
 def test_a_second_try_asks_for_nothing_more() -> None:
-    """What is out of reach may be among what was wanted next: it must not hold up what is wanted now."""
+    """Unreachable runs may be among those wanted next: they must not hold up the wanted one."""
     topic = Topic()
     payloads = Payloads(cast(Any, topic), cast(Any, topic), "t", 0)
     answer = topic.call
@@ -336,8 +336,8 @@ def wanted_of(number: int, rows: list[int]) -> Part:
     )  # fmt: skip
 
 
-def test_of_a_topic_far_away_the_wanted_rows_are_asked_for() -> None:
-    """Those of the next runs come along; what was not asked for then is asked for later; an unknown run is cut too."""
+def test_remote_topic_is_asked_for_wanted_rows_only() -> None:
+    """Rows of the next runs come along; rows not asked for then are asked for later; an unknown run is cut too."""
     machine = Far()
     payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
     parts = [wanted_of(0, [1, 5]), wanted_of(1, [0, 80]), wanted_of(1, [0, 7, 80])]
@@ -362,8 +362,8 @@ def test_of_a_topic_far_away_the_wanted_rows_are_asked_for() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.sets(st.integers(0, 3))), max_size=8), st.data())
-def test_what_is_missing_is_what_is_not_found(kept: list[tuple[int, int, set[int]]], data: st.DataObject) -> None:
-    """Of runs of four entries, whole ones and some of which only a few entries are here."""
+def test_missing_entries_are_those_not_found(kept: list[tuple[int, int, set[int]]], data: st.DataObject) -> None:
+    """The runs have four entries; some are whole, others have only a few entries here."""
     decoded = DecodedRuns(lambda: 0)
     for ledger, number, some in kept:
         held = np.array(sorted(some), np.int64) + 4 * number if some else None
@@ -375,7 +375,7 @@ def test_what_is_missing_is_what_is_not_found(kept: list[tuple[int, int, set[int
 
 
 def test_runs_that_were_used_are_forgotten_after_a_while() -> None:
-    """What nobody has had yet stays, and what was wanted again meanwhile."""
+    """Runs that were never used stay, and so do runs that were wanted again meanwhile."""
     rows = pa.record_batch({"key": [b"k"] * 4})
     shared, own = DecodedRuns(lambda: 0, forgets=True), DecodedRuns(lambda: 0)
     for decoded in (shared, own):

@@ -10,7 +10,7 @@ X = keys_by_owners(("c1",), ("c2",))["c1", "c2"][0]
 """A key that goes from c1 to c2 when c2 joins."""
 
 
-def test_what_is_on_its_way_does_not_join_its_new_holder() -> None:
+def test_message_on_its_way_does_not_join_its_new_holder() -> None:
     """The key has moved by then: a copy that still arrives would make two holders. Latency is all it takes."""
 
     async def scenario(broker: Broker) -> None:
@@ -50,7 +50,7 @@ def test_only_what_was_seen_counts_as_redelivered() -> None:
     play(scenario, max_redeliver_count=1)
 
 
-def test_what_is_void_costs_no_permits() -> None:
+def test_void_deliveries_cost_no_permits() -> None:
     async def scenario(broker: Broker) -> None:
         broker.world.network.faults.delay_ms = (20, 20)
         client = await broker.join("c1", queue=4, acking=False)

@@ -1,18 +1,18 @@
-"""What a consumer takes back by itself before it speaks to a new owner."""
+"""A consumer takes some messages back by itself before it speaks to a new owner."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from actors.consumer.hand_backs import HandBacks
-from actors.consumer.held import Holding
-from actors.consumer.inbox import Inbox
-from actors.consumer.payload import Payloads
-from actors.consumer.revocations import Revocations, TakingBack
-from actors.directory import Directory
-from actors.messages import NO_COUNTS, Revocation
-from tests.actors.consumer.test_held import part
+from sluice.actors.consumer.negative_acks import NegativeAcksTracker
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.payload_fetcher import PayloadFetcher
+from sluice.actors.consumer.revocations import Revocations, TakingBack
+from sluice.actors.consumer.unacked_messages import UnackedMessageTracker
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import NO_COUNTS, Revocation
+from tests.actors.consumer.test_unacked_messages import part
 from tests.sim.world import World
 
 
@@ -22,8 +22,10 @@ def test_a_revocation_that_never_came_is_made_up_for(carried_out: bool) -> None:
 
     async def scenario(world: World) -> None:
         ports = world.client("reader")
-        holding, backs = Holding(), HandBacks(ports)
-        inbox = Inbox(ports, Payloads(ports, Directory(ports, "controller"), "orders", 0), lambda came, trimmed: None)
+        holding, backs = UnackedMessageTracker(), NegativeAcksTracker(ports)
+        inbox = PayloadFetcher(
+            ports, Payloads(ports, Directory(ports, "controller"), "orders", 0), lambda came, trimmed: None
+        )
         revocations = Revocations(ports, holding, inbox, backs, TakingBack())
         back = backs.note(np.array([10]), NO_COUNTS)
         backs.settle(back, confirmed=True)

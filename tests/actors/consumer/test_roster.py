@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from actors.consumer.heartbeats import ROSTERS, Heartbeats, SessionHeartbeat
-from actors.consumer.lease import Lease
-from actors.consumer.long_poll import LongPoll
-from actors.consumer.roster import Roster
-from actors.dispatcher import process_sessions
-from actors.dispatcher.process_sessions import FORGET_MS, Beat, ProcessSessions
-from actors.messages import Heartbeat, HeartbeatAnswer, Poll
-from actors.ports import InCommon, Ports, Unknown
+from sluice.actors.consumer.heartbeats import ROSTERS, Heartbeats, SessionHeartbeat
+from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.roster import Roster
+from sluice.actors.dispatcher.delivery import process_sessions
+from sluice.actors.dispatcher.delivery.process_sessions import FORGET_MS, Beat, ProcessSessions
+from sluice.actors.messages import Heartbeat, HeartbeatAnswer, Poll
+from sluice.actors.ports import InCommon, Ports, Unknown
 from tests.sim.world import World
 
 LEASE_MS = 6_000
@@ -44,9 +44,9 @@ class Consumers:
     def __init__(self, world: World, count: int) -> None:
         self.world, self.owners, self.heard = world, Owners(), list[Heartbeat]()
         self.lost = 0
-        """So many answers to heartbeats are lost from now on."""
+        """The number of answers to heartbeats that are lost from now on."""
         self.meanwhile: Callable[[], None] | None = None
-        """What happens while a heartbeat is under way that enlists somebody."""
+        """A call made while a heartbeat that enlists a session is under way."""
         self.ports: Ports = dataclasses.replace(world.client("c"), net=self, process=InCommon())  # type: ignore[arg-type]
         self.restart()
         self.all = [Consumer(self, number + 1) for number in range(count)]
@@ -72,7 +72,7 @@ class Consumers:
         return answer
 
     async def beats(self, count: int) -> None:
-        """So many heartbeats later."""
+        """Wait for `count` heartbeats."""
         self.heard.clear()
         while len(self.heard) < count:
             await self.world.loop.pause(50)
@@ -122,7 +122,7 @@ def play(count: int, scenario: Callable[[Consumers], Awaitable[None]]) -> None:
     World(1).play(begin)
 
 
-def test_who_waits_at_two_heartbeats_is_named_no_more() -> None:
+def test_session_waiting_at_two_heartbeats_is_not_named_again() -> None:
     async def scenario(consumers: Consumers) -> None:
         assert consumers.named() == [5, 5, 0]
         consumers.owners.renewed.clear()
@@ -161,7 +161,7 @@ def test_a_lost_answer_is_missed_in_a_roster() -> None:
     play(3, scenario)
 
 
-def test_who_polls_again_is_struck_off_and_the_others_stay() -> None:
+def test_session_that_polls_again_is_struck_off_and_others_stay() -> None:
     async def scenario(consumers: Consumers) -> None:
         consumers.all[4].poll.again()
         await consumers.beats(1)
@@ -230,7 +230,7 @@ def test_a_heartbeat_without_an_answer_is_missed_by_all() -> None:
     play(3, scenario)
 
 
-def test_who_leaves_is_renewed_no_more() -> None:
+def test_session_that_leaves_is_not_renewed_again() -> None:
     async def scenario(consumers: Consumers) -> None:
         one = consumers.all[1]
         one.beat.end()
@@ -244,7 +244,7 @@ def test_who_leaves_is_renewed_no_more() -> None:
     play(3, scenario)
 
 
-def test_who_loses_its_session_meanwhile_hastens_nobody() -> None:
+def test_session_lost_meanwhile_hastens_no_other() -> None:
     async def scenario(consumers: Consumers) -> None:
         one, other = consumers.all[:2]
 
@@ -264,7 +264,7 @@ def test_who_loses_its_session_meanwhile_hastens_nobody() -> None:
 
 
 def test_many_small_rosters_become_one() -> None:
-    """Consumers whose polls began to wait one after the other."""
+    """The consumers' polls began to wait in turn."""
 
     async def scenario(consumers: Consumers) -> None:
         most = 0

@@ -12,13 +12,13 @@ from typing import cast
 
 import numpy as np
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import ManifestStore, manifest_key
-from actors.delayed.objects import BucketObjects
-from actors.messages import SubscriptionSettings
-from storage.delayed.core import tracked
-from storage.errors import Fenced
-from storage.position import position
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import ManifestStore, manifest_key
+from sluice.actors.delayed.objects import BucketObjects
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.delayed.core import tracked
+from sluice.storage.errors import Fenced
+from sluice.storage.format.position import position
 from tests.actors.delayed.world import Fault, Life, World
 
 TOPIC, PARTITION, SUBSCRIPTION = "orders", 0, "billing"

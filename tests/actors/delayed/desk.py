@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from actors.delayed.tracker import delays
-from actors.messages import RemoveSubscription, RemoveTopic, SubscriptionSettings, TopicSettings
-from actors.ports import Unknown
-from actors.wire import Reply
-from storage.errors import Unavailable
+from sluice.actors.delayed.tracker import delays
+from sluice.actors.messages import RemoveSubscription, RemoveTopic, SubscriptionSettings, TopicSettings
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Reply
+from sluice.storage.errors import Unavailable
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, Broker, Client, Message
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import World

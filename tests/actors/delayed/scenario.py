@@ -1,6 +1,6 @@
 """A broker whose log holds message i at position i:i, for the scenarios of the bucket tracker."""
 
-from storage.position import position
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import Broker, Log, bucket_settings
 from tests.actors.delayed.world import World
 

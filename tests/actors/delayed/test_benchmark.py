@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_small_run(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/delayed.py", "--small", "--folder", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200)
+    environ = {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert [(case["tracker"], case["messages"]) for case in report["curve"]] == [

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from actors.consumer.partition import ATTACH_TIMEOUT
-from actors.messages import RemoveSubscription, RemoveTopic, Stats
-from storage.errors import NotFound
+from sluice.actors.consumer.partition import ATTACH_TIMEOUT
+from sluice.actors.messages import RemoveSubscription, RemoveTopic, Stats
+from sluice.storage.errors import NotFound
 from tests.actors.delayed.desk import STRAY_MS, Desk, serve
 from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from actors.store_attempts import BACK_OFF_MS
-from storage.position import position
+from sluice.actors.runtime.store_attempts import BACK_OFF_MS
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import Broker
 from tests.actors.delayed.scenario import Scenario, message, numbers
 from tests.actors.delayed.world import Fault
@@ -29,7 +29,7 @@ async def test_bd_11_what_fell_due_is_given_at_once_and_only_once() -> None:
 
 @simulated
 async def test_a_bucket_that_grows_too_large_is_cut_inside_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.sealer.SPILL_ENTRIES", 20)
+    monkeypatch.setattr("sluice.actors.delayed.sealer.SPILL_ENTRIES", 20)
     scenario = Scenario(min_count=5)
     broker = await scenario.begin()
     scenario.log.publish(1, [1000 + i for i in range(50)])
@@ -179,8 +179,8 @@ async def test_what_recovery_gave_out_does_not_come_with_a_header() -> None:
 @simulated
 async def test_equal_times_do_not_block_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of one time follow one another, each loaded when the one before it is nearly gone."""
-    monkeypatch.setattr("actors.delayed.loader.LOW_WATER", 1)
-    monkeypatch.setattr("actors.delayed.loader.LOAD_ENTRIES", 2)
+    monkeypatch.setattr("sluice.actors.delayed.loader.LOW_WATER", 1)
+    monkeypatch.setattr("sluice.actors.delayed.loader.LOAD_ENTRIES", 2)
     scenario = Scenario(cap=2, min_count=10, look_ahead_ms=5)
     broker = await scenario.begin()
     places = np.array([position(1, entry) for entry in range(12)], np.int64)

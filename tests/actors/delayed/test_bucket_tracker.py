@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from actors.store_attempts import BACK_OFF_MS
-from storage.position import position
+from sluice.actors.runtime.store_attempts import BACK_OFF_MS
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import PREFIX
 from tests.actors.delayed.scenario import Scenario, buckets, message, numbers
 from tests.actors.delayed.world import Fault

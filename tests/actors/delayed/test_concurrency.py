@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from actors.delayed.buckets import BucketTracker
-from storage.position import position
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.storage.format.position import position
 from tests.actors.delayed.scenario import Scenario
 from tests.sim.loop import simulated
 

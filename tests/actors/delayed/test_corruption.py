@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from storage.delayed.entries import Entries
-from storage.delayed.manifest import decode_manifest
-from storage.delayed.queue import SortedRun
-from storage.errors import Corrupt
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.delayed.manifest import decode_manifest
+from sluice.storage.delayed.queue import SortedRun
+from sluice.storage.errors import Corrupt
 from tests.actors.delayed.broker import KEY, PREFIX, Broker, Log, bucket_settings
 from tests.actors.delayed.world import World
 from tests.sim.loop import simulated

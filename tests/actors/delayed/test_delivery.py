@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher.due import DUE_GROUP_MS
-from actors.messages import Explain
-from storage.errors import Invalid, Unavailable
+from sluice.actors.dispatcher.delivery.due import DUE_GROUP_MS
+from sluice.actors.messages import Explain
+from sluice.storage.errors import Invalid, Unavailable
 from tests.actors.delayed.desk import LATE_MS, STRAY_MS, Arrival, Desk, serve
 
 SMALL = {
@@ -294,7 +294,7 @@ def test_bl_6_all_of_delayed_delivery_over_buckets(test: Callable[..., None], tr
 
 
 def test_bd_6_undelayed_messages_end_the_pause_of_fixed_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.memory.FIXED_DELAY_LOOKAHEAD", 10)
+    monkeypatch.setattr("sluice.actors.delayed.memory.FIXED_DELAY_LOOKAHEAD", 10)
 
     async def scenario(desk: Desk) -> None:
         await desk.consume("one")
@@ -310,7 +310,7 @@ def test_bd_6_undelayed_messages_end_the_pause_of_fixed_delays(monkeypatch: pyte
 
 
 def test_explain_says_that_the_delayed_index_waits_for_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 20)
+    monkeypatch.setattr("sluice.actors.delayed.buckets.WAITING_MOST", 20)
 
     async def scenario(desk: Desk) -> None:
         await desk.consume("one")

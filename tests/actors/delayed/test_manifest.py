@@ -2,9 +2,9 @@
 
 import pytest
 
-from actors.delayed.manifest import ManifestStore, last_epoch
-from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
-from storage.errors import Corrupt, Fenced, Unavailable
+from sluice.actors.delayed.manifest import ManifestStore, last_epoch
+from sluice.storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
+from sluice.storage.errors import Corrupt, Fenced, Unavailable
 from tests.actors.delayed.broker import KEY
 from tests.actors.delayed.world import LATE_MS, Fault, Life, World
 from tests.sim.loop import simulated

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.delayed.objects import BucketObjects, Key
-from storage.delayed.bucket import BucketBuilder, SealedBucket
-from storage.delayed.entries import Entries
-from storage.delayed.live import Bucket, record_of
-from storage.delayed.queue import SortedRun
-from storage.errors import Conflict, NotFound
-from storage.position import position
+from sluice.actors.delayed.objects import BucketObjects, Key
+from sluice.storage.delayed.bucket import BucketBuilder, SealedBucket
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.delayed.live import Bucket, record_of
+from sluice.storage.delayed.queue import SortedRun
+from sluice.storage.errors import Conflict, NotFound
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.scenario import Scenario, numbers
 from tests.actors.delayed.world import Life, World

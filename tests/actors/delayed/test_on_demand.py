@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.delayed import on_demand
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import ManifestStore
-from actors.delayed.on_demand import IndexOnDemand, OwnIndex
-from actors.delayed.tracker import DelayedTracker
-from actors.messages import SubscriptionSettings
-from storage.delayed.manifest import Manifest
-from storage.errors import Fenced
-from storage.position import position
+from sluice.actors.delayed import on_demand
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import ManifestStore
+from sluice.actors.delayed.on_demand import IndexOnDemand, OwnIndex
+from sluice.actors.delayed.tracker import DelayedTracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.delayed.manifest import Manifest
+from sluice.storage.errors import Fenced
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, SUBSCRIPTION, TOPIC, bucket_settings
 from tests.actors.delayed.world import Life, World
 from tests.sim.loop import simulated

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.rescheduled import RescheduledTracker
-from storage.delayed.changes import DelayChanges
-from storage.delayed.entries import Entries
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.rescheduled import RescheduledTracker
+from sluice.storage.delayed.changes import DelayChanges
+from sluice.storage.delayed.entries import Entries
 
 DUE = 1_000
 

@@ -9,15 +9,15 @@ from typing import cast
 import numpy as np
 import pytest
 
-from actors.delayed.tracker import DelayedTracker, make_tracker
-from actors.messages import SubscriptionSettings
-from actors.ports import Net, Ports
-from cluster.real import Tasks
-from cluster.store_ports import AsyncMeta, AsyncObjects
-from storage.frame import Buffer
-from storage.metadata import MemoryMetadata
-from storage.position import position
-from storage.s3 import S3Objects
+from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ports import Net, Ports
+from sluice.cluster.base.real import Tasks
+from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
+from sluice.storage.format.frame import Buffer
+from sluice.storage.format.position import position
+from sluice.storage.stores.metadata import MemoryMetadata
+from sluice.storage.stores.s3 import S3Objects
 from tests.kit.clocks import HandSetClock
 from tests.s3server import S3Server, s3_credentials, s3_server  # noqa: F401  # fixtures
 
@@ -141,7 +141,7 @@ async def test_a_server_killed_in_the_middle_of_seals_and_merges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for constant in ("sealer.PARKED_MS", "maintenance.RETRY_MS", "loader.STALLED_MS"):
-        monkeypatch.setattr(f"actors.delayed.{constant}", 100)
+        monkeypatch.setattr(f"sluice.actors.delayed.{constant}", 100)
     s3_server.make_bucket(BUCKET)
     setup = Setup(s3_server)
     first = await setup.owner(1)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import manifest_key
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.owner import IndexOwner
-from actors.delayed.shared import NAME, SharedIndex, SharedView
-from actors.delayed.tracker import DelayedTracker
-from actors.messages import SubscriptionSettings
-from storage.position import position
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import manifest_key
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.owner import IndexOwner
+from sluice.actors.delayed.shared import NAME, SharedIndex, SharedView
+from sluice.actors.delayed.tracker import DelayedTracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import Log, bucket_settings
 from tests.actors.delayed.world import Life, World
 from tests.sim.loop import simulated
@@ -169,7 +169,7 @@ async def test_clear_concerns_one_subscription_alone() -> None:
 
 @simulated
 async def test_an_inbox_that_nobody_empties_is_left_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.shared.INBOX_MOST", 5)
+    monkeypatch.setattr("sluice.actors.delayed.shared.INBOX_MOST", 5)
     world, log, index = World(), Log(), SharedIndex()
     log.publish(1, [10 + i for i in range(12)])
     busy, lazy = attached(index, world, log, "busy", "lazy")
@@ -412,7 +412,7 @@ STEPS = st.lists(
 @simulated
 async def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.delayed.shared.INBOX_MOST", most)
+        patch.setattr("sluice.actors.delayed.shared.INBOX_MOST", most)
         world, log, index = World(), Log(), SharedIndex()
         subscriptions = attached(index, world, log, "a", "b", "c")
         for what, argument in steps:

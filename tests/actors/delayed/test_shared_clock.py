@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.delayed.shared import SharedIndex
-from storage.position import position
+from sluice.actors.delayed.shared import SharedIndex
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import Log
 from tests.actors.delayed.test_shared import attached
 from tests.actors.delayed.world import World

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.delayed.manifest import ManifestStore, manifest_key
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.shared import NAME, PATIENCE_MS, SharedIndex
+from sluice.actors.delayed.manifest import ManifestStore, manifest_key
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.shared import NAME, PATIENCE_MS, SharedIndex
 from tests.actors.delayed.broker import Log, bucket_settings
 from tests.actors.delayed.test_shared import Subscription, attached, own
 from tests.actors.delayed.world import Life, World

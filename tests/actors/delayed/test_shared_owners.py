@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.manifest import manifest_key
-from actors.delayed.owner import UNWANTED_MS, IndexOwner
-from actors.delayed.shared import NAME, SharedIndex, SharedView
-from actors.dispatcher import Dispatcher
-from actors.messages import DeleteTopic
-from actors.topic.topic import Topic
-from storage.delayed.manifest import Manifest, encode_manifest
-from storage.errors import Conflict
-from storage.position import position
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import manifest_key
+from sluice.actors.delayed.owner import UNWANTED_MS, IndexOwner
+from sluice.actors.delayed.shared import NAME, SharedIndex, SharedView
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.messages import DeleteTopic
+from sluice.actors.topic.topic import Topic
+from sluice.storage.delayed.manifest import Manifest, encode_manifest
+from sluice.storage.errors import Conflict
+from sluice.storage.format.position import position
 from tests.actors.delayed.world import Life, World
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 from tests.sim.loop import simulated

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.maintenance import COLLECT_FIRST_MS, RETRY_MS
-from actors.delayed.objects import Key
-from actors.delayed.sealer import PARKED_MS
-from actors.delayed.tracker import DelayedTracker, make_tracker
-from actors.messages import SubscriptionSettings
-from storage.delayed.entries import Entries
-from storage.delayed.manifest import Manifest, encode_manifest
-from storage.errors import Unavailable
-from storage.position import position
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.maintenance import COLLECT_FIRST_MS, RETRY_MS
+from sluice.actors.delayed.objects import Key
+from sluice.actors.delayed.sealer import PARKED_MS
+from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.delayed.manifest import Manifest, encode_manifest
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, PREFIX, SUBSCRIPTION, TOPIC, Broker
 from tests.actors.delayed.scenario import Scenario, message, numbers
 from tests.actors.delayed.world import Fault, Life
@@ -283,7 +283,7 @@ async def test_a_damaged_manifest_stops_neither_delivery_nor_deleting() -> None:
 
 @simulated
 async def test_what_waits_for_a_failing_store_is_bounded_and_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 15)
+    monkeypatch.setattr("sluice.actors.delayed.buckets.WAITING_MOST", 15)
     scenario, store = Scenario(scale=100_000), Store()
     broker = await scenario.begin(store)
     store.refuse("put")
@@ -312,7 +312,7 @@ async def test_what_waits_for_a_failing_store_is_bounded_and_tells_so(monkeypatc
 
 @simulated
 async def test_reading_without_a_manifest_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.buckets.WAITING_MOST", 10)
+    monkeypatch.setattr("sluice.actors.delayed.buckets.WAITING_MOST", 10)
     scenario, store = Scenario(scale=100_000), Store()
     store.refuse("read")
     broker = await fallen_back(scenario, store)
@@ -437,7 +437,7 @@ async def test_a_slow_recovery_stores_nothing_twice() -> None:
 
 @simulated
 async def test_the_limit_of_buckets_is_kept_for_large_buckets_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.delayed.merger.MAX_MERGED", 12)
+    monkeypatch.setattr("sluice.actors.delayed.merger.MAX_MERGED", 12)
     scenario = Scenario(max_buckets=3, scale=100_000)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 80)
@@ -448,8 +448,8 @@ async def test_the_limit_of_buckets_is_kept_for_large_buckets_too(monkeypatch: p
 
 
 def test_the_stand_in_of_a_shared_index_is_bounded() -> None:
-    from actors.delayed.shared import SharedIndex
-    from actors.delayed.tracking import WAITING_MOST
+    from sluice.actors.delayed.shared import SharedIndex
+    from sluice.actors.delayed.tracking import WAITING_MOST
 
     index = SharedIndex()
     view = index.view("one", lambda: None)

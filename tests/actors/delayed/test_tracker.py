@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from actors.delayed.buckets import BucketTracker
-from actors.delayed.memory import InMemoryTracker
-from actors.delayed.on_demand import IndexOnDemand
-from actors.delayed.tracker import DelayedTracker, make_tracker
-from actors.messages import SubscriptionSettings
-from storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
-from storage.errors import Fenced, Invalid
-from storage.position import position
+from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.memory import InMemoryTracker
+from sluice.actors.delayed.on_demand import IndexOnDemand
+from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
+from sluice.storage.errors import Fenced, Invalid
+from sluice.storage.format.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, SUBSCRIPTION, TOPIC
 from tests.actors.delayed.world import Fault, Life, World
 from tests.sim.loop import simulated

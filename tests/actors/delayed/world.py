@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
-from actors.ports import Meta, Net, Objects, Ports, Rng
-from storage.errors import Invalid, Unavailable
+from sluice.actors.ports import Meta, Net, Objects, Ports, Rng
+from sluice.storage.errors import Invalid, Unavailable
 from tests.sim.clock import EPOCH_MS, SimClock
 from tests.sim.loop import current_loop
 from tests.sim.meta import MetaStore, SimMeta, StoreFaults

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher.dispatcher import Dispatcher
-from actors.messages import Ends
-from actors.signal import Signal
-from actors.topic_log import FOREVER_MS, TopicLog
+from sluice.actors.dispatcher.dispatcher import Dispatcher
+from sluice.actors.lookup.topic_log import FOREVER_MS, TopicLog
+from sluice.actors.messages import Ends
+from sluice.actors.runtime.signal import Signal
 from tests.scenarios.key_shared.broker import Broker
 
 

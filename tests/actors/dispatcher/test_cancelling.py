@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.messages import request_of
-from storage.errors import SluiceError
+from sluice.actors.messages import request_of
+from sluice.storage.errors import SluiceError
 from tests.actors.dispatcher.late_topic import begun_and_waiting
 from tests.scenarios.key_shared.broker import Broker, play
 

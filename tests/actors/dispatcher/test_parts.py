@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from actors.delayed.on_demand import IndexOnDemand
-from actors.dispatcher import Dispatcher
-from actors.dispatcher.dispatcher import Components
-from actors.messages import Stats, Text
+from sluice.actors.delayed.on_demand import IndexOnDemand
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher.dispatcher import Components
+from sluice.actors.messages import Stats, Text
 from tests.scenarios.key_shared.broker import Broker, play
 
 LATE = {name for name, kind in vars(Components).items() if isinstance(kind, cached_property)}

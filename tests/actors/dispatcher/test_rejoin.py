@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Explain
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, Overloaded, SluiceError
+from sluice.actors.messages import Explain
+from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, Overloaded, SluiceError
 from tests.actors.key_shared.driver import keys_by_owners
 from tests.scenarios.key_shared.broker import Broker, Client, play
 

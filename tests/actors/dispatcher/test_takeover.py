@@ -8,10 +8,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from actors.dispatcher import Dispatcher
-from actors.messages import LocateSubscription, Suspect
-from storage.errors import Corrupt
-from storage.position import position
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.messages import LocateSubscription, Suspect
+from sluice.storage.errors import Corrupt
+from sluice.storage.format.position import position
 from tests.actors.dispatcher.test_rejoin import new_owner
 from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
 from tests.sim.clock import EPOCH_MS

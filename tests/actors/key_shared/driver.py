@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.key_shared import Dispatch
-from actors.messages import NO_POSITIONS, SubscriptionSettings
-from storage.hashing import masked_hash
-from storage.position import position, run_positions, show
+from sluice.actors.key_shared import KeySharedDispatcher
+from sluice.actors.messages import NO_POSITIONS, SubscriptionSettings
+from sluice.storage.format.hashing import masked_hash
+from sluice.storage.format.position import position, run_positions, show
 
 
 def ints(values: list[int]) -> np.ndarray:
@@ -21,7 +21,7 @@ class Driver:
     """One dispatcher with consumers by name; messages are named `ledger:entry`."""
 
     def __init__(self, *, ledger: int = 1, entry: int = 0, **settings: Any) -> None:
-        self.dispatch = Dispatch(SubscriptionSettings(**settings))
+        self.dispatch = KeySharedDispatcher(SubscriptionSettings(**settings))
         self.ledger, self.entry = ledger, entry
         self.numbers: dict[str, int] = {}
         self.permits: dict[str, int] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import mmh3
 
-from actors.messages import SubscriptionSettings
+from sluice.actors.messages import SubscriptionSettings
 
 FAR = 1 << 62
 

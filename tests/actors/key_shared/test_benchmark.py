@@ -14,7 +14,7 @@ def test_the_small_form_runs_every_case() -> None:
     done = subprocess.run(
         [sys.executable, "benchmarks/dispatch.py", "--small"],
         cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
         capture_output=True,
         text=True,
         check=True,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.errors import InvariantViolation
-from storage.hashing import masked_hash
+from sluice.storage.errors import InvariantViolation
+from sluice.storage.format.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver, at
 
 

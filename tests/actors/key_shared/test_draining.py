@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.key_shared import Dispatch
-from actors.messages import SubscriptionSettings
-from storage.errors import Conflict, Invalid, InvariantViolation
-from storage.hashing import masked_hash
+from sluice.actors.key_shared import KeySharedDispatcher
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.errors import Conflict, Invalid, InvariantViolation
+from sluice.storage.format.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver, at, ints, keys_by_owners
 
 MOVED = keys_by_owners(("c1",), ("c2",))["c1", "c2"]
@@ -281,7 +281,7 @@ def test_positions_that_do_not_follow_are_refused() -> None:
 
 
 def test_ks_34_a_refused_consumer_leaves_no_trace() -> None:
-    dispatch = Dispatch(SubscriptionSettings(selector="sticky"))
+    dispatch = KeySharedDispatcher(SubscriptionSettings(selector="sticky"))
     dispatch.join("a", now=0, ranges=[(0, 99), (400, 65535)])
     with pytest.raises(Conflict):
         dispatch.join("b", now=0, ranges=[(0, 65535)])
@@ -293,7 +293,7 @@ def test_ks_34_a_refused_consumer_leaves_no_trace() -> None:
 
 
 def test_kst_12_ranges_conflict_until_their_owner_closes() -> None:
-    dispatch = Dispatch(SubscriptionSettings(selector="sticky"))
+    dispatch = KeySharedDispatcher(SubscriptionSettings(selector="sticky"))
     one = dispatch.join("a", now=0, ranges=[(0, 99), (400, 65535)])
     two = dispatch.join("b", now=0, ranges=[(100, 399)])
     dispatch.leave(one, now=0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.key_shared.tables import HashTables
-from actors.messages import Event
+from sluice.actors.key_shared.state.tables import HashTables
+from sluice.actors.messages import Event
 from tests.actors.key_shared.driver import Driver, at, keys_by_owners
 from tests.scenarios.key_shared.broker import Broker, play
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tracemalloc
 
-from actors.key_shared import Dispatch
-from actors.messages import SubscriptionSettings
+from sluice.actors.key_shared import KeySharedDispatcher
+from sluice.actors.messages import SubscriptionSettings
 
 
 def test_an_idle_subscription_takes_half_a_megabyte() -> None:
-    Dispatch(SubscriptionSettings())
+    KeySharedDispatcher(SubscriptionSettings())
     tracemalloc.start()
     try:
-        idle = Dispatch(SubscriptionSettings())
+        idle = KeySharedDispatcher(SubscriptionSettings())
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.key_shared.policies import JoinPosition, RecentlyJoined
-from actors.key_shared.window import FRESH, SENT, Window
-from storage.position import position, show
+from sluice.actors.key_shared.state.policies import JoinPosition, RecentlyJoined
+from sluice.actors.key_shared.state.window import FRESH, SENT, Window
+from sluice.storage.format.position import position, show
 from tests.actors.key_shared.driver import Driver, at
 
 MARK_DELETE = "1:10"

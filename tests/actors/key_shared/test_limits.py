@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from actors.key_shared.core import UNLIMITED, look_ahead_limit
-from actors.messages import SubscriptionSettings
-from storage.errors import Conflict, Invalid
+from sluice.actors.key_shared.state.dispatch_state import UNLIMITED, look_ahead_limit
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.errors import Conflict, Invalid
 from tests.actors.key_shared.driver import Driver, at
 
 LA_1 = [

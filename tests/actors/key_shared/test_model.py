@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.key_shared import Dispatch
-from actors.messages import NO_POSITIONS, SubscriptionSettings
-from storage.hashing import masked_hash
-from storage.position import position
+from sluice.actors.key_shared import KeySharedDispatcher
+from sluice.actors.messages import NO_POSITIONS, SubscriptionSettings
+from sluice.storage.format.hashing import masked_hash
+from sluice.storage.format.position import position
 from tests.actors.key_shared.model import Model
 
 KEYS = [masked_hash(f"key-{number}".encode()) for number in range(9)]
@@ -54,7 +54,7 @@ class Schedule(RuleBasedStateMachine):
     )
     def start(self, config: dict[str, Any], limits: dict[str, Any], first: int) -> None:
         self.settings = SubscriptionSettings(replica_points=3, **config, **limits)
-        self.dispatch = Dispatch(self.settings)
+        self.dispatch = KeySharedDispatcher(self.settings)
         self.model = Model(self.settings)
         self.now = 1000
         self.ledger, self.entry = 1, 0

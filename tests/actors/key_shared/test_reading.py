@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from actors.dispatcher import Dispatcher
-from actors.dispatcher.reader import RETRY_MOST
-from actors.messages import Attach, Poll, ReadIndex
-from actors.ports import Unknown
-from actors.wire import Reply, Request
-from storage.errors import Conflict, Corrupt, Fenced, Overloaded, SluiceError, Unavailable
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher.delivery.reader import RETRY_MOST
+from sluice.actors.messages import Attach, Poll, ReadIndex
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Overloaded, SluiceError, Unavailable
 from tests.actors.key_shared.driver import keys_by_owners
 from tests.scenarios.key_shared.broker import CONTROLLER, KEYS, Broker, Client, play
 

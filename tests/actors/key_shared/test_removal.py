@@ -12,11 +12,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.dispatcher import Dispatcher
-from actors.dispatcher.progress import EXPIRE_MS
-from actors.messages import Attach, Attached, Detach, FindTime, PositionFound, TopicSettings
-from actors.policies import policy_records
-from storage.errors import Corrupt, Invalid
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher.delivery.progress import EXPIRE_MS
+from sluice.actors.messages import Attach, Attached, Detach, FindTime, PositionFound, TopicSettings
+from sluice.actors.policies import policy_records
+from sluice.storage.errors import Corrupt, Invalid
 from tests.actors.key_shared.test_reading import dispatcher
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 

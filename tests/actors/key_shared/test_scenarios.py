@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.messages import Publish, SubscriptionSettings
-from actors.wire import Request
-from storage.hashing import masked_hash
-from storage.position import position
+from sluice.actors.messages import Publish, SubscriptionSettings
+from sluice.actors.ports.wire import Request
+from sluice.storage.format.hashing import masked_hash
+from sluice.storage.format.position import position
 from tests.actors.key_shared.driver import Driver, at, keys_by_owners
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.world import Process

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage.errors import Conflict
+from sluice.storage.errors import Conflict
 from tests.actors.key_shared.driver import Driver
 
 KINDS: list[dict[str, Any]] = [

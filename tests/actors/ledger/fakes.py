@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from actors.ledger.bookies import Bookies
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState
-from actors.messages import (
+from sluice.actors.ledger.bookies import Bookies
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState
+from sluice.actors.messages import (
     AddRun,
     BookieList,
     DeleteLedgers,
@@ -31,10 +31,10 @@ from actors.messages import (
     ReadRun,
     RunRead,
 )
-from actors.ports import Address, Ports, Unknown
-from actors.wire import Blob, Reply, Request
-from storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
-from storage.frame import Buffer, Header, Run, decode_head, encode_head
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.format.frame import Buffer, Header, Run, decode_head, encode_head
 from tests.actors.topic.cluster import make_test_run
 from tests.kit.meta import MemoryMeta
 from tests.sim.clock import EPOCH_MS, SimClock, SimRng
@@ -50,7 +50,9 @@ Rule = Callable[[str, Request[Any]], str | None]
 
 
 class FakeBookie:
-    """What a bookie promises, in memory: epochs, runs, and the answers to the requests of the ledger protocol."""
+    """A bookie in memory that keeps its promises: epochs, runs, and the answers to the requests of the ledger
+    protocol.
+    """
 
     def __init__(self) -> None:
         self.epochs: dict[int, int] = {}
@@ -167,7 +169,7 @@ class Wire:
         return 0
 
     def holders(self, ledger: int, run: int) -> list[str]:
-        """Who has a run."""
+        """Return the bookies that have a run."""
         return [name for name, bookie in self.bookies.items() if (ledger, run) in bookie.runs]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ledger.bookies import AVOID_MS, REFRESH_MS, Bookies, NoAnswer
-from actors.messages import BookieList, ListLedgers
-from storage.errors import Unavailable
+from sluice.actors.ledger.bookies import AVOID_MS, REFRESH_MS, Bookies, NoAnswer
+from sluice.actors.messages import BookieList, ListLedgers
+from sluice.storage.errors import Unavailable
 from tests.actors.ledger.fakes import Lab
 from tests.sim.loop import simulated
 

@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 
-from actors.ledger.fan_out import FanOut, together
-from storage.errors import NotFound, Unavailable
+from sluice.actors.ledger.fan_out import FanOut, together
+from sluice.storage.errors import NotFound, Unavailable
 from tests.actors.ledger.fakes import Lab
 from tests.sim.loop import current_loop, simulated
 

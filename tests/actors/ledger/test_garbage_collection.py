@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.ledger.garbage_collection import collect_garbage, noted_released
-from actors.messages import ListLedgers
-from actors.wire import Request
-from storage.errors import Corrupt, Unavailable
+from sluice.actors.ledger.garbage_collection import collect_garbage, noted_released
+from sluice.actors.messages import ListLedgers
+from sluice.actors.ports.wire import Request
+from sluice.storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab
 from tests.actors.ledger.test_replication import stocked
 from tests.sim.loop import simulated
@@ -23,7 +23,7 @@ async def released(lab: Lab, *ledgers: int) -> None:
 
 
 @simulated
-async def test_it_deletes_what_was_released_and_nothing_else() -> None:
+async def test_collection_deletes_only_released_ledgers() -> None:
     lab = Lab("abcdef")
     await released(lab, 99)
     lab.put("a", 98, 0, 0)
@@ -47,7 +47,7 @@ async def test_an_empty_metadata_store_collects_nothing() -> None:
 
 
 @simulated
-async def test_what_no_record_knows_is_told_and_stays() -> None:
+async def test_ledger_without_a_record_is_reported_and_stays() -> None:
     """A bookie that holds more than the metadata knows is the only sign of an older metadata store."""
     lab = Lab("abcdef")
     await released(lab, 99)
@@ -63,7 +63,7 @@ async def test_what_no_record_knows_is_told_and_stays() -> None:
 
 
 @simulated
-async def test_what_was_released_is_known_after_the_record_forgot_it() -> None:
+async def test_released_ledger_is_known_after_the_record_forgot_it() -> None:
     lab = Lab("abcd")
     keeper, _ = await stocked(lab)
     await keeper.update(lambda record: record.with_released([99]))

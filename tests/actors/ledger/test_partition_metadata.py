@@ -7,9 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from actors.ids import BLOCK, LEDGER_IDS, LedgerIds, stay_above
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.record import (
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.record import (
     LedgerState,
     PartitionRecord,
     decode_record,
@@ -17,8 +16,9 @@ from actors.ledger.record import (
     record_key,
     unpack_record,
 )
-from actors.messages import TopicSettings
-from storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
+from sluice.actors.messages import TopicSettings
+from sluice.actors.ownership.ids import BLOCK, LEDGER_IDS, LedgerIds, stay_above
+from sluice.storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.sim.loop import simulated
 
@@ -74,8 +74,10 @@ async def test_an_idle_old_owner_notices_when_it_looks() -> None:
 
 @pytest.mark.parametrize("call", ["create", "read"])
 @simulated
-async def test_an_owner_whose_record_is_damaged_is_one_no_more(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot know what is in there. The next owner begins with what it finds when the record is mended."""
+async def test_damaged_record_ends_ownership(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner cannot know the record's content. The next owner begins with what it finds once the record is
+    mended.
+    """
     lab = Lab()
     owner, lost = metadata(lab, "one")
     await owner.acquire(SETTINGS)
@@ -109,7 +111,7 @@ async def test_a_write_whose_answer_was_lost_is_recognised_as_ones_own() -> None
 
 
 @simulated
-async def test_of_two_new_owners_one_is_fenced() -> None:
+async def test_one_of_two_new_owners_is_fenced() -> None:
     lab = Lab()
     first, _ = metadata(lab, "one")
     second, _ = metadata(lab, "two")

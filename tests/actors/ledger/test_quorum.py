@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from actors.ledger.quorum import Quorum
-from storage.errors import Invalid
+from sluice.actors.ledger.quorum import Quorum
+from sluice.storage.errors import Invalid
 
 SHAPES = [Quorum(e, w, a) for e in range(1, 6) for w in range(1, e + 1) for a in range(1, w + 1)]
 

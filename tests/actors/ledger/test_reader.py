@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.ledger.reader import LedgerReader, check_answer
-from actors.ledger.record import LedgerRecord, LedgerState
-from actors.messages import DescribeLedger, ReadHeads, RunRead
-from actors.wire import Blob
-from storage.errors import Corrupt, Unavailable
+from sluice.actors.ledger.reader import LedgerReader, check_answer
+from sluice.actors.ledger.record import LedgerRecord, LedgerState
+from sluice.actors.messages import DescribeLedger, ReadHeads, RunRead
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Corrupt, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
 from tests.sim.loop import simulated
 

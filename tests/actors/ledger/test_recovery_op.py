@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from actors.ledger.record import LedgerRecord, LedgerState
-from actors.ledger.recovery_op import recover_ledger
-from actors.messages import AddRun, FenceLedger, ReadRun
-from actors.wire import Blob, Request
-from storage.errors import Corrupt, Fenced, Unavailable
+from sluice.actors.ledger.record import LedgerRecord, LedgerState
+from sluice.actors.ledger.recovery_op import recover_ledger
+from sluice.actors.messages import AddRun, FenceLedger, ReadRun
+from sluice.actors.ports.wire import Blob, Request
+from sluice.storage.errors import Corrupt, Fenced, Unavailable
 from tests.actors.ledger.fakes import Lab, make_ledger, make_stored
 from tests.sim.loop import simulated
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.reader import LedgerReader
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
-from actors.ledger.replication import (
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.reader import LedgerReader
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.ledger.replication import (
     Replicator,
     expected_runs,
     plan_repairs,
     under_replicated,
     with_repair,
 )
-from actors.messages import AddRun, TopicSettings
-from storage.errors import SluiceError, Unavailable
-from storage.frame import decode_head
+from sluice.actors.messages import AddRun, TopicSettings
+from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.frame import decode_head
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.sim.loop import simulated
 
@@ -153,8 +153,8 @@ async def test_a_run_that_nobody_has_keeps_no_other_from_its_copies() -> None:
 
 
 @simulated
-async def test_what_nobody_has_does_not_have_the_rest_copied_again() -> None:
-    """Whoever tries again asks for that first: else all that lies before it would be copied in each round, for ever."""
+async def test_missing_run_does_not_have_the_rest_copied_again() -> None:
+    """A new try asks for the missing run first: else all runs before it would be copied in each round, for ever."""
     lab = Lab("abcdef")
     metadata, replicator = await stocked(lab)
     copied = list[int]()

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.ledger.record import LedgerRecord, LedgerState
-from actors.ledger.run_offsets import RunOffsets, TableBuilder, merge_index
-from actors.messages import LedgerIndex
-from storage.errors import Corrupt
+from sluice.actors.ledger.record import LedgerRecord, LedgerState
+from sluice.actors.ledger.run_offsets import RunOffsets, TableBuilder, merge_index
+from sluice.actors.messages import LedgerIndex
+from sluice.storage.errors import Corrupt
 from tests.actors.ledger.fakes import make_ledger
 
 
@@ -66,7 +66,7 @@ def test_runs_that_do_not_follow_one_another_are_corrupt() -> None:
         builder.table()
 
 
-def test_what_bookies_hold_of_an_open_ledger_is_merged_by_run() -> None:
+def test_indexes_of_an_open_ledger_are_merged_by_run() -> None:
     runs, lasts = merge_index([index([2, 3], [4, 6], [2, 2]), index([0, 2], [0, 4], [2, 2])])
     assert (runs.tolist(), lasts.tolist()) == ([0, 2, 3], [1, 5, 7])
     assert [part.size for part in merge_index([])] == [0, 0]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.ledger.quorum import Quorum
-from actors.ledger.record import Fragment
-from actors.ledger.write_state import PendingRun, WriteState
-from storage.errors import InvariantViolation
+from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.ledger.record import Fragment
+from sluice.actors.ledger.write_state import PendingRun, WriteState
+from sluice.storage.errors import InvariantViolation
 
 
 def test_runs_are_confirmed_in_order_whatever_is_answered_first() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState
-from actors.ledger.writer import Append, LedgerWriter, WriterCallbacks
-from actors.messages import AddRun, DeleteLedgers
-from actors.wire import Blob, Request
-from storage.errors import Fenced, InvariantViolation
-from storage.frame import Run, decode_head
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState
+from sluice.actors.ledger.writer import Append, LedgerWriter, WriterCallbacks
+from sluice.actors.messages import AddRun, DeleteLedgers
+from sluice.actors.ports.wire import Blob, Request
+from sluice.storage.errors import Fenced, InvariantViolation
+from sluice.storage.format.frame import Run, decode_head
 from tests.actors.ledger.fakes import Lab, make_ledger
 from tests.actors.topic.cluster import make_test_run
 from tests.sim.loop import simulated

@@ -7,18 +7,18 @@ import inspect
 import msgspec
 import pytest
 
-from actors.actor import REQUESTS, Actor
-from actors.bookie import Bookie
-from actors.candidate import ControllerCandidate
-from actors.controller import Controller
-from actors.dispatcher import Dispatcher
-from actors.messages import Done, SubscriptionSettings, TopicSettings
-from actors.pulsar.conversation.gateway import GatewayActor
-from actors.topic.topic import Topic
-from actors.wire import Reply, pack, unpack
+from sluice.actors.bookie import Bookie
+from sluice.actors.controller.candidate import ControllerCandidate
+from sluice.actors.controller.controller import Controller
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.messages import Done, SubscriptionSettings, TopicSettings
+from sluice.actors.ports.wire import Reply, pack, unpack
+from sluice.actors.pulsar.conversation.gateway.gateway import GatewayActor
+from sluice.actors.runtime.actor import REQUESTS, Actor
+from sluice.actors.topic.topic import Topic
 
 BY_HAND = {"Ping"}
-"""Answered by every actor in actors.actor."""
+"""Answered by every actor in actors.runtime.actor."""
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))

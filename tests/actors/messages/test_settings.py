@@ -1,4 +1,4 @@
-"""What settings may be, and what becomes of those that were stored before that was looked at."""
+"""Allowed values of settings, and the treatment of invalid ones that were stored before values were checked."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages import SubscriptionSettings, TopicSettings
-from actors.messages.settings import CHOICES, LIMITS, check_subscription, check_topic, repaired, stored_settings
-from storage.errors import Invalid
+from sluice.actors.messages import SubscriptionSettings, TopicSettings
+from sluice.actors.messages.settings import CHOICES, LIMITS, check_subscription, check_topic, repaired, stored_settings
+from sluice.storage.errors import Invalid
 
 KINDS = (TopicSettings, SubscriptionSettings)
 
@@ -71,7 +71,7 @@ def test_good_settings_come_back_as_they_were(kind: Any) -> None:
     assert stored_settings(msgspec.json.encode(kind()), kind) == (kind(), [])
 
 
-def test_what_is_changed_is_said() -> None:
+def test_changed_settings_are_reported() -> None:
     plain = {"delayed_delivery_tick_time_millis": -5, "type": "odd", "lease_ms": "x", "replica_points": 7}
     found, told = stored_settings(json.dumps(plain).encode(), SubscriptionSettings)
     assert found == SubscriptionSettings(replica_points=7)

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from actors.placement.placement import Placed, Placement
-from actors.placement.placer import Placer
-from actors.placement.slots import Times, stem
+from sluice.actors.placement.placement import Placed, Placement
+from sluice.actors.placement.placer import Placer
+from sluice.actors.placement.slots import Times, stem
 from tests.sim.processes import SimCluster, SimProcess, SimProcesses
 from tests.sim.world import World
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from actors.placement.slots import stem
-from storage.errors import Unavailable
+from sluice.actors.placement.slots import stem
+from sluice.storage.errors import Unavailable
 from tests.actors.placement.site import BOOKIE, OTHER, TOPIC, Site, play
 
 LONG_MS = 60_000

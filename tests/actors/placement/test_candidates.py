@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.placement.placement import Placement
-from actors.placement.placer import Placer
+from sluice.actors.placement.placement import Placement
+from sluice.actors.placement.placer import Placer
 from tests.actors.placement.site import Site, play
 from tests.sim.processes import SimProcess, SimProcesses, is_candidate
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from actors.placement.placement import Placement
-from actors.placement.slots import HostProcess, Times, least_loaded, stem
-from actors.placement.standby import Standby
-from actors.ports import Introduction, Node
-from storage.errors import Unavailable
+from sluice.actors.placement.placement import Placement
+from sluice.actors.placement.slots import HostProcess, Times, least_loaded, stem
+from sluice.actors.placement.standby import Standby
+from sluice.actors.ports import Introduction, Node
+from sluice.storage.errors import Unavailable
 
 A, B, C = Node("a", "10.0.0.1"), Node("b", "10.0.0.2"), Node("c", "10.0.0.3")
 TIMES = Times(first=100, again=10)

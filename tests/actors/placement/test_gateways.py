@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import Unavailable
+from sluice.storage.errors import Unavailable
 from tests.actors.placement.site import BOOKIE, TIMES, TOPIC, Site, play
 
 HERE, THERE = {"machine": "m"}, {"machine": "elsewhere"}

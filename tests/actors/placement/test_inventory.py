@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.placement.placement import Placed
+from sluice.actors.placement.placement import Placed
 from tests.actors.placement.site import BOOKIE, OTHER, TIMES, TOPIC, Site, play, running
 
 

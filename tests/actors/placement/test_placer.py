@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from storage.errors import Corrupt, Unavailable
+from sluice.storage.errors import Corrupt, Unavailable
 from tests.actors.placement.site import BOOKIE, OTHER, TIMES, TOPIC, Site, play, running, subscription
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from actors.placement.placement import Placement
-from actors.placement.placer import Placer
-from actors.ports import Address, Node, Unknown
-from actors.supervisor import Supervisor
+from sluice.actors.controller.supervisor import Supervisor
+from sluice.actors.placement.placement import Placement
+from sluice.actors.placement.placer import Placer
+from sluice.actors.ports import Address, Node, Unknown
 from tests.sim.processes import SimCluster, SimProcesses
 from tests.sim.world import World
 from tests.sim.worlds.placement import PingNet

@@ -1,12 +1,12 @@
-"""Who may do what: the decision alone, for every kind of role and of wish."""
+"""The authorization decision alone, for every kind of role and of wish."""
 
 from __future__ import annotations
 
 import pytest
 
-from actors.policies.authorization import EVERY, Authorization, KnownRights, Wish, of_space, of_topic, refusal
-from actors.policies.namespaces import Tenant
-from actors.policies.permissions import Grants
+from sluice.actors.policies.authorization import EVERY, Authorization, KnownRights, Wish, of_space, of_topic, refusal
+from sluice.actors.policies.namespaces import Tenant
+from sluice.actors.policies.permissions import Grants
 
 SETTINGS = Authorization(("root",), ("watcher",))
 RIGHTS = KnownRights(
@@ -33,7 +33,7 @@ WISHES = {
 
 
 @pytest.mark.parametrize("wish", WISHES, ids=str)
-def test_who_may_do_it(wish: Wish) -> None:
+def test_each_wish_is_permitted_to_its_roles_alone(wish: Wish) -> None:
     assert [role for role in ROLES if SETTINGS.permits((role,), wish, RIGHTS)] == WISHES[wish].split()
 
 

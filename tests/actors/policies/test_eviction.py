@@ -4,12 +4,12 @@ out, and no gateway runs.
 
 from __future__ import annotations
 
-from actors.messages import FindExcess, MeasureBacklog, ReadEnds
-from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.expiry import LEFT
-from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
-from actors.pulsar.conversation.backlogs import Backlogs
-from actors.topic_client import TopicClient
+from sluice.actors.lookup.topic_client import TopicClient
+from sluice.actors.messages import FindExcess, MeasureBacklog, ReadEnds
+from sluice.actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from sluice.actors.policies.expiry import LEFT
+from sluice.actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.pulsar.conversation.gateway.backlogs import Backlogs
 from tests.scenarios.key_shared.broker import SUBSCRIPTION, TOPIC, Broker, play
 
 MANY = 40
@@ -58,7 +58,7 @@ def test_the_oldest_go_until_there_is_less() -> None:
     play(scenario)
 
 
-def test_who_was_moved_just_now_keeps_what_is_left() -> None:
+def test_second_look_after_a_move_evicts_nothing_more() -> None:
     """Also before the owner of the topic has heard of it, which it does now and then."""
 
     async def scenario(broker: Broker) -> None:
@@ -99,7 +99,7 @@ def test_producers_are_not_kept_out() -> None:
     play(scenario)
 
 
-def test_who_is_below_the_limit_keeps_what_waits() -> None:
+def test_subscription_below_the_limit_keeps_its_backlog() -> None:
     """Also what lies before the place to which the others are moved."""
 
     async def scenario(broker: Broker) -> None:

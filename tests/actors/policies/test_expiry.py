@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from actors import closed_owners
-from actors.controller import Controller
-from actors.messages import TopicSettings
-from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.expiry import ExpiryLimits, TopicExpiry
-from actors.policies.policy_records import AGES, LIFETIMES, LOOK_MS, of_namespace, of_topic
-from actors.policies.retention import Lifetimes
-from actors.ports import Version
+from sluice.actors.controller import closed_owners
+from sluice.actors.controller.controller import Controller
+from sluice.actors.messages import TopicSettings
+from sluice.actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from sluice.actors.policies.expiry import ExpiryLimits, TopicExpiry
+from sluice.actors.policies.policy_records import AGES, LIFETIMES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.policies.retention import Lifetimes
+from sluice.actors.ports import Version
 from tests.kit.meta import MemoryMeta
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 from tests.sim.world import World
@@ -24,7 +24,7 @@ async def backlog(broker: Broker) -> int:
     return sum([(await broker.stats(partition))["msgBacklog"] for partition in range(broker.partitions)])
 
 
-def test_what_is_older_counts_as_done() -> None:
+def test_expired_messages_count_as_done() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.publish("a", "b", "c", "d")
         assert await backlog(broker) == 4
@@ -90,7 +90,7 @@ def test_a_record_that_cannot_be_read_ends_nothing() -> None:
     play(scenario)
 
 
-def test_nobody_comes_back_after_the_end_of_a_cluster() -> None:
+def test_messages_expire_although_no_client_returns() -> None:
     """The controller starts the owners of subscriptions whose messages expire."""
 
     async def scenario(broker: Broker) -> None:

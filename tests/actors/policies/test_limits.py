@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.limits import NONE, LimitRecords, Limits, Rate
-from actors.policies.policy_records import LIMITS, of_namespace, of_topic
-from storage.errors import Invalid
+from sluice.actors.policies.limits import NONE, LimitRecords, Limits, Rate
+from sluice.actors.policies.policy_records import LIMITS, of_namespace, of_topic
+from sluice.storage.errors import Invalid
 from tests.kit.meta import MemoryMeta
 
 SPACE, TOPIC = of_namespace("public/default"), of_topic("orders")
@@ -25,7 +25,7 @@ async def test_each_limit_of_a_topic_comes_first() -> None:
     assert said.that_hold("orders").producers == 3
 
 
-async def test_what_others_set_is_seen_at_a_look() -> None:
+async def test_limits_set_elsewhere_hold_after_a_look() -> None:
     meta = MemoryMeta()
     here, there = LimitRecords(meta), LimitRecords(meta)
     await there.change(TOPIC, consumers=2)
@@ -34,7 +34,7 @@ async def test_what_others_set_is_seen_at_a_look() -> None:
     assert here.that_hold("orders").consumers == 2
 
 
-def test_what_is_no_limit_is_refused() -> None:
+def test_invalid_limits_are_refused() -> None:
     for wrong in (-2, 1 << 51):
         with pytest.raises(Invalid):
             Rate(messages=wrong)
@@ -48,7 +48,7 @@ def test_what_is_no_limit_is_refused() -> None:
 
 
 async def test_a_damaged_record_is_no_answer_for_the_others() -> None:
-    """What was known of it holds, and whoever limits something else learns nothing of it."""
+    """The last known limits of the damaged record stay in force, and a change of other limits works."""
     meta = MemoryMeta()
     here, there = LimitRecords(meta), LimitRecords(meta)
     await there.change(TOPIC, consumers=2)

@@ -7,12 +7,12 @@ from collections.abc import Collection
 import msgspec
 import pytest
 
-from actors.policies import permission_cache
-from actors.policies.authorization import Authorization, Forbidden, of_topic
-from actors.policies.namespaces import Namespaces, check_roles
-from actors.policies.permission_cache import FRESH_MS, LOOK_MS, OLD_MS, PermissionCache
-from actors.policies.permissions import Grants, Permissions
-from actors.policies.policy_records import (
+from sluice.actors.policies import permission_cache
+from sluice.actors.policies.authorization import Authorization, Forbidden, of_topic
+from sluice.actors.policies.namespaces import Namespaces, check_roles
+from sluice.actors.policies.permission_cache import FRESH_MS, LOOK_MS, OLD_MS, PermissionCache
+from sluice.actors.policies.permissions import Grants, Permissions
+from sluice.actors.policies.policy_records import (
     CHANGES,
     MOST_CHANGES,
     PERMISSIONS,
@@ -22,8 +22,8 @@ from actors.policies.policy_records import (
     revise,
     tell_changed,
 )
-from actors.policies.policy_records import of_topic as record_of_topic
-from storage.errors import Invalid, NotFound, Unavailable
+from sluice.actors.policies.policy_records import of_topic as record_of_topic
+from sluice.storage.errors import Invalid, NotFound, Unavailable
 from tests.sim.world import World
 
 SPACE = of_namespace("public/default")
@@ -94,7 +94,7 @@ def test_a_topic_that_is_no_more_has_no_permissions() -> None:
     World(1).play(scenario)
 
 
-def test_what_was_granted_for_topics_goes_with_their_namespace() -> None:
+def test_deleting_a_namespace_removes_grants_for_its_topics() -> None:
     """Also for topics that were never made: the next namespace of this name belongs to others."""
 
     async def scenario(world: World) -> None:
@@ -187,7 +187,7 @@ def test_a_change_is_seen_at_the_next_look(missed: int) -> None:
     World(1).play(scenario)
 
 
-def test_nobody_is_let_in_by_old_knowledge() -> None:
+def test_stale_cache_admits_no_client() -> None:
     async def scenario(world: World) -> None:
         said, ports = Permissions(world.client("tool").meta), world.client("gateway")
         cache = PermissionCache(ports, Authorization(("root",)))
@@ -204,7 +204,7 @@ def test_nobody_is_let_in_by_old_knowledge() -> None:
     World(1).play(scenario)
 
 
-def test_who_cannot_be_judged_is_judged_later() -> None:
+def test_unreadable_rights_are_judged_later() -> None:
     """The store goes away between the news of a change and what it says."""
 
     async def scenario(world: World) -> None:
@@ -234,7 +234,7 @@ def test_who_cannot_be_judged_is_judged_later() -> None:
 
 
 def test_a_change_that_nobody_told_of_is_seen_later() -> None:
-    """Its writer died between the record and the word of it."""
+    """The writer died after it wrote the record, and before it told of the change."""
 
     async def scenario(world: World) -> None:
         meta, ports = world.client("tool").meta, world.client("gateway")
@@ -255,7 +255,7 @@ def test_a_change_that_nobody_told_of_is_seen_later() -> None:
     World(1).play(scenario)
 
 
-def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_rights_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permission_cache, "MOST_KNOWN", 20)
 
     async def scenario(world: World) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.policies.backlog_quotas import Quota, Quotas
-from actors.policies.policy_records import (
+from sluice.actors.policies.backlog_quotas import Quota, Quotas
+from sluice.actors.policies.policy_records import (
     DAMAGED_MS,
     QUOTAS,
     SeldomRead,
@@ -19,14 +19,14 @@ from actors.policies.policy_records import (
     schema_key,
     value_of,
 )
-from actors.ports import Version
-from storage.errors import Corrupt, NotFound, Unavailable
+from sluice.actors.ports import Version
+from sluice.storage.errors import Corrupt, NotFound, Unavailable
 from tests.kit.clocks import HandMovedClock
 from tests.kit.meta import MemoryMeta
 
 
 class _Overtaken(MemoryMeta):
-    """Somebody else is always first."""
+    """A store in which another writer is always first."""
 
     tries = 0
 
@@ -52,7 +52,7 @@ async def test_changes_at_once_are_all_kept() -> None:
     assert len(meta.records["k"]) == 5
 
 
-async def test_what_holds_already_is_not_written() -> None:
+async def test_unchanged_record_is_not_written() -> None:
     meta = MemoryMeta()
     for _ in range(2):
         assert await revise(meta, "k", lambda _: b"same", "k is") == b"same"
@@ -70,14 +70,14 @@ async def test_a_change_that_cannot_be_made_writes_nothing() -> None:
     assert meta.records == {}
 
 
-async def test_who_is_always_overtaken_is_told_to_try_again() -> None:
+async def test_writer_always_overtaken_is_told_to_try_again() -> None:
     meta = _Overtaken()
     with pytest.raises(Unavailable, match="the quota of a is being changed by others; try again"):
         await revise(meta, "k", lambda _: b"mine", "the quota of a is")
     assert meta.tries > 1
 
 
-async def test_what_cannot_be_read_is_named() -> None:
+async def test_unreadable_record_is_named() -> None:
     with pytest.raises(Corrupt, match="the quota of a cannot be read: "):
         decoded(b'{"limit": "much"}', Quota, "the quota of a")
 
@@ -91,13 +91,13 @@ async def test_a_topic_that_is_no_more_leaves_nothing() -> None:
     assert await meta.keys("") == ["quota/topic/stays"]
 
 
-async def test_what_is_no_text_cannot_be_read() -> None:
+async def test_record_that_is_no_text_cannot_be_read() -> None:
     with pytest.raises(Corrupt, match="the quota of a cannot be read: "):
         decoded(b'{"policy": "\x80"}', Quota, "the quota of a")
 
 
 async def test_a_damaged_quota_is_no_answer_for_the_others() -> None:
-    """What was known of it holds, and whoever sets another one learns nothing of it."""
+    """The last known quota of the damaged record stays in force, and setting another quota works."""
     meta = MemoryMeta()
     here, there = Quotas(meta), Quotas(meta)
     await there.set(of_topic("odd"), Quota(1, "producer_exception"))
@@ -113,7 +113,7 @@ async def test_a_damaged_quota_is_no_answer_for_the_others() -> None:
         )
 
 
-async def test_what_is_damaged_is_not_read_all_the_time() -> None:
+async def test_damaged_record_is_read_seldom() -> None:
     """Each owner of a namespace's topics asks for it again and again, and all of them share a store."""
     clock, reads = HandMovedClock(), list[str]()
     known = SeldomRead[int](clock)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Progress, ReadEnds, TopicSettings
-from actors.ownership_proof import OwnershipProof
-from actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
-from actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
-from actors.ports import Ports, Unknown
-from actors.resting_owners import RestingOwners
-from storage.errors import Corrupt, Invalid
-from storage.position import ledger_of, position
+from sluice.actors.messages import Progress, ReadEnds, TopicSettings
+from sluice.actors.ownership.idle_waker import IdleWaker
+from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.position import ledger_of, position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
 from tests.sim.world import World
 
@@ -39,7 +39,7 @@ def test_whose_word_goes_first() -> None:
     World(1).play(scenario)
 
 
-def test_what_can_hold_for_nobody_is_refused() -> None:
+def test_invalid_retention_is_refused() -> None:
     for values in ({"ms": -2, "bytes": -1}, {"ms": 1 << 60, "bytes": -1}, {"ms": 1, "bytes": 1 << 60}):
         with pytest.raises(Invalid):
             Retention(**values)
@@ -64,14 +64,14 @@ def test_a_record_that_cannot_be_read_is_told() -> None:
 
 
 async def first_ledger(cluster: Cluster, world: World) -> int:
-    """Where the topic begins."""
+    """Return the first ledger of the topic."""
     reply = await world.client("client").net.call(cluster.current, ReadEnds(), TIMEOUT)
     assert not isinstance(reply, Unknown)
     return ledger_of(reply.first)
 
 
 async def kept(world: World) -> tuple[Cluster, Ports, Lifetimes, int]:
-    """A topic of which everything is kept, a client of it, what is said of it, and its last ledger."""
+    """Return a topic that keeps everything, a client, the lifetime records, and the topic's last ledger."""
     cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
     client = world.client("client")
     said = Lifetimes(client.meta)
@@ -100,7 +100,7 @@ def test_an_owner_keeps_what_was_seen_as_long_as_is_said() -> None:
 
 
 @pytest.mark.parametrize("phase", [0, 20_000, 40_000])
-def test_what_is_said_holds_within_a_minute(phase: int) -> None:
+def test_changed_retention_holds_within_a_minute(phase: int) -> None:
     """Also if the owner was woken, looked at what it had read before, and rests again. It is not the only one of its
     process, so others look for a notice.
     """
@@ -118,7 +118,7 @@ def test_what_is_said_holds_within_a_minute(phase: int) -> None:
         def look() -> None:
             ports.spawn(ports.process.of(OwnershipProof).look(ports), "look")
 
-        with ports.process.of(RestingOwners).rest(ports, look, told=True):
+        with ports.process.of(IdleWaker).rest(ports, look, told=True):
             await world.loop.pause(200_000 + phase)
             begins = await first_ledger(cluster, world)
             await said.forget(of_topic("t"))

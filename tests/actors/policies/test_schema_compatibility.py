@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF_NATIVE, compatible
+from sluice.actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF_NATIVE, compatible
 
 STRING = 1
 
@@ -57,7 +57,7 @@ LIST = record(("value", "int"), ("next", ["null", "Order"]))
         ("int", "double", True, False),
     ],
 )  # fmt: skip
-def test_who_reads_whom(old: Any, new: Any, backward: bool, forward: bool) -> None:
+def test_strategies_follow_who_reads_whom(old: Any, new: Any, backward: bool, forward: bool) -> None:
     for kind in (AVRO, JSON):
         earlier = [(kind, json.dumps(old).encode())]
         after = json.dumps(new).encode()
@@ -89,7 +89,7 @@ def test_kinds_do_not_mix_unless_everything_goes() -> None:
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"type": 7}', b'{"type": "record"}', b'{"fields": 3}'])
-def test_what_is_no_definition_goes_with_itself_alone(broken: bytes) -> None:
+def test_invalid_definition_goes_with_itself_alone(broken: bytes) -> None:
     assert compatible("FULL", AVRO, broken, [(AVRO, broken)])
     assert not compatible("FULL", AVRO, broken, [(AVRO, b'"int"')])
 

@@ -1,4 +1,4 @@
-"""Of one connection so many appends are under way at once; one that is stuck keeps the others waiting for a while."""
+"""A limit on the appends of one connection at once; a stuck one keeps the others waiting only for a while."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 
 import numpy as np
 
-from actors.directory import Directory
-from actors.messages import Publish, Published
-from actors.ports import Ports
-from actors.producer.append_turns import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Publish, Published
+from sluice.actors.ports import Ports
+from sluice.actors.producer.append_turns import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
 from tests.actors.producer.test_gathering import Owner
 from tests.actors.producer.test_split import made
 from tests.sim.world import World
@@ -36,7 +36,7 @@ class Slow(Owner):
 
 
 def test_so_many_partitions_are_appended_to_at_once() -> None:
-    """What comes while a partition waits for its turn joins what waits."""
+    """Messages that come while a partition waits for its turn join those that wait."""
     owners: list[Slow] = []
     confirmed = []
 

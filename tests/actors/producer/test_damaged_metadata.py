@@ -1,4 +1,4 @@
-"""What a producer does when the record of its partition is damaged, and when its own message is."""
+"""A producer whose partition has a damaged record, and a producer with a damaged message."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from actors.producer import producer
-from storage.batch import StoredBatch
-from storage.errors import Corrupt, SluiceError
-from storage.frame import Run, make_run
+from sluice.actors.producer import producer
+from sluice.storage.errors import Corrupt, SluiceError
+from sluice.storage.format.batch import StoredBatch
+from sluice.storage.format.frame import Run, make_run
 from tests.scenarios.key_shared.broker import Broker, play
 
 DAMAGED_MS = 20_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Done, Located, LocateTopic, OpenProducer, ProducerOpened, Suspect
-from actors.ports import Ports
-from actors.producer.producer import PartitionProducer, ProducerConfig
-from storage.errors import Fenced, ProducerFenced, SluiceError
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Done, Located, LocateTopic, OpenProducer, ProducerOpened, Suspect
+from sluice.actors.ports import Ports
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Fenced, ProducerFenced, SluiceError
 from tests.sim.world import World
 
 TOPIC = "producer-x"
@@ -21,7 +21,7 @@ class Owner(Actor):
         self.refusals = [refusal]
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_suspect(self, _: Suspect) -> Done:

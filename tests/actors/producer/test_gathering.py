@@ -1,17 +1,17 @@
-"""What waits behind a slow owner goes in one run, also where only the end of each batch has a number of its own."""
+"""Messages that wait behind a slow owner go in one run, also if only the end of each batch has a number of its own."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
-from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
-from actors.signal import Signal
-from storage.position import position
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
+from sluice.actors.ports import Ports
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.format.position import position
 from tests.actors.producer.test_split import made
 from tests.sim.world import World
 
@@ -27,7 +27,7 @@ class Owner(Actor):
         self.came, self.go_on = Signal(), Signal()
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_open_producer(self, _: OpenProducer) -> ProducerOpened:

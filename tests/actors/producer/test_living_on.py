@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import CreateTopic, RemoveTopic
-from actors.ports import Unknown
-from actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
-from storage.errors import ProducerFenced, SluiceError
+from sluice.actors.messages import CreateTopic, RemoveTopic
+from sluice.actors.ports import Unknown
+from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
+from sluice.storage.errors import ProducerFenced, SluiceError
 from tests.scenarios.key_shared.broker import CONTROLLER, TOPIC, Broker, play
 
 
@@ -55,7 +55,7 @@ def test_in_a_topic_that_was_deleted_and_made_again() -> None:
     play(scenario)
 
 
-def test_who_had_a_topic_to_itself_comes_back_in_the_next_one() -> None:
+def test_exclusive_producer_comes_back_in_the_remade_topic() -> None:
     """If nobody else was there first: then it is fenced, and not taken for that one because its name is the same."""
 
     async def scenario(broker: Broker) -> None:

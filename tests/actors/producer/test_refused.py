@@ -6,22 +6,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
-from actors.ports import Ports
-from actors.producer import producer as producer_module
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, cut
-from storage.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
-from storage.errors import Invalid, SluiceError, Terminated
-from storage.frame import make_run
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
+from sluice.actors.ports import Ports
+from sluice.actors.producer import producer as producer_module
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, cut
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Invalid, SluiceError, Terminated
+from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
+from sluice.storage.format.frame import make_run
 from tests.sim.world import World
 
 REFUSED = b"refused"
 
 
 def batch_of(payloads: list[bytes]) -> StoredBatch:
-    """These messages, all of one key."""
+    """Return a batch of the payloads, all of one key."""
     data = pa.record_batch({"key": ["k"] * len(payloads), "payload": pa.array(payloads, pa.binary())})
     return make_batch(data, now=1, producer="p")
 
@@ -36,7 +36,7 @@ class Owner(Actor):
         self.asked: list[tuple[int, int]] = []
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_open_producer(self, _: OpenProducer) -> ProducerOpened:
@@ -88,7 +88,7 @@ def published(batches: list[StoredBatch], *, single: bool, error: SluiceError) -
 
 
 def payloads_with(refused: set[int], count: int) -> list[bytes]:
-    """So many payloads, and which of them are refused."""
+    """Return `count` payloads; those at the numbers in `refused` are refused."""
     return [REFUSED if number in refused else b"%d" % number for number in range(count)]
 
 
@@ -101,14 +101,14 @@ def test_a_refused_message_fails_alone(refused: set[int]) -> None:
 
 
 def test_a_refused_batch_fails_as_one_and_alone() -> None:
-    """What was sent as one is not divided; what was only gathered with it is stored."""
+    """A batch that was sent as one is not divided; batches that were only gathered with it are stored."""
     batches = [batch_of(payloads_with(refused, 4)) for refused in (set[int](), {2}, set[int]())]
     owner, stored = published(batches, single=False, error=Invalid("it has a key and a delay"))
     assert stored == {row: not 4 <= row < 8 for row in range(12)}
     assert owner.stored == [b"0", b"1", b"2", b"3"] * 2
 
 
-def test_what_no_message_is_to_blame_for_is_asked_once() -> None:
+def test_refusal_that_blames_no_message_is_asked_once() -> None:
     owner, stored = published([batch_of([REFUSED] * 20)], single=True, error=Terminated("it takes no more"))
     assert owner.asked == [(0, 20)]
     assert stored == dict.fromkeys(range(20), False)

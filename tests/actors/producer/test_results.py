@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Located, LocateTopic, Published, PublishResults, TopicSettings
-from actors.ports import Ports
-from actors.producer.results import Publication, ResultPublisher, ResultRows
-from actors.signal import Signal
-from storage.batch import make_batch
-from storage.errors import Conflict
-from storage.position import position
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Located, LocateTopic, Published, PublishResults, TopicSettings
+from sluice.actors.ports import Ports
+from sluice.actors.producer.results import Publication, ResultPublisher, ResultRows
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Conflict
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.position import position
 from tests.sim.world import World
 
 REFUSED = position(1, 3)
@@ -30,7 +30,7 @@ class Owner(Actor):
         self.runs: list[list[int]] = []
 
     async def on_locate_topic(self, asked: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         settings = TopicSettings(partitions=2, deduplication_enabled=True)
         return Located(addresses=[self.ports.me] * 2, settings=msgspec.json.encode(settings).decode())
 

@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
-from actors.ports import SHARED_FROM, Ports
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
-from storage.batch import StoredBatch, make_batch
-from storage.errors import Unavailable
-from storage.frame import make_run, payload_crc
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
+from sluice.actors.ports import SHARED_FROM, Ports
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.runtime.actor import Actor
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.batch import StoredBatch, make_batch
+from sluice.storage.format.frame import make_run, payload_crc
 from tests.sim.world import World
 
 
@@ -27,7 +27,7 @@ class Owner(Actor):
         self.stored: list[bytes] = []
 
     async def on_locate_topic(self, _: LocateTopic) -> Located:
-        """It is here."""
+        """Answer that the topic is here."""
         return Located(addresses=[self.ports.me])
 
     async def on_open_producer(self, _: OpenProducer) -> ProducerOpened:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.messages import Closed, CloseIdle, Done, Located, LocateTopic, Suspect
-from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
-from actors.topic.producers import FORGET_MS
-from storage.errors import SluiceError
-from storage.position import position
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Closed, CloseIdle, Done, Located, LocateTopic, Suspect
+from sluice.actors.ports import Ports
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.topic.partition.producers import FORGET_MS
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.position import position
 from tests.actors.producer.test_split import made
 from tests.actors.topic.cluster import Cluster, read_all
 from tests.sim.world import World

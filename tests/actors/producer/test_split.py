@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.producer.producer import split
-from storage.batch import StoredBatch, make_batch
-from storage.hashing import masked_hash
+from sluice.actors.producer.producer import split
+from sluice.storage.format.batch import StoredBatch, make_batch
+from sluice.storage.format.hashing import masked_hash
 
 
 def made(count: int, delayed: bool = False) -> StoredBatch:

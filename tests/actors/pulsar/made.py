@@ -1,4 +1,4 @@
-"""What clients of Pulsar send, made by hand: frames, batches, metadata."""
+"""Bytes as clients of Pulsar send them, made by hand: frames, batches, metadata."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from actors.consumer.held import Received
-from actors.pulsar.codec.frames import Body
-from actors.pulsar.codec.protocol import Metadata, Single, command
-from actors.pulsar.codec.send_decoder import Send
-from storage.batch import StoredBatch
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.pulsar.codec.frames import Body
+from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
+from sluice.actors.pulsar.codec.send_decoder import Send
+from sluice.storage.format.batch import StoredBatch
 
 U32 = struct.Struct(">I")
 NOW = 1_795_310_341_430

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.backlog_quotas import EVICTION, Quota, Quotas
-from actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
-from actors.pulsar.conversation.backlogs import Backlogs
-from actors.pulsar.conversation.refusals import CommandRefused
+from sluice.actors.policies.backlog_quotas import EVICTION, Quota, Quotas
+from sluice.actors.policies.policy_records import AGES, LOOK_MS, of_namespace, of_topic
+from sluice.actors.pulsar.conversation.gateway.backlogs import Backlogs
+from sluice.actors.pulsar.refusals import CommandRefused
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 SPACE, HOLD = of_namespace("public/default"), "producer_request_hold"
 
 
 def gateways(broker: Broker) -> tuple[Backlogs, Quotas]:
-    """What a gateway does about quotas, and those of age."""
+    """Return the part of a gateway that enforces quotas, and the quotas of age."""
     ages = Quotas(broker.ports.meta, AGES)
     return Backlogs(broker.ports, broker.directory, Quotas(broker.ports.meta), ages, {}), ages
 
@@ -42,7 +42,7 @@ def test_producers_are_kept_out_while_something_waits_too_long() -> None:
 
 @pytest.mark.parametrize("policy", [HOLD, EVICTION])
 def test_an_age_of_no_seconds_is_no_limit(policy: str) -> None:
-    """It hides that of the namespace, as any other."""
+    """The topic's age of 0 hides the namespace's, as any other age does."""
 
     async def scenario(broker: Broker) -> None:
         backlogs, ages = gateways(broker)
@@ -56,7 +56,7 @@ def test_an_age_of_no_seconds_is_no_limit(policy: str) -> None:
     play(scenario)
 
 
-def test_what_is_evicted_keeps_nobody_out() -> None:
+def test_evicted_messages_keep_no_producer_out() -> None:
     async def scenario(broker: Broker) -> None:
         backlogs, ages = gateways(broker)
         await broker.address()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Seek
-from actors.pulsar.codec.protocol import Schema, ServerError
-from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.topic_names import find_partition
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
+from sluice.actors.messages import Seek
+from sluice.actors.pulsar.codec.protocol import Schema, ServerError
+from sluice.actors.pulsar.conversation.commands import CommandHandlers
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from sluice.actors.pulsar.topic_names import find_partition
 from tests.actors.pulsar.two_gateways import EXCLUSIVE, GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 
@@ -50,9 +50,7 @@ class Seeks:
 
 
 @pytest.mark.parametrize(("name", "count"), [("pulsar", 2), ("two words/2", 2), ("pulsar", 3)])
-def test_nobody_subscribes_while_seeks_follow_each_other(
-    monkeypatch: pytest.MonkeyPatch, name: str, count: int
-) -> None:
+def test_no_client_subscribes_while_seeks_follow(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
     seeks = Seeks(monkeypatch)
 
     async def scenario(clients: Clients) -> None:
@@ -101,7 +99,7 @@ def test_a_producer_that_opens_keeps_its_id(mode: int, monkeypatch: pytest.Monke
             await clients.broker.quiet(100)
             return await find_partition(*args, **more)
 
-        monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)
+        monkeypatch.setattr("sluice.actors.pulsar.conversation.commands.find_partition", slow)
         wire = await clients.join("c0", GATEWAYS[0])
         asked = clients.producer(wire, "a", SHARED), clients.producer(wire, "b", mode)
         _one_is_refused(await asyncio.gather(*asked, return_exceptions=True))
@@ -129,7 +127,7 @@ def test_a_consumer_that_opens_keeps_its_id(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("ms", [1, 5, 20, 100, 200])
 def test_a_consumer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client gave up waiting for it, at some moment; what it would hold comes to the others."""
+    """The client gave up waiting at some moment; messages that the consumer would hold come to the others."""
 
     async def scenario(clients: Clients) -> None:
         _slow_places(clients, monkeypatch)
@@ -148,7 +146,7 @@ def test_a_consumer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatc
 
 @pytest.mark.parametrize("ms", [1, 5, 20, 100, 200])
 def test_a_producer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it who wants the topic to itself."""
+    """A producer that wants the topic to itself does not wait for the closed one."""
 
     async def scenario(clients: Clients) -> None:
         _slow_places(clients, monkeypatch)
@@ -163,7 +161,7 @@ def test_a_producer_that_is_closed_before_it_is_open_is_gone(ms: int, monkeypatc
     with_gateways(scenario)
 
 
-def test_who_subscribes_again_behind_a_close_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscribe_behind_a_close_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer that is being closed is not the one that is asked for: seed 64000227 of the world gateway."""
 
     async def scenario(clients: Clients) -> None:
@@ -180,8 +178,8 @@ def test_who_subscribes_again_behind_a_close_is_there(monkeypatch: pytest.Monkey
     with_gateways(scenario)
 
 
-def test_who_produces_again_behind_a_close_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was sent before holds the close up."""
+def test_producer_behind_a_close_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier sends delay the close."""
 
     async def scenario(clients: Clients) -> None:
         _slow(clients, monkeypatch, WireProducer, "flush")
@@ -210,7 +208,7 @@ def _slow_places(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
         await clients.broker.quiet(50)
         return await find_partition(*args, **more)
 
-    monkeypatch.setattr("actors.pulsar.conversation.commands.find_partition", slow)
+    monkeypatch.setattr("sluice.actors.pulsar.conversation.commands.find_partition", slow)
 
 
 @pytest.mark.parametrize(("name", "brings", "most"), [("producer", True, 1), ("producer", False, 20)])

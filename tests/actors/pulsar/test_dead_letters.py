@@ -11,7 +11,7 @@ ONE = 0
 
 
 @pytest.mark.parametrize("batches", [[1, 1, 1], [3], [1, 2]])
-def test_what_a_client_of_pulsar_sent_leaves_when_it_is_dead(batches: list[int]) -> None:
+def test_dead_letter_of_a_pulsar_client_leaves_alone(batches: list[int]) -> None:
     """Alone, whatever batch it came in; and its key goes on."""
 
     async def scenario(broker: Broker) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Ends, Terminate
-from actors.ports import Unknown
+from sluice.actors.messages import Ends, Terminate
+from sluice.actors.ports import Unknown
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.wire import Refusal
 
 
 async def terminated(clients: Clients) -> Ends:
-    """Where the topic ends, once it takes no more messages."""
+    """Terminate the topic; return its ends."""
     broker = clients.broker
     reply = await broker.ports.net.call(await broker.directory.topic("orders", 0), Terminate(), 10_000)
     assert not isinstance(reply, Unknown)
     return reply
 
 
-def test_who_is_connected_learns_it_without_sending() -> None:
+def test_connected_producer_learns_of_the_end() -> None:
     async def scenario(clients: Clients) -> None:
         wires = [await clients.join(f"c{number}", name) for number, name in enumerate(GATEWAYS)]
         for number, wire in enumerate(wires):

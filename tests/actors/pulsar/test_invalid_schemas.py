@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from actors.policies import schema_compatibility
-from actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF
-from actors.ports import Ports, at_once
-from actors.pulsar.codec.protocol import Schema, ServerError
-from actors.pulsar.conversation import schemas
-from actors.pulsar.conversation.refusals import CommandRefused
-from actors.pulsar.conversation.schemas import MAX_SCHEMA_BYTES, Schemas
-from storage.errors import Invalid
+from sluice.actors.policies import schema_compatibility
+from sluice.actors.policies.schema_compatibility import AVRO, JSON, PROTOBUF
+from sluice.actors.ports import Ports, at_once
+from sluice.actors.pulsar.codec.protocol import Schema, ServerError
+from sluice.actors.pulsar.conversation.gateway import schemas
+from sluice.actors.pulsar.conversation.gateway.schemas import MAX_SCHEMA_BYTES, Schemas
+from sluice.actors.pulsar.refusals import CommandRefused
+from sluice.storage.errors import Invalid
 from tests.kit.meta import MemoryMeta
 
 FIELD = {"name": "next", "type": ["null", "Node"]}
@@ -131,7 +131,7 @@ def record_of(count: int) -> bytes:
 
 @pytest.mark.parametrize("made_of", [lambda n: union_of(n, "a"), record_of], ids=["branches", "fields"])
 @pytest.mark.parametrize("asked", ["put", "check_reader"])
-async def test_what_takes_too_long_to_compare_is_refused(
+async def test_schema_too_long_to_compare_is_refused(
     asked: str, made_of: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few hundred thousand bytes could take an hour, and nothing else would go on meanwhile."""

@@ -1,20 +1,22 @@
-"""Who is silent is asked, and is left when it does not answer."""
+"""A silent client is asked, and is left when it does not answer."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from actors.pulsar.codec.frames import Cutter, encode
-from actors.pulsar.codec.protocol import Command, command, parse
-from actors.pulsar.conversation.client_connection import KEEP_ALIVE_MS, ClientConnection
-from actors.pulsar.conversation.gateway import Certified, Gateway
+from sluice.actors.pulsar.codec.frames import Cutter, encode
+from sluice.actors.pulsar.codec.protocol import Command, command, parse
+from sluice.actors.pulsar.conversation.client_connection import KEEP_ALIVE_MS, ClientConnection
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified, Gateway
 from tests.sim.world import World
 
 HELLO = encode(command("connect", client_version="raw", protocol_version=20))
 
 
 class Wire:
-    """What was said, and whether the connection is over. Implements actors.pulsar.conversation.gateway.Link."""
+    """A link that records what was said and whether it is closed. Implements
+    actors.pulsar.conversation.gateway.gateway.Link.
+    """
 
     peer = "text"
 
@@ -62,7 +64,7 @@ async def spells(world: World, count: float) -> None:
     await world.client("clock").clock.sleep(int(count * KEEP_ALIVE_MS))
 
 
-def test_who_is_silent_is_asked_and_then_left() -> None:
+def test_silent_client_is_asked_and_then_left() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         connection.data(HELLO)
         await spells(world, 1.5)
@@ -75,7 +77,7 @@ def test_who_is_silent_is_asked_and_then_left() -> None:
     played(scenario)
 
 
-def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
+def test_answering_client_stays_and_speaking_one_is_not_asked() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         connection.data(HELLO)
         for name in ("pong", "flow"):
@@ -92,7 +94,7 @@ def test_who_answers_is_kept_and_who_speaks_is_not_asked() -> None:
     played(scenario)
 
 
-def test_who_does_not_say_who_it_is_is_left() -> None:
+def test_client_without_a_connect_is_left() -> None:
     async def scenario(world: World, connection: ClientConnection, wire: Wire) -> None:
         await spells(world, 1.5)
         assert (wire.said(), wire.closed) == ([], True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from actors.policies.limits import LimitRecords, Rate
-from actors.policies.policy_records import of_topic
-from actors.pulsar.codec.frames import Cutter, body_of, encode_message
-from actors.pulsar.codec.protocol import Command, ServerError, parse
-from actors.pulsar.conversation.gateway import Gateway
-from actors.pulsar.conversation.rates import Passed
-from cluster.pulsar.admin.broker import Broker, Named
+from sluice.actors.policies.limits import LimitRecords, Rate
+from sluice.actors.policies.policy_records import of_topic
+from sluice.actors.pulsar.codec.frames import Cutter, body_of, encode_message
+from sluice.actors.pulsar.codec.protocol import Command, ServerError, parse
+from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
+from sluice.actors.pulsar.conversation.limits.rates import Passed
+from sluice.cluster.admin.broker import Broker, Named
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER
 from tests.sim.worlds.gateway import SimGateway
@@ -20,7 +20,7 @@ TOPIC, MANY = of_topic("orders"), 1
 
 
 async def limited(clients: Clients, **limits: Rate | int | None) -> None:
-    """These hold at both gateways."""
+    """Set limits for the topic, which hold at both gateways afterwards."""
     await LimitRecords(clients.broker.world.client("tool").meta).change(TOPIC, **limits)
     world = clients.broker.world
 
@@ -147,7 +147,7 @@ def test_a_dispatch_rate_of_a_role_holds_and_everything_comes() -> None:
     with_gateways(scenario)
 
 
-def test_who_is_held_back_is_not_taken_for_dead() -> None:
+def test_client_that_is_held_back_stays_connected() -> None:
     """A batch that is worth minutes of a rate passes, and its client stays connected meanwhile."""
 
     async def scenario(clients: Clients) -> None:
@@ -181,7 +181,7 @@ def test_a_dispatch_rate_holds_and_everything_comes() -> None:
 
 @pytest.mark.parametrize("limits", [{"dispatch_rate": Rate(messages=1_000)}, {"dispatch_rate": None}])
 def test_a_raised_dispatch_rate_holds_for_who_waits(limits: dict[str, Rate | None]) -> None:
-    """Who waits because of the rate of before does not wait for the end of its hour."""
+    """A consumer that waits because of the earlier rate does not wait for the end of that rate's hour."""
 
     async def scenario(clients: Clients) -> None:
         await limited(clients, dispatch_rate=Rate(messages=1, period_s=3_600))
@@ -198,8 +198,8 @@ def test_a_raised_dispatch_rate_holds_for_who_waits(limits: dict[str, Rate | Non
     with_gateways(scenario)
 
 
-def test_what_is_owed_is_owed_under_another_rate() -> None:
-    """Else who lowers a rate would let go on at once who has to wait."""
+def test_debt_remains_under_another_rate() -> None:
+    """Else lowering a rate would let a waiting client go on at once."""
 
     async def scenario(clients: Clients) -> None:
         await limited(clients, dispatch_rate=Rate(messages=1))

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec import delivery_encoder, send_decoder
-from actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, ZSTD
-from actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
-from actors.pulsar.codec.frames import Cutter, body_of
-from actors.pulsar.codec.message_encoder import Addressee
-from actors.pulsar.codec.metadata_checks import MOST_CHUNKS
-from actors.pulsar.codec.protocol import Command, Metadata, ServerError, Single, parse
-from actors.pulsar.codec.send_decoder import Group, Send, decode_sends
-from storage.batch import StoredBatch, make_batch
-from storage.hashing import masked_hash
+from sluice.actors.pulsar.codec import delivery_encoder, send_decoder
+from sluice.actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, ZSTD
+from sluice.actors.pulsar.codec.delivery_encoder import EncodedFrames, encode_part
+from sluice.actors.pulsar.codec.frames import Cutter, body_of
+from sluice.actors.pulsar.codec.message_encoder import Addressee
+from sluice.actors.pulsar.codec.metadata_checks import MOST_CHUNKS
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, ServerError, Single, parse
+from sluice.actors.pulsar.codec.send_decoder import Group, Send, decode_sends
+from sluice.storage.format.batch import StoredBatch, make_batch
+from sluice.storage.format.hashing import masked_hash
 from tests.actors.pulsar.made import NOW, U32, batch, fill, part, sent, single, taken
 
 
@@ -98,7 +98,7 @@ def test_a_single_message_comes_out_as_it_went_in() -> None:
     assert (told.message_id.ledger, told.message_id.entry, told.message_id.partition) == (1, 0, 2)
 
 
-def test_what_is_not_known_here_passes_through() -> None:
+def test_unknown_metadata_passes_through() -> None:
     unknown = b"\xda\x25\x03abc"  # field 603
     sent_one = single(uuid=b"u", num_chunks=3, chunk_id=1, total_chunk_size=9, compression=1, uncompressed_size=99)
     raw = bytes(sent_one.body.metadata) + unknown
@@ -148,7 +148,7 @@ def test_bytes_as_keys_are_hashed_as_bytes() -> None:
 
 
 def test_ks_4_without_a_key_the_clients_sequence_id_counts() -> None:
-    """All chunks of a message have one, so that whoever puts them together gets them all."""
+    """All chunks of a message have one number, so that the consumer that joins them gets them all."""
     chunks = [single(uuid=b"u", num_chunks=3, chunk_id=number, total_chunk_size=12) for number in range(3)]
     hashes = [int(group.batch.hashes[0]) for group in groups_of(*chunks)]
     assert hashes == [masked_hash(b"till-7")] * 3
@@ -174,9 +174,9 @@ def encode(given_part: Any, known: Any = None) -> EncodedFrames:
 
 
 @given(st.data())
-def test_what_is_left_of_batches_has_the_old_ids(data: st.DataObject) -> None:
-    """Of any rows: each is in one frame, at the place in the batch that it was sent with; only entries that the client
-    has are not used again."""
+def test_rest_of_a_batch_keeps_its_ids(data: st.DataObject) -> None:
+    """Each of the rows chosen is in one frame, at the place in the batch that it was sent with; only entries that the
+    client has are not used again."""
     sizes = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
     rows = decoded(*(batch(*({"payload": b"%d" % at} for at in range(size))) for size in sizes))
     homes = np.cumsum([0, *sizes[:-1]]).tolist()
@@ -268,7 +268,7 @@ def test_a_property_without_value_has_an_empty_one() -> None:
         (batch({"null_value": True}, {}, producer_name=b"p" * 1025), "kept with each message"),
     ],
 )
-def test_what_is_malformed_is_refused_alone(wrong: Send, says: str) -> None:
+def test_malformed_send_is_refused_alone(wrong: Send, says: str) -> None:
     fine = single()
     groups = groups_of(wrong, fine)
     assert wrong.error is not None
@@ -278,7 +278,7 @@ def test_what_is_malformed_is_refused_alone(wrong: Send, says: str) -> None:
     assert fine.error is None
 
 
-def test_what_becomes_large_passes_as_it_came() -> None:
+def test_payload_that_inflates_too_far_passes_unchanged() -> None:
     sent_one = single(ZEROS, compression=LZ4, uncompressed_size=MAX_INFLATED + 1)
     ((_, metadata, payload),) = frames(part(decoded(sent_one)))
     assert (metadata.compression, metadata.uncompressed_size, payload) == (LZ4, MAX_INFLATED + 1, ZEROS)

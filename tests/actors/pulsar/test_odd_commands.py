@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.codec.frames import encode_message
-from actors.pulsar.codec.protocol import Metadata, ServerError, Single, command
-from actors.pulsar.conversation.clients import MOST_SAID
-from storage.position import entry_of, ledger_of
+from sluice.actors.pulsar.codec.frames import encode_message
+from sluice.actors.pulsar.codec.protocol import Metadata, ServerError, Single, command
+from sluice.actors.pulsar.conversation.gateway.clients import MOST_SAID
+from sluice.storage.format.position import entry_of, ledger_of
 from tests.actors.pulsar.made import U32
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
@@ -20,7 +20,7 @@ CUMULATIVE = 1
 
 
 def growing(number: int) -> bytes:
-    """A SEND of a megabyte or two, of which each of very many messages would have nearly all."""
+    """Return a SEND of a megabyte or two with very many messages; decoded, each would repeat nearly all of it."""
     count = 40_000
     metadata = Metadata(producer_name=b"p" * 1_500_000, sequence_id=number, publish_time=5, num_messages=count)
     one = Single(payload_size=0).SerializeToString()
@@ -44,7 +44,7 @@ def test_a_batch_that_would_grow_a_thousandfold_is_refused(count: int) -> None:
 
 
 def test_a_seek_to_nowhere_leaves_everything_as_it_is() -> None:
-    """It names neither a message nor a time; where it says nothing it would mean the beginning."""
+    """The seek names neither a message nor a time; read by its defaults it would mean the beginning."""
 
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])
@@ -62,8 +62,8 @@ def test_a_seek_to_nowhere_leaves_everything_as_it_is() -> None:
     with_gateways(scenario)
 
 
-def test_who_shares_a_subscription_cannot_acknowledge_up_to() -> None:
-    """What another consumer has before that message is not done: it comes when that one leaves."""
+def test_cumulative_ack_is_refused_when_shared() -> None:
+    """Earlier messages at another consumer are not done: they come when that consumer leaves."""
 
     async def scenario(clients: Clients) -> None:
         broker = clients.broker
@@ -93,8 +93,8 @@ SAYING_MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("much", SAYING_MUCH, ids=["long", "many"])
-def test_what_a_client_says_of_itself_is_bounded(much: dict[str, Any]) -> None:
-    """It is kept for each of its producers and consumers, and shown to whoever asks for statistics."""
+def test_a_clients_names_and_properties_are_bounded(much: dict[str, Any]) -> None:
+    """Names and properties are kept for each producer and consumer, and shown in statistics."""
 
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])

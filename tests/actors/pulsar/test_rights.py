@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from actors.policies import permission_cache
-from actors.policies.authorization import of_topic as of_a_topic
-from actors.policies.namespaces import Namespaces
-from actors.policies.permission_cache import FRESH_MS
-from actors.policies.permissions import Permissions
-from actors.policies.policy_records import MOST_CHANGES, of_namespace, of_topic
-from actors.pulsar.codec.protocol import NOT_OFFERED, ServerError
-from actors.pulsar.conversation import access_control
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.commands import CommandHandlers
-from actors.pulsar.conversation.gateway import Gateway
-from storage.errors import Unavailable
+from sluice.actors.policies import permission_cache
+from sluice.actors.policies.authorization import of_topic as of_a_topic
+from sluice.actors.policies.namespaces import Namespaces
+from sluice.actors.policies.permission_cache import FRESH_MS
+from sluice.actors.policies.permissions import Permissions
+from sluice.actors.policies.policy_records import MOST_CHANGES, of_namespace, of_topic
+from sluice.actors.pulsar.codec.protocol import NOT_OFFERED, ServerError
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.commands import CommandHandlers
+from sluice.actors.pulsar.conversation.gateway import access_control
+from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
+from sluice.storage.errors import Unavailable
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal, Wire
@@ -75,7 +75,7 @@ COMMANDS: dict[str, str | list[tuple[dict[str, Any], str]]] = {
 
 
 async def granted(clients: Clients) -> Permissions:
-    """What the roles may do."""
+    """Grant the rights of these tests to their roles; return the permissions."""
     meta = clients.broker.world.client("tool").meta
     said = Permissions(meta)
     await Namespaces(meta).change_tenant("public", ("chief",))
@@ -130,7 +130,7 @@ def test_every_command_by_every_role(role: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in COMMANDS.items() if row == OWN])
-def test_what_needs_a_consumer_needs_one_of_ones_own(name: str) -> None:
+def test_command_on_a_consumer_needs_an_own_consumer(name: str) -> None:
     async def scenario(clients: Clients) -> None:
         await granted(clients)
         reader = await clients.enter("c0", GATEWAYS[0], "reader")
@@ -226,7 +226,7 @@ def test_a_subscription_that_is_reserved_sends_others_away() -> None:
 
 
 def test_a_store_that_is_away_keeps_new_ones_out() -> None:
-    """Those who are there stay, and go on; what was revoked meanwhile ends when the store is back."""
+    """Connected clients stay, and go on; a right revoked meanwhile ends when the store is back."""
 
     async def scenario(clients: Clients) -> None:
         said = await granted(clients)
@@ -251,7 +251,7 @@ def test_a_store_that_is_away_keeps_new_ones_out() -> None:
 
 @pytest.mark.parametrize("what", ["producer", "consumer"])
 def test_a_right_that_goes_while_something_opens(what: str) -> None:
-    """It is revoked, and everybody was looked at, before the newcomer is among those who are looked at."""
+    """The right is revoked, and every registered client was checked, before the newcomer is registered."""
 
     async def scenario(clients: Clients) -> None:
         said = await granted(clients)

@@ -9,11 +9,11 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from actors.policies.policy_records import forget_topic
-from actors.ports import Ports, at_once
-from actors.pulsar.codec.protocol import Schema
-from actors.pulsar.conversation.schemas import Schemas
-from storage.errors import NotFound
+from sluice.actors.policies.policy_records import forget_topic
+from sluice.actors.ports import Ports, at_once
+from sluice.actors.pulsar.codec.protocol import Schema
+from sluice.actors.pulsar.conversation.gateway.schemas import Schemas
+from sluice.storage.errors import NotFound
 from tests.kit.meta import MemoryMeta
 
 STRING = 1

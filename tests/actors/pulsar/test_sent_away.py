@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.pulsar.codec.protocol import ServerError
-from actors.pulsar.conversation.client_session import ClientSession
-from actors.pulsar.conversation.clients import send_away
-from storage.errors import Corrupt, Invalid, SluiceError
+from sluice.actors.pulsar.codec.protocol import ServerError
+from sluice.actors.pulsar.conversation.client_session import ClientSession
+from sluice.actors.pulsar.conversation.gateway.clients import send_away
+from sluice.storage.errors import Corrupt, Invalid, SluiceError
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal
@@ -40,7 +40,7 @@ async def refused_meanwhile(clients: Clients, owners: str, opening: Coroutine[An
     assert refusal.value.code == ServerError.SERVICE_NOT_READY
 
 
-def test_who_is_subscribed_is_told_to_come_back() -> None:
+def test_subscribed_client_is_told_to_come_back() -> None:
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c", GATEWAYS[0])
         await clients.consumer(wire, MANY, "c")
@@ -50,7 +50,7 @@ def test_who_is_subscribed_is_told_to_come_back() -> None:
     with_gateways(scenario)
 
 
-def test_who_is_not_subscribed_yet_is_refused() -> None:
+def test_client_not_subscribed_yet_is_refused() -> None:
     """An answer that it is subscribed would be wrong, and nobody would ever serve it."""
 
     async def scenario(clients: Clients) -> None:
@@ -64,9 +64,9 @@ def test_who_is_not_subscribed_yet_is_refused() -> None:
 
 
 @pytest.mark.parametrize("reason", [Invalid("1 consumers are connected"), Corrupt("the record cannot be read")])
-def test_who_unsubscribes_in_vain_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch, reason: SluiceError) -> None:
-    """It has left by then, and would wait for messages for ever. A client that hears of it first takes it for the end
-    that it has asked for.
+def test_failed_unsubscribe_tells_client_to_come_back(monkeypatch: pytest.MonkeyPatch, reason: SluiceError) -> None:
+    """The consumer has left by then, and would wait for messages for ever. A client that is told before the refusal
+    takes that for the end that it has asked for.
     """
     said: list[str] = []
     say = ClientSession.say

@@ -1,4 +1,4 @@
-"""What clients of two gateways have in common is decided by the owners: names of producers, what of a batch is done,
+"""State that clients of two gateways share is decided by the owners: names of producers, what of a batch is done,
 where a subscription stands, who is subscribed.
 """
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.pulsar.conversation.gateway import FORGET_MS
-from storage.position import entry_of, ledger_of
+from sluice.actors.pulsar.conversation.gateway.gateway import FORGET_MS
+from sluice.storage.format.position import entry_of, ledger_of
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, new_topic_owner, with_gateways
 from tests.sim.worlds.gateway import SimGateway
 from tests.sim.worlds.wire import Refusal, message_id
@@ -197,7 +197,7 @@ def test_an_exclusive_subscription_has_one_consumer() -> None:
     with_gateways(scenario)
 
 
-def test_what_is_published_and_read_here_is_at_hand() -> None:
+def test_runs_published_and_read_here_are_cached() -> None:
     """And nothing is kept where nobody reads it."""
 
     async def scenario(clients: Clients) -> None:
@@ -221,7 +221,7 @@ def test_what_is_published_and_read_here_is_at_hand() -> None:
     with_gateways(scenario)
 
 
-def test_what_consumers_had_is_forgotten() -> None:
+def test_runs_that_consumers_read_are_dropped_later() -> None:
     """A gateway keeps the runs that its consumers read for others who want them, for a while."""
 
     async def scenario(clients: Clients) -> None:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from actors.policies.authorization import Authorization
-from actors.pulsar.conversation.gateway import Certified
-from storage.errors import Invalid, Unavailable
-from storage.position import position
+from sluice.actors.policies.authorization import Authorization
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified
+from sluice.storage.errors import Invalid, Unavailable
+from sluice.storage.format.position import position
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.pipes import Pipes
 from tests.sim.worlds.gateway import SimGateway
@@ -111,7 +111,7 @@ class Clients:
         wire.say("flow", consumer_id=0, permits=1_000)
 
     def numbers(self, client: str) -> list[int]:
-        """Of the messages that came to a client, in order."""
+        """Return the numbers of the messages that came to a client, in order."""
         return [message.number for message in self.came.get(client, [])]
 
     async def send(self, wire: Wire, name: str) -> None:

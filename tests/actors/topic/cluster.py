@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from actors.bookie.bookie import Bookie
-from actors.bookie.commit import segment_name
-from actors.messages import (
+from sluice.actors.bookie.bookie import Bookie
+from sluice.actors.bookie.journal import segment_name
+from sluice.actors.messages import (
     BookieList,
     IndexRead,
     OpenProducer,
@@ -22,13 +22,13 @@ from actors.messages import (
     ReadPayload,
     TopicSettings,
 )
-from actors.ports import Address, Ports, Unknown
-from actors.topic.resources import ProcessResources
-from actors.topic.topic import Topic
-from actors.wire import Blob
-from storage.batch import decode_body, make_batch
-from storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
-from storage.frame import Run, make_run
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.topic import Topic
+from sluice.storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
+from sluice.storage.format.batch import decode_body, make_batch
+from sluice.storage.format.frame import Run, make_run
 from tests.sim.world import World
 
 TIMEOUT = 20_000
@@ -84,7 +84,7 @@ class Cluster:
                 await self.world.loop.pause(50)
 
     async def list_bookies(self) -> BookieList:
-        """What the controller would answer."""
+        """Return the list that the controller would answer."""
         names = sorted(name for name in self.addresses if name not in self.hidden and self.world.is_up(name))
         return BookieList(ids=names, addresses=[self.addresses[name] for name in names])
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.messages import FindExcess, MeasureBacklog, Progress, TopicSettings
-from actors.ports import Ports, Unknown
-from storage.position import position
+from sluice.actors.messages import FindExcess, MeasureBacklog, Progress, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.format.position import position
 from tests.actors.topic.cluster import TIMEOUT, Cluster, TestProducer
 from tests.sim.world import World
 
@@ -30,7 +30,7 @@ async def three_ledgers(world: World) -> tuple[Cluster, Ports, TestProducer]:
     return cluster, client, producer
 
 
-def test_what_waits_is_old_or_not() -> None:
+def test_backlog_is_old_or_not() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
         client = world.client("client")
@@ -58,7 +58,7 @@ def test_what_waits_is_old_or_not() -> None:
     World(33).play(scenario)
 
 
-def test_what_the_slowest_has_passed_does_not_wait() -> None:
+def test_messages_passed_by_the_slowest_do_not_wait() -> None:
     """Over several ledgers, and a change of the owner."""
 
     async def scenario(world: World) -> None:

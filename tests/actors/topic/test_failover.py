@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.ledger.record import LedgerState, PartitionRecord, record_key, unpack_record
-from actors.messages import TopicSettings
-from actors.ports import Ports, Unknown
-from storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
+from sluice.actors.ledger.record import LedgerState, PartitionRecord, record_key, unpack_record
+from sluice.actors.messages import TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
 from tests.actors.topic.cluster import Cluster, TestProducer, insist_once, make_test_run, read_all, values_of
 from tests.sim.world import World
 
@@ -24,7 +24,9 @@ SEEDS = 12
 
 @dataclass
 class History:
-    """What producers were told and readers saw. attempted: every value; confirmed: value -> (ledger, entry)."""
+    """The answers that producers got and the values that readers saw. attempted: every value; confirmed: value ->
+    (ledger, entry).
+    """
 
     attempted: dict[str, None] = field(default_factory=dict)
     confirmed: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -39,7 +41,7 @@ def ended(history: History) -> bool:
 
 
 async def produce(cluster: Cluster, ports: Ports, name: str, history: History, rng: random.Random) -> None:
-    """Publish runs in order through whoever owns the topic, re-sending until each is confirmed."""
+    """Publish runs in order through the topic's current owner, re-sending until each is confirmed."""
     producer = TestProducer(ports, "", name)
     first = 0
     while not ended(history):

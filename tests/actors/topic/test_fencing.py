@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ledger.record import record_key, unpack_record
-from actors.messages import Progress, Published, ReadEnds, TopicSettings
-from actors.ports import Ports, Unknown
-from actors.topic import log
-from storage.errors import Fenced, SluiceError
-from storage.position import position
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.actors.messages import Progress, Published, ReadEnds, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.topic.partition import managed_ledger as log
+from sluice.storage.errors import Fenced, SluiceError
+from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, make_test_run, read_all
 from tests.sim.world import World
 
@@ -72,7 +72,7 @@ def test_s15_a_frozen_owner_confirms_nothing_behind_the_new_one(seed: int) -> No
 
 
 def test_an_owner_waiting_for_bookies_notices_its_replacement() -> None:
-    """Its ledger may be settled and deleted by its successor; then no bookie will ever say what it waits for."""
+    """The successor may settle and delete its ledger; then no bookie ever answers."""
 
     async def scenario(world: World) -> None:
         cluster = Cluster(world)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.messages import Publish, Published, TopicSettings
-from actors.messages.limits import SEQUENCES
-from actors.ports import Ports, Unknown
-from actors.topic import log
-from actors.wire import Blob
-from storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
-from storage.frame import Run, payload_crc
-from storage.position import position
+from sluice.actors.messages import Publish, Published, TopicSettings
+from sluice.actors.messages.limits import SEQUENCES
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.topic.partition import managed_ledger as log
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
+from sluice.storage.format.frame import Run, payload_crc
+from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
 from tests.sim.world import World
 
@@ -114,7 +114,7 @@ def test_a_gap_is_a_conflict_unless_it_is_said_to_be_final() -> None:
 
 @pytest.mark.parametrize("first", [-1, SEQUENCES - 1, 1 << 63, (1 << 64) - 1])
 def test_sequences_that_no_column_holds_are_refused(first: int) -> None:
-    """Of two messages, which go into the history later: it has a column of them, and the record the highest one."""
+    """The two messages go into the history later: it has a column of sequences, and the record has the highest one."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world)
@@ -254,7 +254,7 @@ def test_a_later_run_that_nobody_could_read_is_refused() -> None:
 
 
 def test_a_repetition_of_what_is_stored_is_never_invalid() -> None:
-    """It was fine when it was stored: what has changed since is nothing to tell of a publish that has a place."""
+    """The run was valid when it was stored: later changes do not matter to a publish that has a place."""
 
     async def scenario(world: World) -> None:
         cluster, client, producer = await started(world, TopicSettings(max_delay_ms=10_000))

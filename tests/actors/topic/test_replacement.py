@@ -10,12 +10,12 @@ import random
 
 import pytest
 
-from actors.ledger.record import record_key, unpack_record
-from actors.messages import Alive, Ping, Replicate, TopicSettings
-from actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
-from actors.ports import Ports, Unknown
-from actors.topic.upkeep import REST_MS
-from storage.errors import Fenced, Unavailable
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.actors.messages import Alive, Ping, Replicate, TopicSettings
+from sluice.actors.policies.policy_records import LIFETIMES, of_namespace, of_topic
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.topic.background.maintenance import REST_MS
+from sluice.storage.errors import Fenced, Unavailable
 from tests.actors.topic.cluster import Cluster, read_all
 from tests.actors.topic.test_failover import History, judge, produce
 from tests.sim.world import World
@@ -77,7 +77,7 @@ def test_l8_all_bookies_are_replaced_and_nothing_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("name", [of_namespace("public/default"), of_topic("t")])
 def test_a_damaged_lifetime_keeps_no_topic_from_its_copies(name: str) -> None:
-    """What may be deleted is not known, and an operator is told; copies are made all the same."""
+    """An operator is told that it is not known which ledgers may be deleted; copies are made all the same."""
 
     async def play(world: World) -> None:
         cluster = Cluster(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ledger.record import LedgerState, record_key, unpack_record
-from actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
-from actors.ports import Address, Ports, Unknown
-from actors.topic.tail import RUN_BYTES
-from actors.topic.upkeep import MOST_REST_MS, UNUSED_MS
-from storage.errors import Fenced
+from sluice.actors.ledger.record import LedgerState, record_key, unpack_record
+from sluice.actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.topic.background.maintenance import MOST_REST_MS, UNUSED_MS
+from sluice.actors.topic.partition.entry_cache import RUN_BYTES
+from sluice.storage.errors import Fenced
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
 from tests.sim.world import World
 
 
-def test_what_was_published_is_read_back_in_order() -> None:
+def test_published_messages_are_read_back_in_order() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world)
         to = await cluster.start()
@@ -81,7 +81,7 @@ def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_nobody_waits_for_leaves_memory(waits: bool) -> None:
+def test_unawaited_runs_leave_memory(waits: bool) -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world)
         to = await cluster.start()
@@ -130,7 +130,9 @@ def test_a_reader_waits_for_the_next_publish() -> None:
 
 @pytest.mark.parametrize("lacks", [False, True], ids=["all copies", "one is being made"])
 def test_an_owner_that_closes_ends_a_ledger_that_has_its_copies(lacks: bool) -> None:
-    """Its successor has nothing to recover; one that lacks a copy stays open, and the successor makes that."""
+    """The successor has nothing to recover; a ledger that lacks a copy stays open, and the successor makes that
+    copy.
+    """
 
     async def scenario(world: World) -> None:
         cluster = Cluster(world, bookies=2, settings=TopicSettings(ensemble=2, write_quorum=2, ack_quorum=1))
@@ -162,7 +164,7 @@ def test_an_owner_that_closes_ends_a_ledger_that_has_its_copies(lacks: bool) -> 
 
 
 async def last_ledger(client: Ports) -> tuple[LedgerState, int]:
-    """Its state and its last entry, as the record has them."""
+    """Return the state and the last entry of the last ledger in the record."""
     newest = await client.meta.read(record_key("t", 0))
     assert newest is not None
     ledger = unpack_record(newest.value).ledgers[-1]

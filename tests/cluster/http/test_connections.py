@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cluster.http.connections import HeadAlone
-from cluster.http.server import HttpServer
-from cluster.loop import new_loop
+from sluice.cluster.base.loop import new_loop
+from sluice.cluster.http.connections import HeadAlone
+from sluice.cluster.http.server import HttpServer
 from tests.cluster.helpers import admin_ports
 
 

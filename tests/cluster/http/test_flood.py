@@ -14,15 +14,15 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-import cluster
-from cluster.bootstrap import launch, standalone
-from cluster.bootstrap.discovery import process_of
-from cluster.bootstrap.folder import read_state
-from cluster.client import Client
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
-from cluster.pulsar.ports import WEB, port_of
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.gateway.ports import WEB, port_of
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
+from sluice.cluster.launch import launch, standalone
+from sluice.cluster.launch.discovery import process_of
+from sluice.cluster.node.folder import read_state
+from tests.cluster.admin.asking import BASE, Tool
 from tests.cluster.helpers import values
-from tests.cluster.pulsar.admin.asking import BASE, Tool
 
 pytestmark = pytest.mark.timeout(540)
 
@@ -58,7 +58,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
         process = None if state is None else process_of(state)
         assert process is not None
         web = port_of(folder, WEB)
-        with cluster.connect(data_dir=folder) as client:
+        with sluice.connect(data_dir=folder) as client:
             client.create_topic("orders", PARTITIONS)
             client.create_topic("large")
             client.create_topic("busy")

@@ -45,7 +45,7 @@ class Page:
         await self.ask("Page.navigate", url=url)
 
     async def value(self, script: str) -> Any:
-        """What an expression in the page is."""
+        """Evaluate an expression in the page and return its value."""
         answer = await self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"]["exception"].get("description", script))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ports import Ports
+from sluice.actors.ports import Ports
 from tests.cluster.helpers import admin_ports
 
 

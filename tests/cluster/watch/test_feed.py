@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from actors.ports import Ports
-from cluster.watch.feed import SLOW, Feed
-from storage.errors import NotFound
+from sluice.actors.ports import Ports
+from sluice.cluster.watch.feed import SLOW, Feed
+from sluice.storage.errors import NotFound
 from tests.cluster.watch.test_story import consumer, dispatcher, status, topic
 
 
@@ -55,7 +55,7 @@ async def test_pools_of_the_subscription_are_shown(ports: Ports) -> None:
 
 
 async def test_owners_of_other_topics_are_not_told(ports: Ports) -> None:
-    """Who may consume one topic sees its page: the names of the others are none of his business."""
+    """A consumer of one topic may see its page, but not the names of other topics."""
     owners = Owners()
     own = ["topic/orders/0", "topic/orders", "dispatcher/orders/0/billing"]
     owners.actors = [

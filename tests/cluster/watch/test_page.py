@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from actors.ports import Ports
-from cluster.watch.http import PAGE_PATHS, WatchHttp
-from cluster.watch.panel import EXPLAIN
+from sluice.actors.ports import Ports
+from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
+from sluice.cluster.watch.panel import EXPLAIN
 from tests.cluster.watch.browser import CHROMIUM, browser
 from tests.cluster.watch.test_feed import Owners
 from tests.cluster.watch.test_story import consumer, dispatcher
@@ -48,7 +48,7 @@ class Cluster(Owners):
 
 
 async def explain(request: web.Request) -> web.Response:
-    """What the admin interface would answer."""
+    """Answer as the admin interface would."""
     assert request.headers["Authorization"].startswith("Bearer s")
     asked = request.query.get("key") or f"hash {request.query['hash']}"
     assert request.match_info["topic"] == "trips"
@@ -136,7 +136,7 @@ async def test_keys_are_explained_with_keyboard_alone(served: tuple[Cluster, str
 
 @needs_browser
 async def test_a_topic_of_another_tenant_is_explained(served: tuple[Cluster, str], tmp_path: Path) -> None:
-    """It was asked for in public/default, where there is none of that name."""
+    """The page asked for the topic in public/default, where there is none of that name."""
     _, url = served
     async with browser(tmp_path / "profile") as page:
         await page.open(f"{url}/watch?topic=sales..eu..trips&subscription=billing#token=secret")

@@ -13,12 +13,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from actors.ports import Ports
-from cluster.http.admin import PORT_FILE, TOKEN_FILE
-from cluster.http.guard import guard
-from cluster.watch.http import PAGE_PATHS, WatchHttp
-from cluster.watch.panel import EXPLAIN, Admin, Panel
-from storage.errors import Conflict, NotFound
+from sluice.actors.ports import Ports
+from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, guard
+from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
+from sluice.cluster.watch.panel import EXPLAIN, Admin, Panel
+from sluice.storage.errors import Conflict, NotFound
 from tests.cluster.watch.browser import browser
 from tests.cluster.watch.test_page import SHOTS, Cluster, explain, needs_browser
 
@@ -27,7 +26,7 @@ SECRET = "s" * 40
 
 
 class Load:
-    """Two consumers, of which pressing takes one away."""
+    """A load of two consumers; a press takes one away."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -84,7 +83,7 @@ def panel(load: Load, tmp_path: Path) -> Panel:
 
 
 def parts(address: str) -> tuple[str, dict[str, str]]:
-    """Where the server of an address is, and the headers that it wants."""
+    """Split an address into the server's URL and the headers that it wants."""
     split = urlsplit(address)
     return f"http://{split.netloc}", {"Authorization": f"Bearer {split.fragment.removeprefix('token=')}"}
 
@@ -110,7 +109,7 @@ async def test_only_the_printed_token_opens_not_the_clusters(load: Load, tmp_pat
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"kind": 1, "target": "a"}', '"x"'])
-async def test_what_is_no_fault_is_refused_in_one_line(load: Load, tmp_path: Path, body: str) -> None:
+async def test_unknown_fault_is_refused_in_one_line(load: Load, tmp_path: Path, body: str) -> None:
     with panel(load, tmp_path) as shown:
         base, right = parts(shown.address)
         async with (

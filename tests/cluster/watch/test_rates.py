@@ -1,10 +1,10 @@
-"""Rates of what several owners count, of which some are silent at times and some are replaced."""
+"""Rates over several owners, while some are silent at times and some are replaced."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cluster.watch.rates import OwnerRates
+from sluice.cluster.watch.rates import OwnerRates
 
 
 def stats(count: int, epoch: int = 1) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def test_the_rise_of_all_owners_is_added_up() -> None:
 
 
 def test_an_owner_that_was_silent_is_no_burst() -> None:
-    """What it ever counted fell out of the sum, and came back into it within a fifth of a second."""
+    """The whole count of a silent owner fell out of the sum, and came back into it within a fifth of a second."""
     rounds: list[list[dict[str, Any] | None]] = [
         [stats(1_000_000), stats(5)],
         [None, stats(6)],

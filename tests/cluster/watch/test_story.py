@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.watch.story import Picture, events, picture
+from sluice.cluster.watch.story import Picture, events, picture
 
 
 def dispatcher(partition: int = 0, **changed: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_picture_adds_up_the_partitions_that_answer() -> None:
     assert seen["partitions"][0]["consumers"][0]["ranges"] == [[1, 9]]
 
 
-def test_who_comes_back_has_left_and_joined() -> None:
+def test_replaced_consumer_has_left_and_joined() -> None:
     """A replacement that is there at once is seen by its number; a new dispatcher's numbers say nothing."""
     rows = [[consumer("a", [[1, 9]]) | {"consumerNumber": number}] for number in (3, 4)]
     before, after = (picture(at, [dispatcher(consumers=row)], [], None) for at, row in enumerate(rows))
@@ -72,7 +72,7 @@ def test_the_first_picture_tells_nothing() -> None:
     assert events(None, picture(9, [dispatcher()], [], None)) == []
 
 
-def test_who_comes_and_goes_is_told_with_what_moved() -> None:
+def test_changed_consumers_are_told_with_moved_hashes() -> None:
     before = picture(1, [dispatcher()], [], None)
     after = picture(
         2, [dispatcher(consumers=[consumer("b", [])], hashesMovedTotal=14, drainingHashesCount=4)], [], None

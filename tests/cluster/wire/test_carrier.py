@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from cluster.wire.carrier import FramedSocket
-from cluster.wire.frames import HEADER, MAX_FRAME, REQUEST, MalformedFrame, WireFrame, encode
+from sluice.cluster.wire.carrier import FramedSocket
+from sluice.cluster.wire.frames import HEADER, MAX_FRAME, REQUEST, MalformedFrame, WireFrame, encode
 
 NO_FRAME = bytes(HEADER.size)
 

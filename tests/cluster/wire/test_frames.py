@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.wire import frames
-from cluster.wire.frames import (
+from sluice.cluster.wire import frames
+from sluice.cluster.wire.frames import (
     HEADER,
     MAGIC,
     REPLY,

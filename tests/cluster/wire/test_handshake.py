@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.wire import frames
-from cluster.wire.frames import (
+from sluice.cluster.wire import frames
+from sluice.cluster.wire.frames import (
     CHALLENGE,
     HELLO,
     PROOF,
@@ -19,8 +19,8 @@ from cluster.wire.frames import (
     MalformedFrame,
     WireFrame,
 )
-from cluster.wire.handshake import MAX_GREETING, Caller, Greeter, HandshakeRefused, Versions, prove, refusal
-from storage.frame import Buffer
+from sluice.cluster.wire.handshake import MAX_GREETING, Caller, Greeter, HandshakeRefused, Versions, prove, refusal
+from sluice.storage.format.frame import Buffer
 
 KEY = b"a token of the cluster"
 

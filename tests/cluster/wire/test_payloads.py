@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 import pytest
 
-from actors.wire import Packed
-from cluster.wire import payloads
-from cluster.wire.frames import ATTACHED, REQUEST, FrameReader, MalformedFrame, WireFrame
-from cluster.wire.payloads import SharedPayload, read, written
+from sluice.actors.ports.wire import Packed
+from sluice.cluster.wire import payloads
+from sluice.cluster.wire.frames import ATTACHED, REQUEST, FrameReader, MalformedFrame, WireFrame
+from sluice.cluster.wire.payloads import SharedPayload, read, written
 
 pytestmark = pytest.mark.skipif(not payloads.POSSIBLE, reason="this system has no sealed memory")
 
@@ -166,7 +166,7 @@ def test_a_frame_that_nobody_reads_leaves_no_descriptor() -> None:
 SHARER = """
 import os, socket, sys, time
 sys.path.insert(0, {root!r})
-from cluster.wire.payloads import SharedPayload
+from sluice.cluster.wire.payloads import SharedPayload
 made = SharedPayload.of(bytes(range(256)) * 1000)
 sock = socket.socket(fileno=int(sys.argv[1]))
 socket.send_fds(sock, [b"x"], [made.descriptor])

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from actors.host import Answer
-from actors.ports import Unknown
-from actors.wire import Packed
-from cluster.wire import connection, frames, listener
-from cluster.wire.connection import Connection
-from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
-from cluster.wire.frames import HEADER, MAGIC, REQUEST, VERSION
-from cluster.wire.listener import Listener
-from cluster.wire.payloads import SharedPayload
-from cluster.wire.peers import Peers
-from storage.errors import Invalid
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Packed
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.wire import connection, frames, listener
+from sluice.cluster.wire.connection import Connection
+from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
+from sluice.cluster.wire.frames import HEADER, MAGIC, REQUEST, VERSION
+from sluice.cluster.wire.listener import Listener
+from sluice.cluster.wire.payloads import SharedPayload
+from sluice.cluster.wire.peers import Peers
+from sluice.storage.errors import Invalid
 
 KEY = b"a token of the cluster"
 ASK = Packed(b"head", [], [])

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from actors.host import Answer
-from actors.ports import Unknown
-from actors.wire import Packed
-from cluster.wire import tls
-from cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
-from cluster.wire.handshake import HandshakeRefused
-from cluster.wire.listener import Listener
-from cluster.wire.payloads import SharedPayload
-from cluster.wire.peers import Peers
-from cluster.wire.tls import Secured, TlsFiles, Trust, checked, files_of
-from storage.errors import Invalid
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Packed
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.wire import tls
+from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
+from sluice.cluster.wire.handshake import HandshakeRefused
+from sluice.cluster.wire.listener import Listener
+from sluice.cluster.wire.payloads import SharedPayload
+from sluice.cluster.wire.peers import Peers
+from sluice.cluster.wire.tls import Secured, TlsFiles, Trust, checked, files_of
+from sluice.storage.errors import Invalid
 from tests.kit.certificates import Authority
 
 KEY = b"a token of the cluster"

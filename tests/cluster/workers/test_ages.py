@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.message import Message
-from cluster.workers.pool import Workers
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.pool import Workers
 from tests.cluster.helpers import PATIENCE_S, eventually
 from tests.cluster.workers.test_pool import drained
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as one:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as one:
         one.create_topic("orders", 2)
         yield one
 
@@ -41,7 +41,7 @@ def test_failed_rows_without_a_key_strand_no_others(client: Client) -> None:
     def handle(rows: pa.RecordBatch) -> None:
         first = [not count for count in rows.column("redelivery_count").to_pylist()]
         if failed := [row for row in range(len(rows)) if first[row] and row % 5 == 0]:
-            raise cluster.FailedRows(failed)
+            raise sluice.FailedRows(failed)
 
     options: dict[str, Any] = {"batch_size": 100, "batch_wait_ms": 200, "retry_delay_ms": 10}
     with Workers("orders", "billing", handle, client=client, **options) as workers:

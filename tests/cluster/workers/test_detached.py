@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-import cluster
-from cluster.bootstrap import launch
-from cluster.client import Client
-from cluster.workers import registry
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.launch import launch
+from sluice.cluster.workers import registry
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, eventually, values
 
 PROGRAM = """
 import sys
-import cluster
+import sluice
 
 folder, version = sys.argv[2], sys.argv[3]
 
@@ -30,7 +30,7 @@ def handle(message):
     with open(f"{folder}/{message.key().decode()}", "a") as calls:
         print(int(message.data()), os.getpid(), version, file=calls)
 
-cluster.Workers(
+sluice.Workers(
     "orders", "billing", handle, detached=True, version=version, min_workers=3, max_workers=3,
     ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
 ).start()
@@ -56,9 +56,9 @@ def start(folder: Path, calls: Path, version: str, program: str = PROGRAM) -> No
     assert ran.returncode == 0, ran.stderr
 
 
-def sluice(folder: Path, *words: str) -> str:
-    """What a command prints."""
-    command = [PYTHON, "-c", "import sys; from cli import main; sys.argv[0] = 'sluice'; main()", *words]
+def typed(folder: Path, *words: str) -> str:
+    """Run a command and return its output."""
+    command = [PYTHON, "-c", "import sys; from sluice.cli import main; sys.argv[0] = 'sluice'; main()", *words]
     ran = subprocess.run(
         [*command, "--data-dir", str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -91,7 +91,7 @@ def drained(client: Client) -> bool:
 def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     calls.mkdir()
-    with cluster.connect(data_dir=folder) as client:
+    with sluice.connect(data_dir=folder) as client:
         client.create_topic("orders", 2)
         start(folder, calls, "one")
         eventually(lambda: runs(client, "one", 3), lambda: str(row(client)))
@@ -112,16 +112,16 @@ def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) ->
         eventually(lambda: row(client)["epoch"] > epoch and runs(client, "two", 3), lambda: str(row(client)))
         assert row(client)["status"]["where"] == workers
 
-        sluice(folder, "workers", "scale", POOL, "2")
+        typed(folder, "workers", "scale", POOL, "2")
         eventually(lambda: runs(client, "two", 2), lambda: str(row(client)))
         epoch = row(client)["epoch"]
         os.kill(keeper_pid(folder), signal.SIGKILL)
         eventually(lambda: row(client)["epoch"] > epoch, lambda: str(row(client)))
-        [listed] = json.loads(sluice(folder, "workers", "list", "--json"))
+        [listed] = json.loads(typed(folder, "workers", "list", "--json"))
         assert (listed["name"], listed["min_workers"], listed["kind"]) == (POOL, 2, "detached")
-        eventually(lambda: f"{POOL}-0 goes on" in sluice(folder, "workers", "logs", POOL), lambda: str(row(client)))
-        assert "running" in sluice(folder, "workers", "status", POOL)
-        sluice(folder, "workers", "drain", POOL)
+        eventually(lambda: f"{POOL}-0 goes on" in typed(folder, "workers", "logs", POOL), lambda: str(row(client)))
+        assert "running" in typed(folder, "workers", "status", POOL)
+        typed(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
     for key in range(KEYS):
         handled = [line.split() for line in (calls / f"key-{key}").read_text().splitlines()]
@@ -132,12 +132,12 @@ def test_a_detached_pool_goes_on_under_its_name(folder: Path, tmp_path: Path) ->
 
 STOPS = """
 import sys
-import cluster
+import sluice
 
 def handle(message):
     raise ValueError("never")
 
-cluster.Workers(
+sluice.Workers(
     "orders", "billing", handle, detached=True, dead_letter_policy="stop", max_redeliver_count=1, retry_delay_ms=1,
     ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
 ).start()
@@ -146,24 +146,24 @@ cluster.Workers(
 
 @pytest.mark.ray
 def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: Path) -> None:
-    with cluster.connect(data_dir=folder) as client:
+    with sluice.connect(data_dir=folder) as client:
         client.create_topic("orders", 1)
         with client.create_producer("orders") as producer:
             producer.send(b"one", partition_key="key")
         start(folder, tmp_path, "one", STOPS)
         eventually(lambda: "ValueError: never" in row(client)["stopped"], lambda: str(row(client)))
-        assert "stopped" in sluice(folder, "workers", "list")
+        assert "stopped" in typed(folder, "workers", "list")
         options: dict[str, Any] = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
-        assert "ValueError: never" in cluster.Workers("orders", "billing", **options).status().reason
-        sluice(folder, "workers", "drain", POOL)
+        assert "ValueError: never" in sluice.Workers("orders", "billing", **options).status().reason
+        typed(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
 
 
 def keeper_pid(folder: Path) -> int:
     """The process of the pool's keeper."""
     script = (
-        "import sys, ray, cluster; from pathlib import Path; from cluster.bootstrap.discovery import find;"
-        "from cluster.bootstrap.attach import join; from cluster.bootstrap.environment import POOLS_NAMESPACE;"
+        "import sys, ray, sluice; from pathlib import Path; from sluice.cluster.launch.discovery import find;"
+        "from sluice.cluster.launch.attach import join; from sluice.cluster.node.environment import POOLS_NAMESPACE;"
         "found = find(Path(sys.argv[1])); join(*found);"
         f"print(ray.get(ray.get_actor('keeper/{POOL}', POOLS_NAMESPACE).pid.remote()))"
     )

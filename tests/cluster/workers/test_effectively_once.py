@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.message import Message
-from cluster.workers.output_worker import OutputWorker
-from cluster.workers.pool import Workers
-from cluster.workers.result_loop import Call
-from storage.errors import Invalid, NotFound
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.output_worker import OutputWorker
+from sluice.cluster.workers.pool import Workers
+from sluice.cluster.workers.result_loop import Call
+from sluice.storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=tmp_path_factory.mktemp("data") / "data") as one:
+    with sluice.connect(embedded=True, data_dir=tmp_path_factory.mktemp("data") / "data") as one:
         yield one
 
 
@@ -68,7 +68,7 @@ def finish(client: Client, topic: str, pool: Workers) -> None:
     eventually(drained, lambda: str(pool.status()))
 
 
-def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -> None:
+def test_returned_value_is_published(topics: tuple[Client, str, str]) -> None:
     client, source, output = topics
 
     def handle(message: Message) -> str:
@@ -80,7 +80,7 @@ def test_what_a_function_returns_is_published(topics: tuple[Client, str, str]) -
     assert stored(client, output) == wanted("!")
 
 
-def test_what_generators_yield_is_published_in_order(topics: tuple[Client, str, str]) -> None:
+def test_yielded_values_are_published_in_order(topics: tuple[Client, str, str]) -> None:
     client, source, output = topics
 
     async def handle(message: Message) -> AsyncIterator[bytes]:
@@ -151,7 +151,7 @@ def test_a_message_that_fails_has_no_results_until_it_succeeds(topics: tuple[Cli
 
 
 def test_a_slow_handler_holds_up_no_acknowledgement(topics: tuple[Client, str, str]) -> None:
-    """Of a pool that handles one key at a time."""
+    """Check this for a pool that handles one key at a time."""
     client, source, output = topics
     calls, go_on = itertools.count(), threading.Event()
 
@@ -173,9 +173,9 @@ def test_several_outputs_each_have_their_results(topics: tuple[Client, str, str]
     client, source, output = topics
     client.create_topic(f"{output}-audit", 1, deduplication_enabled=True)
 
-    def handle(message: Message) -> list[cluster.Result]:
-        audit = cluster.Result(message.data(), key="all", topic=f"{output}-audit")
-        return [cluster.Result(message.data(), topic=output), audit]
+    def handle(message: Message) -> list[sluice.Result]:
+        audit = sluice.Result(message.data(), key="all", topic=f"{output}-audit")
+        return [sluice.Result(message.data(), topic=output), audit]
 
     with Workers(source, "s", handle, client=client, min_workers=2, output=[output, f"{output}-audit"]) as pool:
         finish(client, source, pool)
@@ -200,7 +200,7 @@ def test_a_result_that_cannot_be_published_fails_its_message(topics: tuple[Clien
 
 
 def test_a_seek_back_repeats_no_result(topics: tuple[Client, str, str]) -> None:
-    """What the output still remembers is passed over, and what it has forgotten is refused."""
+    """Results that the output remembers are passed over, and those that it has forgotten are refused."""
     client, source, output = topics
     with Workers(source, "s", lambda message: message.data(), client=client, output=output) as pool:
         finish(client, source, pool)
@@ -227,10 +227,10 @@ def test_a_result_that_is_refused_fails_no_other_key(topics: tuple[Client, str, 
     client, source, output = topics
     options: dict[str, Any] = {"concurrency": 8, "max_redeliver_count": 1, "retry_delay_ms": 1}
 
-    async def handle(message: Message) -> cluster.Result:
+    async def handle(message: Message) -> sluice.Result:
         await asyncio.sleep(0)
         key = "k" * 2_000 if message.data() == b"3" else None
-        return cluster.Result(message.data(), key=key)
+        return sluice.Result(message.data(), key=key)
 
     with Workers(source, "s", handle, client=client, output=output, **options) as pool:
         eventually(lambda: pool.status().handled == 175, lambda: str(pool.status()))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import cluster
-from cluster.message import Message
-from cluster.workers.pool import Workers
+import sluice
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers.pool import Workers
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -18,7 +18,7 @@ def test_a_handler_that_raises_is_logged_twice(caplog: pytest.LogCaptureFixture)
     def handle(message: Message) -> None:
         raise ValueError("never")
 
-    with cluster.connect(embedded=True) as client:
+    with sluice.connect(embedded=True) as client:
         client.create_topic("orders")
         client.create_producer("orders").send(b"x", partition_key="key-1")
         pool = Workers("orders", "billing", handle, client=client, retry_delay_ms=1, max_redeliver_count=2)

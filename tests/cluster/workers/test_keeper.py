@@ -1,4 +1,4 @@
-"""What a keeper does with workers that die, hang, are of another version, or belong to another keeper by now."""
+"""A keeper's treatment of workers that die, hang, are of another version, or belong to another keeper by now."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cluster.workers.handler_worker import WorkerReport
-from cluster.workers.keeper import PoolKeeper, PoolStatus
-from cluster.workers.options import wanted_options
-from cluster.workers.places import PlacedWorker, Superseded, WorkerGone
-from cluster.workers.scaling import WorkerLoad
+from sluice.cluster.workers.handler_worker import WorkerReport
+from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus
+from sluice.cluster.workers.options import wanted_options
+from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone
+from sluice.cluster.workers.scaling import WorkerLoad
 from tests.cluster.helpers import eventually
 
 RUNNING: dict[str, Any] = {
@@ -191,7 +191,7 @@ def test_an_old_one_that_dies_leaves_its_name_to_its_successor(kept: Start, plac
 
 
 def test_a_keeper_that_was_replaced_touches_nothing(kept: Start, places: FakePlaces) -> None:
-    """It hears so from a worker, which a later keeper has spoken to, or with its report."""
+    """The keeper hears so from a worker, which a later keeper has spoken to, or with its report."""
     keeper = kept(min_workers=2)
     eventually(lambda: len(places.begun) == 2, lambda: "")
     places.begun[1].gone = Superseded("a later keeper has this worker")
@@ -205,7 +205,7 @@ def test_a_keeper_that_was_replaced_touches_nothing(kept: Start, places: FakePla
     assert [worker.did for worker in places.begun] == [[], [], [], []]
 
 
-def test_what_is_wanted_changes_the_number(kept: Start, places: FakePlaces) -> None:
+def test_new_limits_change_the_number_of_workers(kept: Start, places: FakePlaces) -> None:
     keeper = kept(min_workers=2)
     eventually(lambda: len(places.begun) == 2, lambda: "")
     keeper.limit(1, 1)
@@ -217,7 +217,7 @@ def test_what_is_wanted_changes_the_number(kept: Start, places: FakePlaces) -> N
 
 
 def test_a_keeper_that_stops_waits_for_its_workers(kept: Start, places: FakePlaces) -> None:
-    """It looks now and then, and not as often as it can, which would be at the cost of their handlers."""
+    """The keeper looks now and then, and not as often as it can, which would be at the cost of their handlers."""
     keeper = kept()
     eventually(lambda: len(places.begun) == 1, lambda: "")
     worker = places.begun[0]
@@ -275,7 +275,7 @@ def test_a_successor_that_gives_up_stops_the_pool(kept: Start, places: FakePlace
 def test_successors_that_end_at_once_come_later_each_time(places: FakePlaces, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     seen: list[float] = []
-    monkeypatch.setattr("cluster.workers.keeper.time.monotonic", lambda: now)
+    monkeypatch.setattr("sluice.cluster.workers.keeper.time.monotonic", lambda: now)
     old = FakeWorker("pool-0", "zero")
     places.left = {"pool-0": old}
     keeper = PoolKeeper(wanted_options({"name": "pool"}, "s"), places.version, places)

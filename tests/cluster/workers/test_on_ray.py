@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bootstrap.environment import short_folder
-from cluster.bootstrap.launch import leave_nothing
-from cluster.bootstrap.nodes import SLOW_START, START_TRIES
+from sluice.cluster.launch.launch import leave_nothing
+from sluice.cluster.node.environment import short_folder
+from sluice.cluster.node.nodes import SLOW_START, START_TRIES
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT
 
 PROGRAM = """
 import os, signal, sys, time
-import cluster, ray
+import sluice, ray
 
 ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", _temp_dir=sys.argv[2])
-client = cluster.connect(data_dir=sys.argv[1])
+client = sluice.connect(data_dir=sys.argv[1])
 client.create_topic("orders", 2)
 folder = sys.argv[3]
 
@@ -44,7 +44,7 @@ with client.create_producer("orders") as producer:
         producer.send_async(b"%d" % number, partition_key=f"key-{number % 6}")
     producer.flush()
 options = dict(ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]}, handler_timeout_ms=1_000)
-with cluster.Workers("orders", "billing", handle, min_workers=2, max_workers=2, **options) as workers:
+with sluice.Workers("orders", "billing", handle, min_workers=2, max_workers=2, **options) as workers:
     end = time.monotonic() + float(sys.argv[4])
     while workers.status().replaced < 2 or sum(row["msgBacklog"] for row in client.stats("orders", "billing")):
         assert time.monotonic() < end, workers.status()

@@ -1,4 +1,4 @@
-"""What handlers may give back to be published, and how it becomes rows."""
+"""Results that handlers may give back to be published, and the way from results to rows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from actors.consumer.held import Received
-from cluster.message import Batch, Message
-from cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_several
-from storage.batch import StoredBatch, make_batch
-from storage.errors import Invalid
-from storage.position import position
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.cluster.client.message import Batch, Message
+from sluice.cluster.workers.outputs import MOST_RESULTS, Result, results_of, rows_of_several
+from sluice.storage.errors import Invalid
+from sluice.storage.format.batch import StoredBatch, make_batch
+from sluice.storage.format.position import position
 
 
 def message(key: bytes | None = b"k", ordering_key: bytes | None = None) -> Message:
@@ -29,7 +29,7 @@ def message(key: bytes | None = b"k", ordering_key: bytes | None = None) -> Mess
 def rows_of_results(
     one: Message, subscription: str, results: list[Result], outputs: list[str], now: int
 ) -> list[tuple[str, StoredBatch]]:
-    """Of one message alone."""
+    """Return the rows for the results of one message alone."""
     return [(rows.topic, rows.batch) for rows in rows_of_several([(one, results)], subscription, outputs, now)]
 
 
@@ -45,7 +45,7 @@ def rows_of_results(
         ((one for one in "ab"), [Result("a"), Result("b")]),
     ],
 )
-def test_what_a_handler_may_give(returned: Any, results: list[Result]) -> None:
+def test_allowed_results_become_rows(returned: Any, results: list[Result]) -> None:
     assert results_of(returned) == results
 
 
@@ -59,7 +59,7 @@ def test_what_a_handler_may_give(returned: Any, results: list[Result]) -> None:
         ((str(number) for number in range(MOST_RESULTS + 1)), f"at most {MOST_RESULTS}"),
     ],
 )
-def test_what_it_may_not_give_is_told(returned: Any, told: str) -> None:
+def test_forbidden_results_are_refused(returned: Any, told: str) -> None:
     with pytest.raises(Invalid, match=told):
         results_of(returned)
 
@@ -120,7 +120,7 @@ def test_a_result_that_no_topic_takes_is_told(result: Result, told: str) -> None
 
 @pytest.mark.parametrize("first", [message(), message(None)], ids=["with a key", "without a key"])
 def test_rows_made_together_are_those_made_alone(first: Message) -> None:
-    """What the columns have besides, because another message's results have it, is empty."""
+    """Columns that only another message's results need are empty."""
     made = [
         (first, [Result("a", topic="x"), Result("b", topic="y"), Result("c", topic="x")]),
         (message(b"other", b"o"), [Result("d", topic="x"), Result("e", "own", {"p": "q"}, "x", 5, 9)]),

@@ -12,14 +12,14 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.message import Message
-from cluster.workers import pool, registry
-from cluster.workers.keeper import PoolKeeper
-from cluster.workers.pool import Workers
-from cluster.workers.ray_places import lacking
-from storage.errors import Invalid, Unavailable
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.client.message import Message
+from sluice.cluster.workers import pool, registry
+from sluice.cluster.workers.keeper import PoolKeeper
+from sluice.cluster.workers.pool import Workers
+from sluice.cluster.workers.ray_places import lacking
+from sluice.storage.errors import Invalid, Unavailable
 from tests.cluster.helpers import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=tmp_path / "data") as one:
+    with sluice.connect(embedded=True, data_dir=tmp_path / "data") as one:
         one.create_topic("orders", 2)
         yield one
 
 
 class Record:
-    """What handlers saw: numbers by key in order of the calls, and whether a key was ever beside itself."""
+    """A record of handlers' calls: numbers by key in order, and whether calls of a key ever overlapped."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -129,7 +129,7 @@ def test_a_class_is_made_once_in_each_worker(client: Client) -> None:
     assert len(made) == 2
 
 
-def test_what_fails_comes_again_before_what_follows(client: Client) -> None:
+def test_failed_message_comes_again_before_later_ones(client: Client) -> None:
     sent, record = send(client, 3, 30), Record()
 
     def handle(message: Message) -> None:
@@ -205,9 +205,7 @@ def handlers_that_are_cancelled() -> list[Any]:
 
 
 @pytest.mark.parametrize(("handler", "options"), handlers_that_are_cancelled())
-def test_what_is_cancelled_in_a_handler_fails_its_message(
-    client: Client, handler: Any, options: dict[str, Any]
-) -> None:
+def test_cancellation_in_a_handler_fails_its_message(client: Client, handler: Any, options: dict[str, Any]) -> None:
     """And does not end the worker, which would begin with the same message again and again."""
     client.create_topic("results", 1, deduplication_enabled=True)
     send(client, 3, 30)
@@ -273,7 +271,7 @@ def test_a_handler_that_takes_too_long_is_named(client: Client) -> None:
         go_on.set()
 
 
-def test_what_is_under_way_is_finished_before_a_pool_ends(client: Client) -> None:
+def test_pool_finishes_started_messages_before_its_end(client: Client) -> None:
     send(client, 1, 2)
     began, go_on = threading.Event(), threading.Event()
 
@@ -312,13 +310,13 @@ def test_a_pool_without_handler_does_not_start(client: Client) -> None:
         Workers("orders", "billing", client=client).start()
 
 
-def test_what_ray_does_not_have_is_named() -> None:
+def test_missing_resources_of_ray_are_named() -> None:
     assert lacking({"num_cpus": 1, "num_gpus": 1}, {"CPU": 4}) == "GPU: 1 wanted, 0 free"
     assert lacking({}, {"CPU": 1}) == ""
 
 
 def test_a_pool_on_ray_needs_a_program_that_uses_ray() -> None:
-    """Else Ray would start a cluster of its own, of which nobody knows."""
+    """Otherwise Ray would start a cluster of its own that no user knows."""
     with pytest.raises(Invalid, match="Ray"):
         Workers("orders", "billing", print, ray_actor_options={}).start()
 
@@ -332,7 +330,7 @@ def test_a_worker_that_cannot_be_made_is_told(client: Client, monkeypatch: pytes
     send(client, 2, 10)
     workers = Workers("orders", "billing", lambda _: None, client=client)
     with monkeypatch.context() as patched:
-        patched.setattr("cluster.workers.places.new_worker", refused)
+        patched.setattr("sluice.cluster.workers.places.new_worker", refused)
         workers.start()
         eventually(lambda: "cannot pickle" in workers.status().reason, lambda: str(workers.status()))
     eventually(lambda: workers.status().handled == 10, lambda: str(workers.status()))
@@ -375,7 +373,7 @@ def test_rows_that_are_named_come_again_and_others_do_not(client: Client) -> Non
             zip(rows.column("payload").to_pylist(), rows.column("redelivery_count").to_pylist(), strict=True)
         ):
             if payload == b"31" and not count:
-                raise cluster.FailedRows([row], "not this one")
+                raise sluice.FailedRows([row], "not this one")
 
     options: dict[str, Any] = {"batch_size": 100, "batch_wait_ms": 200, "retry_delay_ms": 10}
     with Workers("orders", "billing", handle, client=client, **options) as workers:
@@ -467,7 +465,7 @@ def test_a_keeper_that_fails_says_so_and_ends_its_workers(client: Client, monkey
 
 
 def test_a_pool_that_does_not_start_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = Mock(open_results=Mock(side_effect=Invalid("no such topic")))
+    refusing = Mock(owners=Mock(side_effect=Invalid("no such topic")))
     monkeypatch.setattr(pool, "connect", lambda: refusing)
     workers = Workers("orders", "billing", lambda message: None, output="not-there")
     with pytest.raises(Invalid, match="no such topic"):
@@ -475,7 +473,7 @@ def test_a_pool_that_does_not_start_leaves_no_client(monkeypatch: pytest.MonkeyP
     refusing.close.assert_called_once_with()
 
 
-def test_who_has_no_time_for_the_end_of_a_pool_hears_who_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_without_patience_names_busy_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(pool, "connect", Mock)
     monkeypatch.setattr(registry, "drain", lambda _, name: asked.append(name))

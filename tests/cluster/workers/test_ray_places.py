@@ -1,4 +1,4 @@
-"""What the process of a worker on Ray does with calls that come in an order that nobody planned."""
+"""The process of a worker on Ray, when calls come in an unplanned order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import cluster
-from cluster.client import Client
-from cluster.workers import ray_places
-from cluster.workers.options import wanted_options
-from cluster.workers.places import new_worker
-from cluster.workers.ray_places import StaleKeeper, WorkerActor
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.cluster.workers import ray_places
+from sluice.cluster.workers.options import wanted_options
+from sluice.cluster.workers.places import new_worker
+from sluice.cluster.workers.ray_places import StaleKeeper, WorkerActor
 from tests.cluster.workers.test_pool import send
 
 PLACE = ("orders", "billing", "billing-workers-0")
@@ -23,7 +23,7 @@ END_S = 20
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    with cluster.connect(embedded=True, data_dir=tmp_path) as one:
+    with sluice.connect(embedded=True, data_dir=tmp_path) as one:
         one.create_topic("orders", 1)
         yield one
 
@@ -53,7 +53,7 @@ def test_one_that_is_to_stop_while_it_begins_ends(actor: WorkerActor, monkeypatc
 
 
 def test_one_of_another_pool_of_its_name_ends(client: Client, actor: WorkerActor) -> None:
-    """Its pool was forgotten or replaced, and the next one of that name is for another topic."""
+    """The worker's pool was forgotten or replaced, and the next one of that name is for another topic."""
     with ThreadPoolExecutor(2) as calls:
         first = calls.submit(actor.run, PLACE, 1)
         actor.wait_begun()

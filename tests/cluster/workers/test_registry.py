@@ -1,14 +1,14 @@
-"""What a keeper's end of the registry tells the controller, and hears from it."""
+"""A keeper's end of the registry: its reports to the controller, and the answers."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, cast
 
-from actors.messages import ClaimPool, PoolWanted, ReportPool
-from actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
-from cluster.client import Client
-from cluster.workers.registry import KeeperCallbacks, PoolReporter
+from sluice.actors.messages import ClaimPool, PoolWanted, ReportPool
+from sluice.actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
+from sluice.cluster.client.client import Client
+from sluice.cluster.workers.registry import KeeperCallbacks, PoolReporter
 from tests.cluster.helpers import eventually
 
 CLAIM = ClaimPool(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.workers.result_loop import MOST_BYTES, Call, NotOurs, ResultLoop
-from cluster.workers.schedule import KeySchedule
+from sluice.cluster.workers.result_loop import MOST_BYTES, Call, NotOurs, ResultLoop
+from sluice.cluster.workers.schedule import KeySchedule
 
 Item = tuple[bytes, int]
 
@@ -83,7 +83,7 @@ def test_a_place_is_free_while_results_wait_and_the_key_is_not() -> None:
     assert player.loop.handled == 1
 
 
-def test_what_is_ready_at_once_goes_together() -> None:
+def test_messages_ready_at_once_go_together() -> None:
     player = Player(concurrency=3)
     assert player.take((b"a", 1), (b"b", 1), (b"a", 2), (b"c", 1)) == ["call a1 b1 c1"]
     assert player.returns("a1", "c1") == ["publish a1 c1"]
@@ -92,13 +92,13 @@ def test_what_is_ready_at_once_goes_together() -> None:
     assert player.loop.handled == 2
 
 
-def test_what_has_no_results_is_acknowledged_at_once() -> None:
+def test_message_without_results_is_acknowledged_at_once() -> None:
     player = Player(concurrency=2)
     player.take((b"a", 1), (b"a", 2), (b"b", 1))
     assert player.returns("a1", nothing=True) == ["acknowledge a1", "call a2"]
 
 
-def test_what_fails_is_given_back_before_the_key_goes_on() -> None:
+def test_failed_message_goes_back_before_its_key_goes_on() -> None:
     """Whether the handler fails or the publishing."""
     player = Player()
     assert player.take((b"a", 1), (b"a", 2), (b"a", 3)) == ["call a1"]
@@ -134,7 +134,7 @@ def test_a_worker_has_finished_when_all_is_published() -> None:
     assert player.loop.finished
 
 
-def test_what_ends_a_thread_ends_the_worker() -> None:
+def test_error_that_ends_a_thread_ends_the_worker() -> None:
     """The message is neither acknowledged nor given back: it comes again when the worker is replaced."""
     player = Player()
     player.take((b"a", 1), (b"b", 1))
@@ -146,7 +146,7 @@ def test_what_ends_a_thread_ends_the_worker() -> None:
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_keys_that_wait_for_their_results_are_bounded(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr("cluster.workers.schedule.MOST_RETURNED", most)
+    monkeypatch.setattr("sluice.cluster.workers.schedule.MOST_RETURNED", most)
     player = Player()
     player.take(*[(b"%d" % key, 0) for key in range(9)])
     for key in range(most):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from cluster.workers.scaling import Scaling, ScalingDecision, ScalingLimits, WorkerLoad
+from sluice.cluster.workers.scaling import Scaling, ScalingDecision, ScalingLimits, WorkerLoad
 
 LIMITS = ScalingLimits(
     min_workers=2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.workers.schedule import KeySchedule
+from sluice.cluster.workers.schedule import KeySchedule
 
 Item = tuple[bytes, int]
 
@@ -26,7 +26,7 @@ def test_a_key_waits_for_itself_and_for_no_other() -> None:
     assert plan.waiting == 0
 
 
-def test_what_was_taken_back_is_left_out() -> None:
+def test_message_taken_back_is_left_out() -> None:
     stale: set[Item] = set()
     plan = schedule(1, stale)
     for number in (1, 2):

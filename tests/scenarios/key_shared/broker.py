@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.bookie import Bookie
-from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.held import Received
-from actors.consumer.partition import PartitionConsumer
-from actors.controller import Controller
-from actors.delayed.shared import SharedIndexes
-from actors.directory import Directory
-from actors.dispatcher import Dispatcher
-from actors.factories import make_dispatcher, make_topic
-from actors.messages import (
+from sluice.actors.bookie import Bookie
+from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.controller.controller import Controller
+from sluice.actors.controller.factories import make_dispatcher, make_topic
+from sluice.actors.delayed.shared import SharedIndexes
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     Configure,
     CreateTopic,
     Event,
@@ -35,12 +35,12 @@ from actors.messages import (
     request_of,
     shown,
 )
-from actors.ports import SHARED_FROM, Address, Ports, Unknown
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
-from actors.topic.topic import Topic
-from actors.wire import Reply, Request
-from storage.batch import make_batch
-from storage.errors import SluiceError
+from sluice.actors.ports import SHARED_FROM, Address, Ports, Unknown
+from sluice.actors.ports.wire import Reply, Request
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
+from sluice.actors.topic.topic import Topic
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.batch import make_batch
 from tests.sim.world import Process, World
 from tests.sim.worlds.ledger import BOOKIE
 

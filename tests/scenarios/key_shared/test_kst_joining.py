@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.errors import Conflict, Invalid
+from sluice.storage.errors import Conflict, Invalid
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 from tests.sim.loop import SimFailure
 

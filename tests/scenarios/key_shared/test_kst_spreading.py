@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from storage.hashing import masked_hash
+from sluice.storage.format.hashing import masked_hash
 from tests.scenarios.key_shared.broker import KEYS, Broker, play
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from actors.dispatcher.reader import RETRY_FIRST, RETRY_MOST
+from sluice.actors.dispatcher.delivery.reader import RETRY_FIRST, RETRY_MOST
 from tests.scenarios.key_shared.broker import KEYS, Broker, Client, play
 
 FIVE = KEYS[:5]

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from actors.bookie import Bookie, BookieSettings
-from actors.messages import AddRun, FenceLedger, ReadRun
-from actors.ports import Ports, Unknown
-from actors.wire import Blob
-from storage.batch import make_batch
-from storage.errors import Corrupt, SluiceError, Unavailable
-from storage.frame import Header, Run, encode_head, make_run
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.messages import AddRun, FenceLedger, ReadRun
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import Header, Run, encode_head, make_run
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.course import Course, CourseWorld
@@ -67,7 +67,7 @@ class _Course(Course):
         self.nemesis.begin()
         if any(fault.kind == "bit_flip" for fault in self.nemesis.faults):
             # One fault at a time: when power goes, the witnesses of the last group may go with it, and then damage
-            # to that group cannot be told from a torn tail (storage.journal says so).
+            # to that group cannot be told from a torn tail (storage.format.journal says so).
             world.power_loss = 0.0
             world.disk_faults.fail_sync_chance = 0.0
         clients = [world.client(f"writer-{number}") for number in range(4)]

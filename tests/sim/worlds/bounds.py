@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.delayed.shared import SharedView
-from actors.dispatcher import Dispatcher
-from storage.position import show
+from sluice.actors.delayed.shared import SharedView
+from sluice.actors.dispatcher import Dispatcher
+from sluice.storage.format.position import show
 from tests.sim.world import World
 
 EVERY_MS = 100

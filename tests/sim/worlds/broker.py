@@ -3,7 +3,7 @@
 Safety phase: every kind of fault, consumers that join, leave, crash and freeze, owners that are replaced while they
 live. Then everything heals; what was published is delivered and acknowledged within a bound of virtual time (L1, L4,
 L5); and then there is rest: every counter of every dispatcher is zero (L3). The history goes to the judge of
-loadgen.checkers: nothing lost, nothing twice, nothing from nowhere (S1 to S4), redelivery only for a reason (S5),
+loadgen.judge.checkers: nothing lost, nothing twice, nothing from nowhere (S1 to S4), redelivery only for a reason (S5),
 nothing acknowledged comes back (S6), order and a single holder per key (S8, S9), nothing early (S10). The order
 sentinels of the dispatchers must have seen nothing either.
 """
@@ -19,17 +19,17 @@ from typing import Any
 
 import msgspec
 
-from actors.actor import Actor
-from actors.bookie import Bookie
-from actors.controller import LEFTOVERS_MS, Controller
-from actors.delayed.shared import SharedIndexes
-from actors.directory import Directory
-from actors.factories import make_dispatcher, make_topic
-from actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
-from actors.ports import InCommon, Ports, Unknown
-from actors.topic.resources import ProcessResources
-from loadgen.checkers import judge
-from storage.errors import SluiceError
+from sluice.actors.bookie import Bookie
+from sluice.actors.controller.controller import LEFTOVERS_MS, Controller
+from sluice.actors.controller.factories import make_dispatcher, make_topic
+from sluice.actors.delayed.shared import SharedIndexes
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
+from sluice.actors.ports import InCommon, Ports, Unknown
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.loadgen.judge.checkers import judge
+from sluice.storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World
 from tests.sim.worlds.bounds import watch_bounds

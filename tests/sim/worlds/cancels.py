@@ -15,12 +15,19 @@ from unittest.mock import patch
 
 import msgspec
 
-from actors.directory import Directory
-from actors.dispatcher import changed_delays
-from actors.messages.delayed import CANCELLED, RESCHEDULED, TOO_LATE_AT, TOO_LATE_DELIVERED, TOO_LATE_DUE, UNKNOWN
-from actors.ports import Ports
-from loadgen import history
-from storage.position import show
+from sluice.actors.dispatcher.delivery import changed_delays
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages.delayed import (
+    CANCELLED,
+    RESCHEDULED,
+    TOO_LATE_AT,
+    TOO_LATE_DELIVERED,
+    TOO_LATE_DUE,
+    UNKNOWN,
+)
+from sluice.actors.ports import Ports
+from sluice.loadgen.base import history
+from sluice.storage.format.position import show
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, BrokerWorld, Course, Size

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgpack
 
-from actors.candidate import KEY, NAME, ControllerCandidate
-from actors.ports import Address, Net, Ports
-from actors.wire import Request
-from storage.errors import Unavailable
+from sluice.actors.controller.candidate import KEY, NAME, ControllerCandidate
+from sluice.actors.ports import Address, Net, Ports
+from sluice.actors.ports.wire import Request
+from sluice.storage.errors import Unavailable
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World
 

@@ -14,19 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.held import Received
-from actors.consumer.partition import PartitionConsumer
-from actors.consumer.revocations import TakingBack
-from actors.directory import Directory
-from actors.messages import Event, SubscriptionSettings
-from actors.ports import Ports
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
-from actors.signal import Signal
-from loadgen import history
-from storage.batch import make_batch
-from storage.errors import Corrupt, Fenced, Invalid, SluiceError, Terminated
-from storage.position import Positions
+from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.revocations import TakingBack
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Event, SubscriptionSettings
+from sluice.actors.ports import Ports
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
+from sluice.actors.runtime.signal import Signal
+from sluice.loadgen.base import history
+from sluice.storage.errors import Corrupt, Fenced, Invalid, SluiceError, Terminated
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.position import Positions
 from tests.sim.world import Process, World
 from tests.sim.worlds.past import SOMEBODY, History
 from tests.sim.worlds.patience import Patience

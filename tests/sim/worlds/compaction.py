@@ -16,14 +16,14 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from actors.directory import Directory
-from actors.messages import Compact, IndexRead, ReadIndex, ReadPayload, RunIndex
-from actors.ports import Ports, Unknown
-from actors.topic import compaction
-from storage.batch import decode_body
-from storage.errors import SluiceError
-from storage.frame import payload_crc
-from storage.position import position, run_positions, show
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Compact, IndexRead, ReadIndex, ReadPayload, RunIndex
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.topic.background import compaction
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.batch import decode_body
+from sluice.storage.format.frame import payload_crc
+from sluice.storage.format.position import position, run_positions, show
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.history import HistoryCourse, HistoryWorld, index_bytes

@@ -14,12 +14,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.held import Received
-from actors.consumer.partition import PartitionConsumer
-from actors.directory import Directory
-from actors.messages import Event, SubscriptionSettings
-from loadgen import history
+from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Event, SubscriptionSettings
+from sluice.loadgen.base import history
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from actors.messages import RemoveTopic
-from actors.ports import Unknown
-from storage.errors import Invalid, SluiceError, Unavailable
+from sluice.actors.messages import RemoveTopic
+from sluice.actors.ports import Unknown
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, TOPIC, BrokerWorld, Course, Size

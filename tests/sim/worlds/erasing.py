@@ -19,18 +19,18 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from actors.consumer import payload as payloads
-from actors.consumer.config import ConsumerCallbacks, ConsumerConfig
-from actors.consumer.held import Received
-from actors.consumer.partition import PartitionConsumer
-from actors.directory import Directory
-from actors.dispatcher import open_runs
-from actors.messages import Erase, EraseStatus, ListLedgers, SubscriptionSettings
-from actors.ports import Ports, Unknown
-from actors.topic import erasing
-from storage.checked_parquet import read_group
-from storage.errors import SluiceError
-from storage.history import decode_footer
+from sluice.actors.consumer import payload as payloads
+from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
+from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.dispatcher.delivery import unacked_runs as open_runs
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import Erase, EraseStatus, ListLedgers, SubscriptionSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.topic.background import erasing
+from sluice.storage.errors import SluiceError
+from sluice.storage.history.checked_parquet import read_group
+from sluice.storage.history.part import decode_footer
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.clients import until_open

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 
-from actors.pulsar.codec.frames import encode
-from actors.pulsar.codec.protocol import command
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.intake import MOST_REQUESTS, TURN
+from sluice.actors.pulsar.codec.frames import encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.limits.intake import MOST_REQUESTS, TURN
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import World
 from tests.sim.worlds.broker import TOPIC

@@ -25,20 +25,20 @@ from typing import Any
 
 import msgspec
 
-from actors.consumer.partition import PartitionConsumer
-from actors.controller import Controller
-from actors.directory import Directory
-from actors.dispatcher.sessions import EPOCH_SESSIONS
-from actors.messages import AddPartitions, SubscriptionSettings, Terminate
-from actors.ports import Ports, Unknown
-from actors.pulsar.codec.frames import Cutter
-from actors.pulsar.codec.protocol import FIELD_OF, Command, parse
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.gateway import Gateway, GatewayActor
-from actors.pulsar.conversation.port_claims import MachinePorts, PortHolder
-from loadgen import history
-from storage.errors import Fenced, SluiceError
-from storage.position import position
+from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.controller.controller import Controller
+from sluice.actors.dispatcher.delivery.sessions import EPOCH_SESSIONS
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import AddPartitions, SubscriptionSettings, Terminate
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.pulsar.codec.frames import Cutter
+from sluice.actors.pulsar.codec.protocol import FIELD_OF, Command, parse
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.gateway.gateway import Gateway, GatewayActor
+from sluice.actors.pulsar.conversation.gateway.port_claims import MachinePorts, PortHolder
+from sluice.loadgen.base import history
+from sluice.storage.errors import Fenced, SluiceError
+from sluice.storage.format.position import position
 from tests.sim.faults import Fault
 from tests.sim.machine_ports import SimMachinePorts
 from tests.sim.pipes import End, Pipes
@@ -414,7 +414,7 @@ class GatewayCourse(Course):
 
 
 def check_order(sends: list[list[Any]], receives: list[list[Any]]) -> None:
-    """S8 as clients see it, where what one consumer has goes to the next one. Rows: see loadgen.history.
+    """S8 as clients see it, where what one consumer has goes to the next one. Rows: see loadgen.base.history.
 
     Their owner's stamps do not tell. What had gone to the first consumer before may come to its client last, without
     what the next one, which was sent all of it again, has done meanwhile.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from storage.errors import SluiceError
+from sluice.storage.errors import SluiceError
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import BrokerWorld, Course, Size

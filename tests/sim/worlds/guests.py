@@ -12,13 +12,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from actors.policies.authorization import Authorization
-from actors.policies.permission_cache import FRESH_MS
-from actors.policies.permissions import Permissions
-from actors.policies.policy_records import of_topic
-from actors.pulsar.codec.protocol import ServerError
-from actors.pulsar.conversation.gateway import Certified, Gateway
-from storage.errors import Invalid, SluiceError
+from sluice.actors.policies.authorization import Authorization
+from sluice.actors.policies.permission_cache import FRESH_MS
+from sluice.actors.policies.permissions import Permissions
+from sluice.actors.policies.policy_records import of_topic
+from sluice.actors.pulsar.codec.protocol import ServerError
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified, Gateway
+from sluice.storage.errors import Invalid, SluiceError
 from tests.sim.pipes import Pipes
 from tests.sim.world import World
 from tests.sim.worlds.wire import ROLE, Gone, Refusal, Wire, partition_name

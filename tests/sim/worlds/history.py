@@ -22,15 +22,15 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from actors.directory import Directory
-from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
-from actors.messages import PayloadRead, ReadPayload, RunIndex, TopicSettings
-from actors.ports import Ports, Unknown
-from actors.topic import offloading, table_following
-from storage.batch import decode_body
-from storage.errors import NotFound, SluiceError
-from storage.frame import payload_crc
-from storage.position import EARLIEST, position, show
+from sluice.actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import PayloadRead, ReadPayload, RunIndex, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.topic.background import offloading, table_following
+from sluice.storage.errors import NotFound, SluiceError
+from sluice.storage.format.batch import decode_body
+from sluice.storage.format.frame import payload_crc
+from sluice.storage.format.position import EARLIEST, position, show
 from tests.sim.faults import Fault
 from tests.sim.tables import SimColumns, TableCatalog
 from tests.sim.world import World
@@ -57,7 +57,7 @@ class HistoryCourse(Course):
     """One run."""
 
     bytes_stay = False
-    """What comes out of a table are the same rows (storage.history)."""
+    """What comes out of a table are the same rows (storage.history.part)."""
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         super().__init__(world, faults)

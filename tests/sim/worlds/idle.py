@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from actors.messages import SubscriptionSettings, TopicSettings
+from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from tests.sim.faults import Fault
 from tests.sim.net import LinkFaults
 from tests.sim.world import World

@@ -26,16 +26,16 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
-from actors.bookie import Bookie, BookieSettings
-from actors.directory import Directory
-from actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord, decode_record, record_key
-from actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
-from actors.ports import Ports, Unknown
-from actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
-from storage.batch import decode_body, make_batch
-from storage.errors import SluiceError
-from storage.frame import decode_head, payload_crc
-from storage.position import EARLIEST, position, show
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.ledger.record import LedgerRecord, LedgerState, PartitionRecord, decode_record, record_key
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.batch import decode_body, make_batch
+from sluice.storage.format.frame import decode_head, payload_crc
+from sluice.storage.format.position import EARLIEST, position, show
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World
 from tests.sim.worlds.registry import Registry

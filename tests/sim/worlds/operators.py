@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from actors.directory import Directory
-from actors.messages import SubscriptionSettings, request_of, shown
-from actors.ports import Ports, Unknown
-from storage.errors import Invalid, SluiceError
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import SubscriptionSettings, request_of, shown
+from sluice.actors.ports import Ports, Unknown
+from sluice.storage.errors import Invalid, SluiceError
 from tests.sim.worlds.broker import SUBSCRIPTION, TOPIC
 
 ASK_TIMEOUT = 5_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from actors.messages import SubscriptionSettings, TopicSettings
+from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size

@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 import msgspec
 
-from actors.directory import Directory
-from actors.dispatcher import parked_keys
-from actors.ports import Ports
-from loadgen import history
-from storage import batch
-from storage.hashing import hash_column
-from storage.position import parse
+from sluice.actors.dispatcher.operator import parked_keys
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.ports import Ports
+from sluice.loadgen.base import history
+from sluice.storage.format import batch
+from sluice.storage.format.hashing import hash_column
+from sluice.storage.format.position import parse
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, HEALED_MS, Course, Size

@@ -1,8 +1,8 @@
 """The history that the clients of the simulated worlds write.
 
-It has the columns of loadgen.history, so the same judge looks at it that looks at a flood. Its clock is the world's own
-time in microseconds, with a counter below the millisecond: two events never have the same stamp, and a stamp tells the
-true order in which things happened.
+It has the columns of loadgen.base.history, so the same judge looks at it that looks at a flood. Its clock is the
+world's own time in microseconds, with a counter below the millisecond: two events never have the same stamp, and a
+stamp tells the true order in which things happened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from loadgen import history
+from sluice.loadgen.base import history
 from tests.sim.clock import EPOCH_MS
 from tests.sim.world import World
 

@@ -18,17 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.draining import NodeDrainer
-from actors.messages import Alive, DrainNode, Ping
-from actors.placement.placement import Placement
-from actors.placement.placer import Placer
-from actors.placement.slots import STANDBY, is_broker, stem
-from actors.ports import Address, Ports, Unknown
-from actors.replication_auditor import ReplicationAuditor
-from actors.running import Running
-from actors.supervisor import Supervisor
-from actors.wire import Request
-from storage.errors import Conflict, Invalid, NotFound, Unavailable
+from sluice.actors.controller.auditor import ReplicationAuditor
+from sluice.actors.controller.draining import NodeDrainer
+from sluice.actors.controller.running import Running
+from sluice.actors.controller.supervisor import Supervisor
+from sluice.actors.messages import Alive, DrainNode, Ping
+from sluice.actors.placement.placement import Placement
+from sluice.actors.placement.placer import Placer
+from sluice.actors.placement.slots import STANDBY, is_broker, stem
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports.wire import Request
+from sluice.storage.errors import Conflict, Invalid, NotFound, Unavailable
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.processes import SimCluster, SimProcess, SimProcesses, is_candidate
 from tests.sim.world import World

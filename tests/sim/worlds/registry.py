@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.actor import Actor
-from actors.directory import Directory
-from actors.dispatcher import Dispatcher
-from actors.messages import (
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import (
     BookieList,
     Done,
     ListBookies,
@@ -24,10 +23,11 @@ from actors.messages import (
     Suspect,
     TopicSettings,
 )
-from actors.ports import Address, Ports, Unknown
-from actors.topic.resources import ProcessResources
-from actors.topic.topic import Topic
-from storage.errors import SluiceError, Unavailable
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.topic import Topic
+from sluice.storage.errors import SluiceError, Unavailable
 from tests.sim.world import World
 
 BROKERS = 3

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from actors.directory import Directory
-from actors.dispatcher import Dispatcher
-from actors.messages import SubscriptionSettings
-from actors.ports import Address, Ports
-from storage.errors import Conflict, Corrupt, Invalid, NotFound, Overloaded, SluiceError, Unavailable
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ports import Address, Ports
+from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size

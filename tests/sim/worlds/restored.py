@@ -17,18 +17,18 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from actors.bookie import Bookie, BookieSettings
-from actors.bookie.cookie import CLUSTER
-from actors.ids import LedgerIds
-from actors.ledger.garbage_collection import collect_garbage
-from actors.ledger.partition_metadata import PartitionMetadata
-from actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
-from actors.messages import AddRun, BookieList, ReadRun, TopicSettings
-from actors.ports import Ports, Unknown
-from actors.wire import Blob, Reply, Request
-from storage.batch import make_batch
-from storage.errors import Corrupt, Unavailable
-from storage.frame import Header, Run, encode_head, make_run
+from sluice.actors.bookie import Bookie, BookieSettings
+from sluice.actors.bookie.cookie import CLUSTER
+from sluice.actors.ledger.garbage_collection import collect_garbage
+from sluice.actors.ledger.partition_metadata import PartitionMetadata
+from sluice.actors.ledger.record import Fragment, LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.messages import AddRun, BookieList, ReadRun, TopicSettings
+from sluice.actors.ownership.ids import LedgerIds
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.storage.errors import Corrupt, Unavailable
+from sluice.storage.format.batch import make_batch
+from sluice.storage.format.frame import Header, Run, encode_head, make_run
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.course import Course, CourseWorld

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from actors.directory import Directory
-from actors.messages import request_of, shown
-from actors.ports import Address, Ports, Unknown
-from loadgen import history
-from storage.errors import SluiceError
-from storage.position import parse, show
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import request_of, shown
+from sluice.actors.ports import Address, Ports, Unknown
+from sluice.loadgen.base import history
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.position import parse, show
 from tests.sim.faults import Fault
 from tests.sim.world import World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size

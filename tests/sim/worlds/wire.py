@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.pulsar.codec.frames import U32, Cutter, body_of, encode, encode_message
-from actors.pulsar.codec.protocol import FIELD_OF, Command, Metadata, Single, command, parse
-from actors.pulsar.conversation.acked_batch_sizes import open_rows
-from storage.position import entry_of, ledger_of, position
+from sluice.actors.pulsar.codec.frames import U32, Cutter, body_of, encode, encode_message
+from sluice.actors.pulsar.codec.protocol import FIELD_OF, Command, Metadata, Single, command, parse
+from sluice.actors.pulsar.conversation.gateway.acked_batch_sizes import open_rows
+from sluice.storage.format.position import entry_of, ledger_of, position
 from tests.sim.pipes import End, Pipes
 from tests.sim.world import Process
 
@@ -44,7 +44,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the wire does not tell of a frame, for the judge: see actors.consumer.held.Received."""
+    """What the wire does not tell of a frame, for the judge: see actors.consumer.unacked_messages.Received."""
 
     session: int
     epoch: int

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from loadgen import history
-from storage.position import position
+from sluice.loadgen.base import history
+from sluice.storage.format.position import position
 from tests.sim.pipes import Pipes
 from tests.sim.world import World
 from tests.sim.worlds.clients import Traffic

@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from actors.pulsar.codec.protocol import ServerError
-from loadgen import history
-from storage.position import position
+from sluice.actors.pulsar.codec.protocol import ServerError
+from sluice.loadgen.base import history
+from sluice.storage.format.position import position
 from tests.sim.pipes import Pipes
 from tests.sim.world import World
 from tests.sim.worlds.clients import KEYS, Traffic

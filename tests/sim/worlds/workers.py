@@ -19,20 +19,20 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from actors.consumer.held import Received
-from actors.consumer.payload import Payloads
-from actors.directory import Directory
-from actors.messages import CreateTopic, ReadEnds, TopicSettings
-from actors.ports import Ports, Unknown
-from actors.producer.results import Publication, ResultPublisher
-from cluster.log_reader import ranges_of
-from cluster.message import Batch, Message
-from cluster.workers.outputs import Result, rows_of_several
-from cluster.workers.result_loop import Call, NotOurs, ResultLoop
-from cluster.workers.scaling import Scaling, ScalingLimits, WorkerLoad
-from cluster.workers.schedule import KeySchedule
-from loadgen import history
-from storage.errors import SluiceError
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.lookup.directory import Directory
+from sluice.actors.messages import CreateTopic, ReadEnds, TopicSettings
+from sluice.actors.ports import Ports, Unknown
+from sluice.actors.producer.results import Publication, ResultPublisher
+from sluice.cluster.client.log_reader import ranges_of
+from sluice.cluster.client.message import Batch, Message
+from sluice.cluster.workers.outputs import Result, rows_of_several
+from sluice.cluster.workers.result_loop import Call, NotOurs, ResultLoop
+from sluice.cluster.workers.scaling import Scaling, ScalingLimits, WorkerLoad
+from sluice.cluster.workers.schedule import KeySchedule
+from sluice.loadgen.base import history
+from sluice.storage.errors import SluiceError
 from tests.sim.faults import Fault
 from tests.sim.world import Process, World
 from tests.sim.worlds.broker import CONTROLLER, HEALED_MS, SUBSCRIPTION, TOPIC, BrokerWorld, Course, Size

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.delayed.bucket import (
+from sluice.storage.delayed.bucket import (
     MAX_STEPS,
     BucketBuilder,
     SealedBucket,
@@ -16,11 +16,11 @@ from storage.delayed.bucket import (
     decode_segments,
     restore_bitmaps,
 )
-from storage.delayed.entries import Entries
-from storage.delayed.index import PositionIndex
-from storage.delayed.segment import decode_segment, encode_segment
-from storage.errors import Corrupt, Invalid
-from storage.position import position
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.delayed.index import PositionIndex
+from sluice.storage.delayed.segment import decode_segment, encode_segment
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.position import position
 
 OWNER = "orders/0/billing"
 

@@ -6,11 +6,11 @@ import msgpack
 import numpy as np
 import pytest
 
-from storage.checksummed import seal
-from storage.delayed.changes import MAGIC, DelayChanges
-from storage.delayed.entries import Entries
-from storage.errors import Corrupt, Invalid
-from storage.position import position
+from sluice.storage.delayed.changes import MAGIC, DelayChanges
+from sluice.storage.delayed.entries import Entries
+from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.format.checksummed import seal
+from sluice.storage.format.position import position
 
 
 def entries(*rows: tuple[int, int]) -> Entries:

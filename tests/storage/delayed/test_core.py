@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.delayed.core import DelayedCore, tracked
-from storage.delayed.entries import EMPTY, END, Bound, Entries, concat, stable_order, time_order
-from storage.delayed.queue import FAN_IN, PULL, SortedRun, tidy
-from storage.position import position
+from sluice.storage.delayed.core import DelayedCore, tracked
+from sluice.storage.delayed.entries import EMPTY, END, Bound, Entries, concat, stable_order, time_order
+from sluice.storage.delayed.queue import FAN_IN, PULL, SortedRun, tidy
+from sluice.storage.format.position import position
 
 
 def entries(rows: list[tuple[int, int]]) -> Entries:

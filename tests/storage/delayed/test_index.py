@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from storage.delayed.index import PositionIndex, bitmap_of, entries_of
-from storage.position import position
+from sluice.storage.delayed.index import PositionIndex, bitmap_of, entries_of
+from sluice.storage.format.position import position
 
 PLACES = st.lists(st.builds(position, st.integers(1, 4), st.integers(0, 40)), max_size=60)
 

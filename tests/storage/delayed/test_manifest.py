@@ -4,8 +4,8 @@ import google_crc32c
 import msgpack
 import pytest
 
-from storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
-from storage.errors import Corrupt
+from sluice.storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
+from sluice.storage.errors import Corrupt
 
 
 def record(number: int) -> BucketRecord:

@@ -1,6 +1,6 @@
 """The choice of buckets to merge (BD-21, BT-17, BT-18)."""
 
-from storage.delayed.window import Candidate, choose_window
+from sluice.storage.delayed.window import Candidate, choose_window
 
 
 def of(*counts: int, blocked: tuple[int, ...] = ()) -> list[Candidate]:

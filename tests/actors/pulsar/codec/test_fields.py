@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec.fields import Bytes, Fields, read_fields
-from actors.pulsar.codec.protocol import Single
+from sluice.actors.pulsar.codec.fields import Bytes, Fields, read_fields
+from sluice.actors.pulsar.codec.protocol import Single
 
 NUMBER, NAME, WIDE, PAIR = 0x08, 0x12, 0x0198, 0x1A
 KNOWN = (NUMBER, NAME, WIDE)
@@ -43,7 +43,7 @@ def read(given: list[bytes]) -> Fields:
 
 
 def told(found: Fields, count: int) -> list[object]:
-    """Of each message what was found, None of an odd one; its slices as (place, size)."""
+    """Return what was found in each message, None for an odd one; slices as (place, size)."""
     several: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for each in found.several:
         for row, at, size in zip(each.rows.tolist(), each.at.tolist(), each.size.tolist(), strict=True):
@@ -96,12 +96,12 @@ def test_a_message_behind_the_end_is_odd() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\x08", b"\x08\x80", b"\x12\x02a", b"\x98\x01", b"\x98", b"\x20\x01"])
-def test_what_is_cut_off_or_unknown_is_odd(end: bytes) -> None:
+def test_cut_off_or_unknown_field_is_odd(end: bytes) -> None:
     assert read([field(NUMBER, 300) + end]).odd.tolist() == [bool(end)]
 
 
 def _moved(found: object, begin: int) -> object:
-    """What was found in a message alone, as it lies behind others."""
+    """Move what was found in a message alone by `begin` bytes, as if it lay behind others."""
     if found is None:
         return None
     assert isinstance(found, tuple)

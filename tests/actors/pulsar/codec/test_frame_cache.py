@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from actors.consumer.held import Received, Unread
-from actors.messages.limits import KEPT_MS
-from actors.pulsar.codec.delivery_encoder import encode_part
-from actors.pulsar.codec.frame_cache import CachedBodies, FrameCache
-from actors.pulsar.codec.message_encoder import Addressee
-from actors.pulsar.codec.protocol import Single, command
-from actors.pulsar.codec.send_decoder import run_of
-from actors.pulsar.codec.vectorized_decoder import Sends, read_sends
+from sluice.actors.consumer.unacked_messages import LazyBatch, Received
+from sluice.actors.messages.limits import KEPT_MS
+from sluice.actors.pulsar.codec.delivery_encoder import encode_part
+from sluice.actors.pulsar.codec.frame_cache import CachedBodies, FrameCache
+from sluice.actors.pulsar.codec.message_encoder import Addressee
+from sluice.actors.pulsar.codec.protocol import Single, command
+from sluice.actors.pulsar.codec.send_decoder import run_of
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends, read_sends
 from tests.actors.pulsar.codec.test_message_encoder import told
 from tests.actors.pulsar.codec.test_vectorized_decoder import cut_of, plain, sent_frames, text
 from tests.actors.pulsar.made import NOW, U32, batch, frame, part, taken
@@ -37,7 +37,7 @@ def stored(frames: list[bytes]) -> Sends:
 
 
 def said(data: bytes) -> list[Any]:
-    """Of each frame what a consumer sees: its command, and of each message key, properties, number and payload."""
+    """Return what a consumer sees of each frame: its command, and each message's key, properties, number, payload."""
     seen: list[Any] = []
     for asked, metadata, payload in told(data):
         if not metadata.HasField("num_messages"):
@@ -73,8 +73,8 @@ with_text_keys = st.builds(lambda message, key: {**message, "partition_key": key
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(sent_frames(with_text_keys, st.just({})), min_size=1, max_size=40), st.data())
-def test_what_is_sent_as_it_came_is_what_is_made(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """Of any rows, with some frames remembered and others not, in two stretches; done pieces are left out."""
+def test_cached_frames_equal_encoded_ones(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    """Rows are chosen at random, with some frames cached and others not, in two stretches; done pieces are left out."""
     mine = [one for number, one in frames if number == frames[0][0]]
     sends = stored(mine)
     whole = given_of(sends)
@@ -129,7 +129,7 @@ def test_the_cut_parts_of_a_batch_are_those_that_are_made(sizes: list[int], numb
     whole = given_of(sends)
     for first, end in ((4, 22), (0, 25), (1, 3), (8, 27), (5, 9)):
         some = taken(whole, list(range(first, end)))
-        unread = Unread(
+        unread = LazyBatch(
             [(whole.rows, np.arange(first, first + 2)), (whole.rows.slice(first + 2, end - first - 2), None)],
             **{name: getattr(some, name) for name in _OF_PART},
         )
@@ -162,7 +162,7 @@ def test_messages_of_one_size_are_found_inside_a_batch() -> None:
     assert recent.inside(FIRST + 10, 1) is None
 
 
-def test_what_is_delayed_is_not_remembered() -> None:
+def test_delayed_frame_is_not_cached() -> None:
     asked = command("send", producer_id=1, sequence_id=0)
     body = batch({"payload": b"a"}, deliver_at_time=NOW).body
     assert stored([frame(asked, bytes(body.metadata), bytes(body.payload))]).bodies is None
@@ -176,7 +176,7 @@ def test_the_oldest_go_first() -> None:
     assert (found.starts.tolist(), found.counts.tolist(), len(found.bodies)) == ([2, 4], [2, 2], 2)
 
 
-def test_what_was_read_at_once_counts_once() -> None:
+def test_frames_read_at_once_count_once() -> None:
     """And as long as some of it is kept."""
     recent, several = FrameCache(lambda: 0, 1, most=250), bodies(b"x" * 96, b"y" * 96)
     for number in range(2):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec.compression import LZ4, MAX_INFLATED, NONE, SNAPPY, ZLIB, ZSTD, inflate
-from actors.pulsar.codec.frames import MAX_FRAME_BYTES, U32, Cutter, body_of, encode
-from actors.pulsar.codec.protocol import Command, MalformedCommand, command, parse
+from sluice.actors.pulsar.codec.compression import LZ4, MAX_INFLATED, NONE, SNAPPY, ZLIB, ZSTD, inflate
+from sluice.actors.pulsar.codec.frames import MAX_FRAME_BYTES, U32, Cutter, body_of, encode
+from sluice.actors.pulsar.codec.protocol import Command, MalformedCommand, command, parse
 from tests.actors.pulsar.made import frame
 
 PING = encode(command("ping"))

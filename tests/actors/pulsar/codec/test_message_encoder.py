@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.consumer.held import Received
-from actors.pulsar.codec import delivery_encoder
-from actors.pulsar.codec.delivery_encoder import encode_part, first_rows
-from actors.pulsar.codec.frames import Cutter, body_of
-from actors.pulsar.codec.message_encoder import Addressee, encode_pieces
-from actors.pulsar.codec.protocol import Command, Metadata, parse
-from actors.pulsar.codec.send_decoder import decode_sends
-from storage.batch import LAST_TIME, make_batch
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.pulsar.codec import delivery_encoder
+from sluice.actors.pulsar.codec.delivery_encoder import encode_part, first_rows
+from sluice.actors.pulsar.codec.frames import Cutter, body_of
+from sluice.actors.pulsar.codec.message_encoder import Addressee, encode_pieces
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, parse
+from sluice.actors.pulsar.codec.send_decoder import decode_sends
+from sluice.storage.format.batch import LAST_TIME, make_batch
 from tests.actors.pulsar.made import NOW, batch, part, single, taken
 
 text = st.sampled_from([b"", b"k", "ä".encode(), b"key-" * 40])
@@ -38,7 +38,7 @@ who = st.builds(Addressee, st.integers(0, 1 << 40), st.integers(-1, 500), st.one
 
 @st.composite
 def parts(draw: st.DrawFn, fields: Any) -> Received:
-    """What a consumer is given of a few clients' batches and single messages, in pieces and partly seen before."""
+    """Draw what a consumer is given of a few clients' batches and single messages: pieces, partly seen before."""
     message = st.fixed_dictionaries(
         {"payload": fields["payload"]}, optional={name: value for name, value in fields.items() if name != "payload"}
     )
@@ -108,7 +108,7 @@ def test_pieces_that_are_done_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 1 << 30], ids=["vectorized", "alone"])
-def test_what_is_not_done_of_a_batch_is_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_messages_of_a_batch_are_sent(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_encoder, "VECTORIZED_FROM", least)
     (group,) = decode_sends([batch(*({} for _ in range(5)))], now=NOW, producer="till")
     some = part(group.batch)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.pulsar.codec import send_decoder
-from actors.pulsar.codec.batch_decoder import of_like_size, starts_of
-from actors.pulsar.codec.fields import Bytes
-from actors.pulsar.codec.frames import Cut, Cutter, body_of
-from actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
-from actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
-from actors.pulsar.codec.vectorized_decoder import Sends, read_sends, receipts, sends_in
-from storage.batch import LAST_TIME
+from sluice.actors.pulsar.codec import send_decoder
+from sluice.actors.pulsar.codec.batch_decoder import of_like_size, starts_of
+from sluice.actors.pulsar.codec.fields import Bytes
+from sluice.actors.pulsar.codec.frames import Cut, Cutter, body_of
+from sluice.actors.pulsar.codec.protocol import Command, Metadata, Single, command, parse
+from sluice.actors.pulsar.codec.send_decoder import Send, decode_sends, run_of
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends, read_sends, receipts, sends_in
+from sluice.storage.format.batch import LAST_TIME
 from tests.actors.pulsar.made import NOW, U32, batch, frame, single
 
 UNSIGNED = (1 << 64) - 1
@@ -135,7 +135,7 @@ def test_few_rows_are_what_columns_make_of_them(given_frames: list[tuple[int, by
 
 @given(st.lists(sent_frames(plain, st.just({})), min_size=1, max_size=4), st.data())
 def test_a_damaged_byte_is_found_or_changes_nothing(given_frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """What stands in front of the checksum is not covered by it, so there the frame may say something else."""
+    """Bytes in front of the checksum are not covered by it, so damage there may change the meaning of the frame."""
     frames = [bytearray(one) for _, one in given_frames]
     victim = data.draw(st.integers(0, len(frames) - 1))
     covered = bytes(frames[victim]).index(b"\x0e\x01")
@@ -171,7 +171,7 @@ def test_messages_whose_numbers_grow_are_found_at_once(first: int, counts: list[
 
 
 @pytest.mark.parametrize(("count", "name", "plain"), [(60_000, 200, False), (60_000, 5, True), (300, 200, True)])
-def test_what_would_grow_is_looked_at_alone(count: int, name: int, plain: bool) -> None:
+def test_frame_that_would_grow_is_decoded_alone(count: int, name: int, plain: bool) -> None:
     """Each message gets what the metadata say: of small ones that would be many times the frame."""
     one = Single(payload_size=0).SerializeToString()
     payload = (U32.pack(len(one)) + one) * count

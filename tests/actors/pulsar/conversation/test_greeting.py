@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from actors.policies.authorization import Authorization
-from actors.pulsar.codec.frames import U32, encode
-from actors.pulsar.codec.protocol import command
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.gateway import Certified, ClientIdentity
-from actors.pulsar.conversation.intake import GREETING_BYTES
-from storage.errors import Invalid
-from tests.actors.pulsar.conversation.test_intake import PING, Slow, Stub, passes, played
+from sluice.actors.policies.authorization import Authorization
+from sluice.actors.pulsar.codec.frames import U32, encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.gateway.gateway import Certified, ClientIdentity
+from sluice.actors.pulsar.conversation.limits.intake import GREETING_BYTES
+from sluice.storage.errors import Invalid
+from tests.actors.pulsar.conversation.limits.test_intake import PING, Slow, Stub, passes, played
 from tests.actors.pulsar.test_keep_alive import HELLO
 from tests.sim.world import World
 
 
 def test_one_connect_is_under_way() -> None:
-    """What is behind it waits, and is dropped when nobody is let in; who is gone is not verified any more."""
+    """Commands behind CONNECT wait, and are dropped if it is refused; a client that is gone is not verified."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub = Stub()
@@ -80,7 +80,7 @@ def test_a_large_frame_is_none_before_the_greeting() -> None:
 
 
 def test_a_proxy_that_asks_for_somebody_else_is_refused() -> None:
-    """Whoever comes through it would have its rights. Where there are no rights it does not matter who asks."""
+    """Every client behind the proxy would have the proxy's rights. Without rights it does not matter who asks."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         async def authenticate(method: str, data: bytes) -> ClientIdentity:

@@ -1,4 +1,4 @@
-"""What takes long, or becomes much, is taken up some at a time: by what it is, and not by what it is said to be."""
+"""Commands that take long, or become large, are taken up in parts, by their real size and not by a claimed one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from actors.messages import SubscriptionSettings
-from actors.pulsar.codec.compression import MAX_INFLATED, ZSTD
-from actors.pulsar.codec.frames import encode, encode_message
-from actors.pulsar.codec.protocol import Metadata, command
-from actors.pulsar.codec.send_decoder import GROUP_BYTES
-from actors.pulsar.conversation.client_connection import ClientConnection
-from actors.pulsar.conversation.intake import PENDING_BYTES
-from actors.pulsar.conversation.wire_consumer import WireConsumer
-from actors.pulsar.conversation.wire_producer import WireProducer
-from tests.actors.pulsar.conversation.test_intake import Slow, Topic, passes, played
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.pulsar.codec.compression import MAX_INFLATED, ZSTD
+from sluice.actors.pulsar.codec.frames import encode, encode_message
+from sluice.actors.pulsar.codec.protocol import Metadata, command
+from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
+from sluice.actors.pulsar.conversation.limits.intake import PENDING_BYTES
+from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
+from tests.actors.pulsar.conversation.limits.test_intake import Slow, Topic, passes, played
 from tests.sim.world import World
 
 
 def inflating(producer: int, size: int) -> bytes:
-    """A SEND of one message, few bytes of which so many are made."""
+    """Return a SEND of one message whose few bytes inflate to `size`."""
     small = pa.Codec("zstd").compress(bytes(size), asbytes=True)
     metadata = Metadata(
         producer_name=b"p", sequence_id=1, publish_time=1, compression=ZSTD, uncompressed_size=size
@@ -32,8 +32,8 @@ def inflating(producer: int, size: int) -> bytes:
     return encode_message(asked.SerializeToString(), metadata, small)
 
 
-def test_what_is_sent_counts_as_what_it_becomes() -> None:
-    """Of one producer or of several: no more is taken up at once than may be under way."""
+def test_sends_count_at_their_inflated_size() -> None:
+    """With one producer or several, no more is taken up at once than may be under way."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         topic, count = Topic(False), 100

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from actors.messages import BookieList, TopicSettings
-from actors.policies.audited import Audited
-from actors.pulsar.codec.frames import encode
-from actors.pulsar.codec.protocol import command
-from actors.pulsar.conversation.client_connection import ClientConnection
-from storage.errors import NotFound
-from tests.actors.pulsar.conversation.test_intake import Slow, Stub, passes, played
+from sluice.actors.messages import BookieList, TopicSettings
+from sluice.actors.policies.audited import Audited
+from sluice.actors.pulsar.codec.frames import encode
+from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
+from sluice.storage.errors import NotFound
+from tests.actors.pulsar.conversation.limits.test_intake import Slow, Stub, passes, played
 from tests.sim.world import World
 
 
@@ -32,8 +32,8 @@ class Topics:
         await self._stub.wait(self._world)
 
 
-def test_who_makes_a_topic_and_hangs_up_is_written_down() -> None:
-    """Else whoever ends the connection at once would leave no trace."""
+def test_topic_made_by_a_client_that_left_is_audited() -> None:
+    """Else a client that ends the connection at once would leave no trace."""
 
     async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
         stub, told = Stub(), list[Audited]()

@@ -1,0 +1,257 @@
+"""Which keys are the heaviest of a subscription on a partition, in bounded memory.
+
+What is read is counted by the hash of its key, in groups of many thousand messages: one sort of a column a group, and
+two summaries of a fixed size, by messages and by bytes. The index columns know hashes alone; what the key is called
+stands in the message, so one message of each of the heaviest hashes is remembered and read when an operator asks. Every
+million messages these counts are halved: what was heavy once fades.
+
+A third summary is by the time for which consumers hold a key's messages, from their delivery until they are
+acknowledged. It is estimated: at every look, every few seconds, each message that is held then counts for the time
+since the look before. That costs the way of a message nothing, and what is held for long is seen at every look. Looks
+that find little are counted together, because a broker has many partitions of which each has a few messages.
+
+**A key that holds a partition back** is noticed and told where operators look. The messages of a key are one consumer's
+work, one after the other. If that consumer does not keep up with a key, the key's messages gather until they fill what
+is read ahead, and the other keys behind them come late. This is told when, for HELD_BACK_MS and at every look in
+between, the same key has had more than half of all unfinished messages, at least FEWEST of them; a consumer had some,
+and others waited for it, or it had one for as long as that. A stream that flows looks different, however much of it one
+key is: nothing waits then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.actors.dispatcher.delivery.context import SubscriptionContext
+from sluice.actors.dispatcher.delivery.unacked_runs import parts_to_ask_for
+from sluice.actors.key_shared import Heaviest
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.hashing import Hashes
+from sluice.storage.format.heavy_hitters import HeavyHitters
+from sluice.storage.format.position import Positions, show
+
+GROUP = 65_536
+"""So many messages are counted together; until then 12 bytes of each are kept."""
+HELD_GROUP = 1_024
+"""The same of what looks found to be held."""
+FADE = 1_000_000
+FADE_MS = 600_000
+"""After so long of looking the times held are halved."""
+LOOK_MS = 2_000
+"""Looks are no closer to each other."""
+HELD_BACK_MS = 10_000
+FEWEST = 100
+NAMED = 256
+"""So many heavy hashes have a message by which their key can be looked up."""
+
+
+class HotKeys:
+    """Counts keys, in memory alone; a new owner begins anew."""
+
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._core, self._payloads = context.ports, context.core, context.payloads
+        self._messages, self._bytes, self._held = HeavyHitters(), HeavyHitters(), HeavyHitters()
+        self._looked = self._ports.clock.monotonic()
+        self._looked_for = 0
+        self._looks: list[tuple[Hashes, Positions, int]] = []
+        """What each look found, with the time since the look before."""
+        self._seen = 0
+        self._hashes: list[Hashes] = []
+        self._positions: list[Positions] = []
+        self._sizes: list[tuple[int, int]] = []
+        """Bytes of one message, and how many, for each column."""
+        self._gathered = 0
+        self._counted = 0
+        self._examples: dict[int, int] = {}
+
+    def read(self, hashes: Hashes, positions: Positions, size: int) -> None:
+        """These messages were read, uint32 and int64 (n,); `size` is about the bytes of one."""
+        if not len(hashes):
+            return
+        self._hashes.append(hashes.copy())  # else the whole answer that it lies in would stay
+        self._positions.append(positions)
+        self._sizes.append((size, len(hashes)))
+        self._gathered += len(hashes)
+        if self._gathered >= GROUP:
+            self._count()
+
+    def look(self) -> None:
+        """Sample the messages that consumers hold; called from time to time."""
+        now = self._ports.clock.monotonic()
+        passed = now - self._looked
+        if passed < LOOK_MS:
+            return
+        self._looked = now
+        hashes, positions = self._core.held_keys()
+        if not len(hashes):
+            return
+        self._looks.append((hashes, positions, passed))
+        self._seen += len(hashes)
+        self._looked_for += passed
+        fades = self._looked_for >= FADE_MS
+        if fades or self._seen >= HELD_GROUP:
+            self._count_held()
+        if fades:
+            self._looked_for = 0
+            self._held.halve()
+
+    async def top(self, top: int) -> dict[str, Any]:
+        """The `top` heaviest keys, by messages, by bytes and by the time held, and the hashes that wait longest."""
+        self._count()
+        self._count_held()
+        found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]
+        wanted = {one for summary, _ in found for one, _ in summary.top(top)}
+        names = {one: await self._name(one) for one in sorted(wanted)}
+        messages, size, held = (self._rows(summary, top, names, unit) for summary, unit in found)
+        return {
+            "messages": messages,
+            "bytes": size,
+            "held": held,
+            "waiting": self._core.blocked_keys(top, self._ports.clock.now()),
+            "counted": self._messages.total,
+            "countedBytes": self._bytes.total,
+            "heldMillis": self._held.total,
+            "memoryBytes": sum(summary.nbytes() for summary, _ in found),
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """How much of all messages the heaviest key has; which one it is, `top` says."""
+        self._count()
+        first = self._messages.top(1)
+        share = first[0][1] / self._messages.total if first and self._messages.total else 0.0
+        return {"hottestKeyShare": round(share, 4)}
+
+    def _rows(self, found: HeavyHitters, top: int, names: dict[int, str | None], unit: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "key": names.get(wanted),
+                "hash": self.reduced(wanted),
+                unit: weight,
+                "share": round(weight / found.total, 4),
+                f"{unit}AtMost": weight + found.error,
+            }
+            for wanted, weight in found.top(top)
+        ]
+
+    def reduced(self, masked: int) -> int:
+        """A masked hash as the subscription's selector sees it."""
+        return int(self._core.reduce(np.array([masked], np.uint32))[0])
+
+    async def _name(self, wanted: int) -> str | None:
+        """The key behind a hash; None if no message of it can be read now, or it has none."""
+        at = self._examples.get(wanted)
+        return None if at is None else await self.name_at(at)
+
+    async def name_at(self, at: int) -> str | None:
+        """The key of the message at a position; None if it cannot be read now, or has none."""
+        (part,) = parts_to_ask_for(np.array([at], np.int64))
+        try:
+            received = await self._payloads.resolve(part, 0, 0)
+        except SluiceError as error:
+            self._ports.log("key_not_read", position=show(at), error=str(error))
+            return None
+        for one in received:
+            for column in ("ordering_key", "key"):
+                if column in one.rows.schema.names and (key := one.rows.column(column)[0].as_py()) is not None:
+                    return bytes(key).decode("utf-8", "replace")
+        return None
+
+    def _count(self) -> None:
+        if not self._gathered:
+            return
+        hashes, positions = np.concatenate(self._hashes), np.concatenate(self._positions)
+        sizes = np.array(self._sizes, np.int64)
+        size = np.repeat(sizes[:, 0], sizes[:, 1])
+        self._hashes, self._positions, self._sizes, self._gathered = [], [], [], 0
+        # The row rides along in the low bits, so that one plain sort gives hashes and rows.
+        packed = hashes.astype(np.uint64) << np.uint64(32) | np.arange(len(hashes), dtype=np.uint64)
+        packed.sort()
+        rows = (packed & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        ordered = (packed >> np.uint64(32)).astype(np.uint32)
+        first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        distinct, number = ordered[first], np.diff(first, append=len(ordered))
+        self._messages.add(distinct, number.astype(np.int64))
+        self._bytes.add(distinct, np.add.reduceat(size[rows], first))
+        self._remember(distinct, positions[rows[first]], number)
+        self._counted += len(hashes)
+        if self._counted >= FADE:
+            self._counted = 0
+            self._messages.halve()
+            self._bytes.halve()
+
+    def _count_held(self) -> None:
+        looks, self._looks, self._seen = self._looks[::-1], [], 0  # the newest messages come first, to be remembered
+        if not looks:
+            return
+        hashes, positions = (np.concatenate([look[column] for look in looks]) for column in (0, 1))
+        passed = np.repeat([look[2] for look in looks], [len(look[0]) for look in looks])
+        distinct, first, which, number = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
+        self._held.add(distinct, np.bincount(which, passed).astype(np.int64))
+        self._remember(distinct, positions[first], number)
+
+    def _remember(self, hashes: Hashes, positions: Positions, number: npt.NDArray[np.intp]) -> None:
+        """Keep a message of each of the heaviest; the newest, for older ones are trimmed first."""
+        top = np.argsort(-number, kind="stable")[:NAMED]
+        heavy = {wanted for found in (self._messages, self._bytes, self._held) for wanted, _ in found.top(NAMED)}
+        seen = dict(zip(hashes[top].tolist(), positions[top].tolist(), strict=True))
+        known = {wanted: at for wanted, at in self._examples.items() if wanted in heavy}
+        self._examples = known | {wanted: at for wanted, at in seen.items() if wanted in heavy}
+
+
+class HotKeyWatch:
+    """Notices a key that holds the partition back. problem: the warning in one line, empty while there is none."""
+
+    def __init__(self, context: SubscriptionContext, hot_keys: HotKeys) -> None:
+        self._ports, self._identity, self._core = context.ports, context.identity, context.core
+        self._hot_keys = hot_keys
+        self._key = -1
+        self._since = 0
+        self._name = ""
+        self.problem = ""
+
+    def look(self, *, paused: bool) -> None:
+        """Look again; called every now and then. paused: nothing is sent at all, so no key is in the way."""
+        found = None if paused else self._core.heaviest(FEWEST)
+        if found is None or not self._is_held_back(found, self._ports.clock.now()):
+            self._over()
+            return
+        now = self._ports.clock.monotonic()
+        if found.key != self._key:
+            self._over()
+            self._key, self._since = found.key, now
+        if now - self._since >= HELD_BACK_MS and not self._name:
+            self._name = f"with hash {self._hot_keys.reduced(found.key)}"
+            self._ports.spawn(self._warn(found), "hot-key")
+
+    def stats(self) -> dict[str, Any]:
+        """Whether one key holds the partition back: 1 or 0, and which."""
+        return {"heldBackByKey": int(bool(self.problem)), "heldBackBy": self._name}
+
+    def _is_held_back(self, found: Heaviest, now: int) -> bool:
+        if not found.holder:
+            return False
+        return found.waiting > 0 or now - found.held_since >= HELD_BACK_MS
+
+    def _over(self) -> None:
+        if self.problem:
+            self._ports.log("hot_key_over", key=self._name)
+        self._key, self._name, self.problem = -1, "", ""
+
+    async def _warn(self, found: Heaviest) -> None:
+        """Look up the key's name, and report it. The line does not change, so it is reported once."""
+        name = await self._hot_keys.name_at(found.position)
+        if self._key != found.key:
+            return
+        self._name = self._name if name is None else repr(name)
+        of = self._identity
+        holder = next((each.name for each in self._core.consumers() if each.number == found.holder), "")
+        self.problem = (
+            f"key {self._name} holds {of.subscription} back on partition {of.partition} of {of.topic}: "
+            f"{found.unfinished} of {found.of} unfinished messages are its, and {holder}#{found.holder} alone may have "
+            "them. More consumers do not help: make its work shorter, or give its messages several keys; see "
+            f"./sluice subscriptions hot-keys {of.topic} {of.subscription}"
+        )
+        self._ports.log("hot_key", key=self._name, unfinished=found.unfinished, of=found.of, holder=found.holder)

@@ -1,0 +1,307 @@
+"""Decides, without any I/O, who may hold messages of a subscription and until when.
+
+A session is a lease: a consumer that gets no answer for that time stops by itself. An owner that was replaced does not
+know it at once, and its answers still extend leases. It gives such answers only for `trust_ms` after it last knew that
+it was the owner (`store`). So a new owner waits that much longer for each consumer that the record names. The lease of
+an owner never changes, and the record names it with each member.
+
+**What renews a lease** is an answer to this consumer, or to a heartbeat of its process, which asks for all sessions
+that the process has at another one (`process_sessions`, `actors.consumer.heartbeats`). For promise 2 both must keep to
+this:
+
+1. The owner renews its side when it answers, and only while it is certain: no await lies between knowing that and
+   renewing. Certainty is one for all owners of a process (`actors.ownership.ownership_proof`), and is as good as each
+   one's own.
+2. The consumer renews its side from the moment at which it *sent* what was answered. So the owner's side, which counts
+   from a later moment, never ends first, whichever of the two was frozen meanwhile and however late the answer is.
+3. An answer counts for the session and the owner that were asked for. A consumer that has come back to a newer owner
+   has a lease of that one alone: what an earlier one, or an earlier connection, still answers is of no use to it.
+4. What is not heard renews nothing. Where requests arrive and answers do not, the consumer stops by itself; the owner,
+   which goes on hearing of it, keeps its messages until it attaches anew. Where heartbeats are late for all, each
+   renews from when it was sent, and what ends meanwhile ends on the consumer's side first.
+
+A message may be long on its way to a consumer whose lease heartbeats renew. It was sent within the session, and whoever
+sent it holds it to be there; so it may be taken as long as the session lasts, and not at all afterwards.
+
+A member is in one of these states:
+
+    JOINING   named in the record, so that a later owner will know of it; it has no session yet
+    ATTACHED  has a session, until its lease runs out
+    AWAITED   may hold messages of an earlier owner: nothing is sent until it is back, has ended, or must have stopped
+    RETIRED   lost its place because it did not answer: its messages stay with it until its lease is over
+
+A member whose session the dispatcher ended is `dismissed`: it stays in the record until it knows, and must begin a new
+life.
+A consumer has one number while its session lasts (`sessions`), and one name from owner to owner: its incarnation.
+Times are monotonic milliseconds. An incarnation is `name.life`: `name.3` says that it knows the end
+of its lives 0 to 2, and holds nothing of them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgpack
+import msgspec
+
+from sluice.actors.consumer.lease import NEVER
+
+REMEMBERED_ENDED = 10_000
+"""So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
+
+
+class LeaseState(Enum):
+    """The states of a member."""
+
+    JOINING = "joining"
+    ATTACHED = "attached"
+    AWAITED = "awaited"
+    RETIRED = "retired"
+
+
+def trust_of(lease_ms: int) -> int:
+    """How long (ms) after its last proof an owner extends leases without a new one."""
+    return lease_ms // 4
+
+
+def base_of(incarnation: str) -> str:
+    """The part of an incarnation that all lives of one consumer share."""
+    return incarnation.rpartition(".")[0] or incarnation
+
+
+def life_of(incarnation: str) -> int:
+    """Which life it is, from 0."""
+    life = incarnation.rpartition(".")[2]
+    return int(life) if life.isdecimal() else 0
+
+
+@dataclass(slots=True)
+class LeaseHolder:
+    """One consumer. process: where it runs, empty if that is not known. lease: ms that it may outlast its owner."""
+
+    incarnation: str
+    name: str
+    process: str
+    lease: int
+    state: LeaseState
+    dismissed: bool = False
+    session: int = 0
+    """The number of its session, also of one that it lost with its place; 0 = none under this owner."""
+    until: int = 0
+    """When its lease is over; of no meaning while it joins."""
+
+    def row(self) -> bytes:
+        """The row in the record, a msgpack map."""
+        row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
+        return msgspec.msgpack.encode({**row, "dismissed": True} if self.dismissed else row)
+
+
+class Membership:
+    """The members of one subscription on one partition, under one owner. rows: of the record; all are awaited."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = (), *, lease_ms: int) -> None:
+        self.lease_ms = lease_ms
+        self.trust_ms = trust_of(lease_ms)
+        self._members: dict[str, LeaseHolder] = {}
+        self._rows: dict[str, bytes] = {}
+        """Of all of them: a record of a thousand consumers is written with each that comes."""
+        self._in_state = dict.fromkeys(LeaseState, 0)
+        """How many are in each state."""
+        self._lives: dict[str, dict[str, None]] = {}
+        """The incarnations among them, by what all lives of one consumer share."""
+        self._ended: dict[str, None] = {}
+        for row in rows:
+            lease = int(row.get("lease", lease_ms + self.trust_ms))
+            self._add(
+                LeaseHolder(
+                    row["incarnation"],
+                    str(row.get("name", "")),
+                    str(row.get("process", "")),
+                    lease,
+                    LeaseState.AWAITED,
+                    "dismissed" in row,
+                )
+            )
+
+    def _add(self, member: LeaseHolder) -> None:
+        self._members[member.incarnation] = member
+        self._rows[member.incarnation] = member.row()
+        self._in_state[member.state] += 1
+        self._lives.setdefault(base_of(member.incarnation), {})[member.incarnation] = None
+
+    def _remove(self, incarnation: str) -> LeaseHolder | None:
+        member = self._members.pop(incarnation, None)
+        if member is not None:
+            del self._rows[incarnation]
+            self._in_state[member.state] -= 1
+            lives = self._lives[base_of(incarnation)]
+            del lives[incarnation]
+            if not lives:
+                del self._lives[base_of(incarnation)]
+        return member
+
+    def _move(self, member: LeaseHolder, state: LeaseState) -> None:
+        self._in_state[member.state] -= 1
+        self._in_state[state] += 1
+        member.state = state
+
+    def _dismiss(self, member: LeaseHolder) -> None:
+        """The consumer must begin a new life."""
+        member.dismissed = True
+        self._rows[member.incarnation] = member.row()
+
+    def begin(self, now: int) -> None:
+        """The record is this owner's. From now on no session that an earlier owner extends can outlast the waiting."""
+        for member in self.all(LeaseState.AWAITED):
+            member.until = now + member.lease
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def rows(self) -> msgspec.Raw:
+        """All of them, for the record: a msgpack array."""
+        return msgspec.Raw(msgpack.Packer().pack_array_header(len(self._rows)) + b"".join(self._rows.values()))
+
+    def all(self, state: LeaseState) -> list[LeaseHolder]:
+        """The members in a state, oldest first."""
+        if not self._in_state[state]:
+            return []
+        return [member for member in self._members.values() if member.state is state]
+
+    def next_end(self) -> int:
+        """When the first lease is over, if no member's is renewed; 0 while the end of one is waited for, NEVER if there
+        are none.
+        """
+        first = NEVER
+        for member in self._members.values():
+            if member.state is LeaseState.ATTACHED:
+                first = min(first, member.until)
+            elif member.state is not LeaseState.JOINING:
+                return 0
+        return first
+
+    def awaits(self, base: str) -> bool:
+        """Whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""
+        return any(base_of(member.incarnation) == base for member in self.all(LeaseState.AWAITED))
+
+    def holder(self, session: int) -> LeaseHolder | None:
+        """Who has, or had, the session of that number."""
+        return next((member for member in self._members.values() if member.session == session), None)
+
+    def get(self, incarnation: str) -> LeaseHolder | None:
+        """The member of that incarnation."""
+        return self._members.get(incarnation)
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    def session(self, incarnation: str) -> int:
+        """The number of its session, 0 if it has none."""
+        member = self._members.get(incarnation)
+        return member.session if member is not None and member.state is LeaseState.ATTACHED else 0
+
+    def is_void(self, incarnation: str, *, holds: bool) -> bool:
+        """Whether a consumer without a session must begin another life.
+
+        It had a session here or was dismissed, which counts with empty hands too: this may be a late copy of its first
+        request, and a session for it would own hashes for a lease although nobody is there. Or others have what it
+        holds.
+        """
+        if incarnation in self._ended:
+            return True
+        member = self._members.get(incarnation)
+        return holds if member is None else member.dismissed
+
+    def admit(self, incarnation: str, name: str, process: str) -> bool:
+        """It wants to join; True if the record must name it before it does."""
+        if incarnation in self._members:
+            return False
+        lease = self.lease_ms + self.trust_ms
+        self._add(LeaseHolder(incarnation, name, process, lease, LeaseState.JOINING))
+        return True
+
+    def refuse(self, incarnation: str) -> None:
+        """It may not join. One that is awaited may still hold something, and stays."""
+        member = self._members.get(incarnation)
+        if member is not None and member.state is LeaseState.JOINING:
+            self._remove(incarnation)
+
+    def attach(self, incarnation: str, session: int, now: int) -> bool:
+        """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
+        member = self._members[incarnation]
+        self._move(member, LeaseState.ATTACHED)
+        member.session, member.until = session, now + self.lease_ms
+        earlier = [other for other in self._lives_before(incarnation) if other.state is LeaseState.AWAITED]
+        for other in earlier:
+            self._remove(other.incarnation)
+        return bool(earlier)
+
+    def retired_lives(self, incarnation: str) -> list[LeaseHolder]:
+        """Its earlier lives that lost their place, which it now acknowledges."""
+        return [member for member in self._lives_before(incarnation) if member.state is LeaseState.RETIRED]
+
+    def _lives_before(self, incarnation: str) -> list[LeaseHolder]:
+        if not incarnation.rpartition(".")[0]:
+            return []
+        lives = self._lives.get(base_of(incarnation), {})
+        return [self._members[life] for life in lives if life != incarnation]
+
+    def renew(self, incarnation: str, now: int) -> None:
+        """It was heard or answered."""
+        member = self._members.get(incarnation)
+        if member is not None and member.state is LeaseState.ATTACHED:
+            member.until = now + self.lease_ms
+
+    # -- going ----------------------------------------------------------------------------------------------------
+
+    def leave(self, incarnation: str) -> None:
+        """It holds nothing any more."""
+        member = self._remove(incarnation)
+        if member is not None and member.session:
+            self._remember(incarnation)
+
+    def _remember(self, incarnation: str) -> None:
+        self._ended[incarnation] = None
+        while len(self._ended) > REMEMBERED_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def retire(self, incarnation: str) -> LeaseHolder:
+        """It does not answer and loses its place, but keeps its messages."""
+        member = self._members[incarnation]
+        self._move(member, LeaseState.RETIRED)
+        self._dismiss(member)
+        return member
+
+    def dismiss(self) -> None:
+        """End every session, also those of members that have not come back yet.
+
+        They may work on what they hold until they are told, or their leases end: until then nothing is sent.
+        """
+        for member in self._members.values():
+            if member.state is not LeaseState.JOINING:
+                self._move(member, LeaseState.AWAITED)
+                self._dismiss(member)
+                if member.session:
+                    self._remember(member.incarnation)
+                member.session = 0
+
+    def ended(self, incarnation: str) -> LeaseHolder | None:
+        """Its process has ended; returns the member if its lease was waited for, which is over."""
+        member = self._members.get(incarnation)
+        if member is None or member.state not in (LeaseState.AWAITED, LeaseState.RETIRED):
+            return None
+        self.leave(incarnation)
+        return member
+
+    def overdue(self, state: LeaseState, now: int) -> list[LeaseHolder]:
+        """Members in a state whose leases are over."""
+        return [member for member in self.all(state) if member.until <= now]
+
+    def forget_overdue(self, now: int) -> bool:
+        """Stop waiting for members that must have stopped; True if the record still names one of them."""
+        gone = self.overdue(LeaseState.AWAITED, now)
+        for member in gone:
+            self._remove(member.incarnation)
+        return bool(gone)

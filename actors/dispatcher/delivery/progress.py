@@ -1,0 +1,163 @@
+"""Reports how far this subscription is, so that the topic trims only messages that all subscriptions have seen.
+
+A statement carries a mark-delete position that is durable here. It may only rise, with one exception: a seek back.
+Then the topic is told first, and its answer means that the lower mark is durable there and that nothing is being
+trimmed on the strength of the higher one; from the moment at which the seek begins no statement names a higher mark.
+A statement prepared before a seek and sent behind it would be as bad as none, so it is dropped. Behind the word that
+the subscription is gone nothing is said any more: the topic would keep everything for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+
+from sluice.actors.dispatcher.delivery.store import CursorStore
+from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription, SubscriptionState
+from sluice.actors.lookup.topic_client import TopicClient
+from sluice.actors.messages import Progress, ReadEnds
+from sluice.actors.ports import Address, Ports
+from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Fenced, SluiceError, Unavailable
+
+SECURE_TIMEOUT = 3_000
+"""Whoever seeks waits for the answer, and can ask again."""
+PROGRESS_MS = 1_000
+RETRY_MS = 50
+EXPIRE_MS, REST_MS = 5_000, 120_000
+"""A subscription that has nothing new to report looks so seldom whether messages are too old, or the topic has a new
+owner; one that has everything and was told of is woken when either may be, and looks as seldom as the second says.
+"""
+
+_EPOCH_SHIFT = 32
+
+
+def epoch_of(number: int) -> int:
+    """The epoch of the owner that made the statement of this number."""
+    return number >> _EPOCH_SHIFT
+
+
+class ProgressReporter:
+    """Tells the owner of the topic how far its subscription has come."""
+
+    def __init__(
+        self, ports: Ports, topic: TopicClient, identity: PartitionSubscription, epoch: int, state: SubscriptionState
+    ) -> None:
+        self._ports, self._topic, self._identity, self._epoch, self._state = ports, topic, identity, epoch, state
+        self._reported: tuple[Address, int] = ("", -1)
+        self._news, self._expected = Signal(), False
+        self._statements = 0
+        self._seeks = 0
+        self._gone = False
+        self._limits: list[int] = []
+
+    def statement(self, mark_delete: int | None = None, *, gone: bool = False, firm: bool = False) -> Progress:
+        """The next statement of how far this subscription is; numbered, so that a late one is recognised. Raises
+        Unavailable behind the word that it is gone.
+        """
+        if self._gone and not gone:
+            raise Unavailable(f"subscription {self._identity.subscription!r} is being deleted")
+        self._statements += 1
+        mark_delete = self._state.cursor.mark_delete if mark_delete is None else mark_delete
+        return Progress(
+            subscription=self._identity.subscription,
+            mark_delete=min([mark_delete, *self._limits]),
+            gone=gone,
+            number=self._epoch << _EPOCH_SHIFT | self._statements,
+            rejects_keyed_delay=self._state.settings.delay_key_policy == "reject",
+            firm=firm,
+        )
+
+    async def introduce(self) -> None:
+        """Introduce a new subscription before it is used, so that the topic keeps messages that it has not seen."""
+        while not self._state.known:
+            with contextlib.suppress(Unavailable, Fenced):
+                await self._send(await self._topic.owner(), self._state.cursor.mark_delete)
+                self._state.introduced()
+            if not self._state.known:
+                await self._ports.clock.sleep(RETRY_MS)
+
+    def look(self) -> None:
+        """More is done, messages have come, or the topic has another owner: see soon whether there is something to do;
+        more of it may come.
+        """
+        if not self._expected:
+            self._expected = True
+            self._ports.clock.timer(PROGRESS_MS, self._news.set)
+
+    async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]], has_all: Callable[[], bool]) -> None:
+        """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
+        messages expire. has_all: whether all messages are done, as far as anybody knows.
+        """
+        logged, rest = "", PROGRESS_MS
+        store.on_saved(self.look)
+        while True:
+            if await self._news.wait(self._ports, rest, lambda: self._rest_longer(has_all)):
+                self._expected = False
+                self._news.clear()
+            try:
+                reached, seeks = self._durable(store), self._seeks
+                address = await self._topic.owner()
+                if (address, reached) != self._reported and seeks == self._seeks:
+                    # To this address and no other: a later owner may have heard from a later dispatcher already.
+                    await self._send(address, reached)
+                logged, rest = "", REST_MS if has_all() else EXPIRE_MS
+                if rest == EXPIRE_MS:
+                    await expire()
+            except SluiceError as error:
+                rest = PROGRESS_MS
+                if str(error) != logged:
+                    logged = str(error)
+                    self._ports.log("progress_waits", error=logged)
+
+    def _durable(self, store: CursorStore) -> int:
+        """How far all is done, as far as that is durable; what is not will be, and is reported then."""
+        reached = self._state.cursor.mark_delete
+        if store.mark_delete < reached and store.settled:
+            store.dirty(gather=True)
+        return min(reached, store.mark_delete)
+
+    def _rest_longer(self, has_all: Callable[[], bool]) -> int:
+        """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
+        now = self._topic.known_owner(), self._state.cursor.mark_delete
+        return REST_MS if has_all() and self._reported == now else 0
+
+    def reported(self) -> bool:
+        """Whether the topic knows how far this subscription is."""
+        return self._reported[1] == self._state.cursor.mark_delete
+
+    async def _send(self, address: Address, reached: int) -> None:
+        """Report to the topic; `reached` must be durable. Raises Unavailable if it did not answer."""
+        seeks = self._seeks
+        await self._topic.ask(self.statement(reached), to=address)
+        if seeks == self._seeks:
+            self._reported = (address, reached)
+
+    async def gone(self) -> None:
+        """Tell the topic that this subscription was deleted. Raises Unavailable if it did not answer."""
+        self._gone = True
+        await self._topic.ask(self.statement(gone=True))
+
+    @contextlib.contextmanager
+    def seeking(self, target: int) -> Iterator[None]:
+        """Within the block no statement says that more is done than what lies before `target`."""
+        self._seeks += 1
+        self._limits.append(target - 1)
+        try:
+            yield
+        finally:
+            self._limits.remove(target - 1)
+            self._seeks += 1
+            self._reported = ("", -1)
+
+    async def secure(self, target: int) -> int:
+        """Let the topic keep everything from `target` on; returns its oldest kept position, or `target`.
+
+        To be called within `seeking`. Raises Unavailable or Fenced if the topic did not confirm it.
+        """
+        if target > self._state.cursor.mark_delete:
+            return target
+        address = await self._topic.owner()
+        await self._topic.ask(self.statement(firm=True), SECURE_TIMEOUT, to=address)
+        ends = await self._topic.ask(ReadEnds(), to=address)
+        return max(target, ends.first)

@@ -1,0 +1,166 @@
+"""Which subscription a dispatcher owns, and what its record says, as its owner knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from sluice.actors.dispatcher.delivery.membership import Membership
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.messages.settings import stored_settings
+from sluice.actors.ownership.fenced_record import record_in
+from sluice.actors.ports import Log
+from sluice.storage.errors import Corrupt, SluiceError
+from sluice.storage.format.cursor import Cursor
+
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading raises where a record holds another kind of thing than was written."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Within the block parts of a record are read. Raises Corrupt where they cannot be."""
+    try:
+        yield
+    except SluiceError:
+        raise
+    except _DAMAGE as error:
+        raise Corrupt(f"{what} cannot be read: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSubscription:
+    """One subscription on one partition of a topic."""
+
+    topic: str
+    partition: int
+    subscription: str
+
+    @property
+    def key(self) -> str:
+        """The key of its metadata record."""
+        return f"subscription/{self.topic}/{self.partition}/{self.subscription}"
+
+
+class Recorded(Protocol):
+    """Something that is recorded with the subscription, in a field of its own. field: its name in the record."""
+
+    @property
+    def field(self) -> str: ...
+
+    def to_record(self) -> Any:
+        """The present state, in types of msgpack; None leaves the field out."""
+
+    async def load(self, stored: Any) -> None:
+        """Begin with the state that the last owner left; None: there was no such field. Raises Corrupt, Unavailable."""
+
+
+def settings_in(key: str, value: bytes) -> SubscriptionSettings:
+    """The settings that the next owner works with, from a version's bytes, for those who only look. Raises Corrupt."""
+    return recorded_settings(record_in(key, value), key)[0]
+
+
+def recorded_settings(
+    value: Mapping[str, Any], key: str = "of a subscription"
+) -> tuple[SubscriptionSettings, list[str]]:
+    """The same, and what of them had to be changed to be usable, from the contents of a record. Raises Corrupt."""
+    stored = value.get("settings")
+    if not isinstance(stored, bytes):
+        raise Corrupt(f"the record {key} has no settings that can be read, but {str(stored)[:40]}")
+    return stored_settings(stored, SubscriptionSettings)
+
+
+@dataclass(slots=True)
+class SubscriptionState:
+    """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
+    they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll. apart: see
+    messages.SentApart. properties: those that clients keep with it. deleted: whoever takes the record over begins a new
+    subscription.
+    """
+
+    settings: SubscriptionSettings
+    cursor: Cursor
+    membership: Membership
+    paused: bool = False
+    known: bool = False
+    by_index: bool = False
+    apart: bool = False
+    properties: dict[str, str] = field(default_factory=dict)
+    deleted: bool = False
+    next_settings: SubscriptionSettings | None = None
+
+    @classmethod
+    def begun(cls, settings: SubscriptionSettings, cursor: Cursor) -> SubscriptionState:
+        """The state of a subscription that is new."""
+        return cls(settings, cursor, Membership(lease_ms=settings.lease_ms))
+
+    @classmethod
+    def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
+        """The state that the last owner left in the record. Raises Corrupt if it cannot be read."""
+        settings, notes = recorded_settings(value)
+        for line in notes:
+            log("settings_repaired", change=line)
+        with reading("the record of a subscription"):
+            return cls(
+                settings,
+                Cursor.decode(value["cursor"]),
+                Membership(value["members"], lease_ms=settings.lease_ms),
+                paused=bool(value.get("paused", False)),
+                known=bool(value.get("known", True)),
+                by_index=bool(value.get("by_index", False)),
+                apart=bool(value.get("apart", False)),
+                properties=dict(value.get("properties", {})),
+            )
+
+    def to_record(self) -> dict[str, Any]:
+        """Its fields of the record (`actors.ownership.fenced_record`), a msgpack map."""
+        return {
+            "settings": msgspec.json.encode(self.next_settings or self.settings),
+            "cursor": self.cursor.encode(),
+            "members": self.membership.rows(),
+            "paused": self.paused,
+            "known": self.known,
+            "by_index": self.by_index,
+            "apart": self.apart,
+            **({"properties": self.properties} if self.properties else {}),
+            **({"deleted": True} if self.deleted else {}),
+        }
+
+    def introduced(self) -> None:
+        """The topic has noted the subscription."""
+        self.known = True
+
+    def acknowledged_by_index(self) -> None:
+        """A client acknowledges single messages of a batch. The record that says which ones also says this."""
+        self.by_index = True
+
+    def sent_apart(self) -> None:
+        """A client is sent a part of a batch."""
+        self.apart = True
+
+    def pause(self, paused: bool) -> None:
+        """Send nothing, or go on."""
+        self.paused = paused
+
+    def adopt(self, properties: dict[str, str]) -> bool:
+        """A consumer brings these. Whether they are kept: the first ones are, as in Pulsar."""
+        if self.properties or not properties:
+            return False
+        self.properties = properties
+        return True
+
+    def set_properties(self, properties: dict[str, str]) -> None:
+        """Keep these, in place of those that there are."""
+        self.properties = properties
+
+    def delete(self) -> None:
+        """Delete the subscription: it is gone as soon as the record says so."""
+        self.deleted = True
+
+    def begin_next_with(self, settings: SubscriptionSettings) -> None:
+        """The next owner works with these."""
+        self.next_settings = settings

@@ -1,0 +1,134 @@
+"""Deletes the subscription on one partition, when that is asked for or when nobody uses it any more.
+
+Of several partitions all agree before one deletes anything (`prepare`), and from then on nobody attaches for HOLD_MS.
+
+The first step of a deletion is a version of the record that calls the subscription deleted. It proves that this owner
+was not replaced, and it decides: whoever takes the record over from then on begins a new subscription. What follows
+clears away. A newer owner may be at work meanwhile, so each step concerns only what owners up to this one have written,
+and the record goes only if that version is the newest still.
+
+**A subscription that is not durable** goes when no consumer uses it any more. A gateway whose last client leaves says
+so to the controller at once. One that dies says nothing, so the owner looks as well: when for a whole lease nobody was
+attached, joining or awaited, it asks the controller to delete the subscription. The controller asks the owners of all
+partitions first, so it is enough that one of them, that of partition 0, begins. A lease is also the time in which the
+clients of a dead gateway come back through another one, and find their cursor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from sluice.actors.dispatcher.delivery.consumers import Consumers
+from sluice.actors.dispatcher.delivery.context import SubscriptionContext
+from sluice.actors.dispatcher.delivery.leases import Leases
+from sluice.actors.messages import DeleteSubscription, PrepareDeletion
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
+
+HOLD_MS = 60_000
+"""Longer than whoever asked for it waits for the deletion on all partitions."""
+LOOK_MS = 1_000
+
+
+class UnusedWatch:
+    """Watches whether a subscription is used."""
+
+    def __init__(self, context: SubscriptionContext) -> None:
+        self._ports, self._directory = context.ports, context.directory
+        self._identity, self._state = context.identity, context.state
+
+    def unused(self) -> bool:
+        """Whether it is not durable, and nobody on this partition has it, joins it, or may still hold messages."""
+        return not self._state.settings.durable and not len(self._state.membership)
+
+    def begin(self) -> None:
+        """Look again and again, where there is anything to look for."""
+        if not self._state.settings.durable and self._identity.partition == 0:
+            self._ports.spawn(self._run(), "use")
+
+    async def _run(self) -> None:
+        settings, clock = self._state.settings, self._ports.clock
+        patience = max(settings.lease_ms, settings.grace_ms)
+        used = clock.monotonic()
+        while True:
+            await clock.sleep(LOOK_MS)
+            if not self.unused():
+                used = clock.monotonic()
+            elif clock.monotonic() - used >= patience:
+                self._ports.log("unused", subscription=self._identity.subscription)
+                with contextlib.suppress(SluiceError):  # it is asked again, after as long a time
+                    await self._directory.remove_unused(self._identity.topic, self._identity.subscription)
+                used = clock.monotonic()
+
+
+class Deletion:
+    """Carries out a deletion, and lets nobody attach meanwhile."""
+
+    def __init__(self, context: SubscriptionContext, consumers: Consumers, leases: Leases, use: UnusedWatch) -> None:
+        self._context, self._consumers, self._leases, self._use = context, consumers, leases, use
+        self._held_until = 0
+        self._outcome: SharedFuture[None] | None = None
+        """Of the deletion that was begun; there is no second one, because this dispatcher ends with it."""
+
+    def prepare(self, request: PrepareDeletion) -> None:
+        """See messages.PrepareDeletion."""
+        if request.withdrawn:
+            self._held_until = 0
+        else:
+            self._check(request.deletion)
+            self._hold()
+
+    def check_attaching(self) -> None:
+        """Raises Unavailable while nobody may attach."""
+        if self._context.ports.clock.monotonic() < self._held_until:
+            raise Unavailable(f"subscription {self._context.identity.subscription!r} is being deleted")
+
+    async def delete(self, request: DeleteSubscription) -> None:
+        """See messages.DeleteSubscription. This dispatcher ends with it, also when it fails halfway.
+
+        Who asks while it is under way hears of the same: another controller does, to which the first one is silent, and
+        would start anew what refuses. Raises Fenced if there is a newer owner, and what the stores refuse with.
+        """
+        if self._outcome is None:
+            self._check(request)
+            self._outcome = SharedFuture()
+            try:
+                await self._delete()
+            except BaseException as error:
+                self._outcome.set_exception(error)
+                raise
+            self._outcome.set_result(None)
+        await self._outcome
+
+    async def _delete(self) -> None:
+        context = self._context
+        self._hold()
+        for session in context.sessions.all():
+            self._leases.end(session, "deleted")
+        context.state.delete()
+        await context.store.barrier()
+        try:
+            for forget in (
+                context.tracker.delete,
+                context.changed_delays.delete,
+                context.reporter.gone,
+                context.history.clear,
+            ):
+                await forget()
+                context.ownership.check_owner()
+            await context.store.remove()
+        except SluiceError as error:
+            context.ownership.end(f"the subscription was deleted, but not all of it: {error}")
+            raise
+        # not before: its process does not wait for what it awaits
+        context.ownership.end("the subscription was deleted")
+
+    def _hold(self) -> None:
+        self._held_until = self._context.ports.clock.monotonic() + HOLD_MS
+
+    def _check(self, request: DeleteSubscription) -> None:
+        connected = len(self._context.sessions) + self._consumers.attaching
+        if connected and not request.force:
+            raise Invalid(f"{connected} consumers are connected; close them, or use force")
+        if request.only_unused and not self._use.unused():
+            raise Invalid("the subscription is durable, or in use")

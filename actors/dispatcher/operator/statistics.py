@@ -1,0 +1,111 @@
+"""Statistics of one subscription on one partition, with Pulsar's names.
+
+Everything is counted where it happens, and here it is only put together: a part that counts something has a method
+`stats`, and is in the list that `Components` hands over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
+from sluice.actors.dispatcher.delivery.context import SubscriptionContext
+from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
+from sluice.actors.dispatcher.delivery.membership import LeaseState
+from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.position import show
+
+
+class Counts(Protocol):
+    """A part of the dispatcher that counts something."""
+
+    def stats(self) -> dict[str, Any]:
+        """Its statistics, with names that no other part uses."""
+
+
+class Statistics:
+    """Puts the statistics together. parts: all that count something of their own."""
+
+    def __init__(
+        self,
+        context: SubscriptionContext,
+        reader: Reader,
+        backlog: AckHandler,
+        deliverer: DispatchLoop,
+        parts: Sequence[Counts],
+    ) -> None:
+        self._ports, self._identity = context.ports, context.identity
+        self._epoch, self._state = context.epoch, context.state
+        self._core, self._runs = context.core, context.runs
+        self._sessions, self._tracker = context.sessions, context.tracker
+        self._reader, self._backlog, self._deliverer, self._parts = reader, backlog, deliverer, parts
+
+    async def collect(self) -> dict[str, Any]:
+        """All of it. What waits at the end of the topic hears of it, and of every ledger on the way; without room, and
+        while there is more to read, the end and the ledgers up to it are looked up first.
+
+        Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and
+        whoever waits for an empty one must not be told of one.
+        """
+        reader = self._reader
+        await reader.know_end()
+        if not reader.end_known:
+            raise Unavailable(
+                f"how far partition {self._identity.partition} of {self._identity.topic!r} reaches is not known yet"
+            )
+        core = self._core.stats(self._ports.clock.now())
+        sentinel = core.get("sentinel", {})
+        consumers = {row["consumerNumber"]: row for row in core.pop("consumers", [])}
+        return {
+            **self._subscription(),
+            **self._position(),
+            **core,
+            "orderCheckedTotal": sentinel.get("checkedHolder", 0) + sentinel.get("checkedOrder", 0),
+            "orderViolationsTotal": sentinel.get("violationsHolder", 0) + sentinel.get("violationsOrder", 0),
+            "hashesMovedTotal": self._core.history.hashes_moved,
+            "type": self._state.settings.type,
+            "consumersCount": len(self._sessions),
+            "consumers": [
+                {
+                    **consumers.get(session.number, {}),
+                    "session": session.number,
+                    "lastAckedTimestamp": session.last_acked,
+                }
+                for session in self._sessions.all()
+            ],
+            **{name: value for part in self._parts for name, value in part.stats().items()},
+        }
+
+    def _subscription(self) -> dict[str, Any]:
+        settings = self._state.settings
+        return {
+            "topic": self._identity.topic,
+            "partition": self._identity.partition,
+            "subscription": self._identity.subscription,
+            "epoch": self._epoch,
+            "policy": settings.policy,
+            "isDurable": settings.durable,
+            "paused": self._state.paused,
+            "subscriptionProperties": self._state.properties,
+            "awaitedConsumers": len(self._state.membership.all(LeaseState.AWAITED)),
+            "watchdogStalls": self._deliverer.stalls,
+        }
+
+    def _position(self) -> dict[str, Any]:
+        """Its position, and what it keeps for it."""
+        delayed = self._tracker.count()
+        backlog = self._backlog.count(self._reader.reach)
+        return {
+            "msgBacklog": backlog,
+            "msgBacklogNoDelayed": max(backlog - delayed, 0),
+            "msgDelayed": delayed,
+            "delayedMessageIndexSizeInBytes": self._tracker.memory_bytes(),
+            "bucketDelayedIndexStats": self._tracker.stats(),
+            "markDeletePosition": show(self._state.cursor.mark_delete),
+            "readPosition": show(self._reader.position),
+            "nonContiguousDeletedMessagesRanges": self._state.cursor.holes,
+            "pendingRead": self._reader.reading,
+            "runsHeld": len(self._runs),
+        }

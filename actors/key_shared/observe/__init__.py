@@ -1,0 +1,1 @@
+"""Questions of operators about Key_Shared: explain, statistics, what-if, heavy keys, self-checks."""

@@ -1,0 +1,1 @@
+"""The state of Key_Shared and its transitions: window, hash tables, members, policies, sentinel."""

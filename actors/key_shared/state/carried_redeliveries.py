@@ -1,0 +1,92 @@
+"""What is known of redeliveries of messages that are not in the window: an earlier owner, or a consumer, told it.
+
+When such a message is read, its row takes over what is known of it, and it is carried no longer (`nacks.recall`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sluice.actors.key_shared.state.window import Mask
+from sluice.storage.format import redeliveries
+from sluice.storage.format.position import Positions
+from sluice.storage.format.redeliveries import NOTHING, Redeliveries
+
+MOST = 50_000
+"""Rows of a snapshot; half a megabyte at the worst, which is written with every group of acknowledgements."""
+
+
+class CarriedRedeliveries:
+    """These rows, ascending by position. Only the methods change them."""
+
+    def __init__(self) -> None:
+        self._rows = NOTHING
+        self.not_durable = 0
+        """How many messages found no room in the last snapshot."""
+
+    def __len__(self) -> int:
+        return len(self._rows.positions)
+
+    @property
+    def rows(self) -> Redeliveries:
+        """All of them."""
+        return self._rows
+
+    def begin_with(self, rows: Redeliveries) -> None:
+        """Begin with the counts that an earlier owner left."""
+        self._rows = rows
+
+    def add(self, rows: Redeliveries) -> None:
+        """More is known; what is told of a position twice is merged."""
+        self._rows = redeliveries.merged(self._rows, rows)
+
+    def bound(self) -> None:
+        """Keep as many as may be kept."""
+        self._rows = longest(self._rows)
+
+    def snapshot(self, others: Redeliveries | None = None) -> Redeliveries:
+        """As much as fits into a record of what is carried, and of `others`, which are in the window."""
+        rows = self._rows if others is None else redeliveries.merged(others, self._rows)
+        kept = longest(rows)
+        self.not_durable = len(rows.positions) - len(kept.positions)
+        return kept
+
+    def take(self, positions: Positions) -> Redeliveries:
+        """The counts of these positions (ascending), which are carried no longer."""
+        known = self._here(positions)
+        found, self._rows = self._rows.pick(known), self._rows.pick(~known)
+        return found
+
+    def delays(self) -> bool:
+        """Whether any of them waits for a time."""
+        return bool((self._rows.until > 0).any())
+
+    def shift(self, by: int) -> None:
+        """All these times are so many ms later, or earlier."""
+        until = self._rows.until
+        self._rows = self._rows._replace(until=np.where(until > 0, np.maximum(until + by, 1), 0))
+
+    def forget(self, positions: Positions) -> None:
+        """These (ascending) are done."""
+        if len(self):
+            self._rows = self._rows.pick(~self._here(positions))
+
+    def forget_up_to(self, position: int) -> None:
+        """Everything up to `position` is done."""
+        if len(self) and self._rows.positions[0] <= position:
+            self._rows = self._rows.pick(self._rows.positions > position)
+
+    def clear(self) -> None:
+        """Everything is done."""
+        self._rows = NOTHING
+
+    def _here(self, positions: Positions) -> Mask:
+        here: Mask = np.isin(self._rows.positions, positions)
+        return here
+
+
+def longest(rows: Redeliveries) -> Redeliveries:
+    """As many rows as are kept, those that wait the longest first."""
+    if len(rows.positions) <= MOST:
+        return rows
+    return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))

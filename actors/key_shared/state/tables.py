@@ -1,0 +1,198 @@
+"""The state of each of the 65,536 hashes.
+
+    owner[h]      slot of the consumer that should get messages of h now, NO_SLOT for nobody
+    holder[h]     slot of the consumer to which a message of h was sent last; only where pending > 0
+    pending[h]    messages of h that are sent and not acknowledged
+    replayed[h]   messages of h that wait to be sent and whose place in the order is known
+    held_from[h]  lowest position of a message of h that holds its key back until some time: a delayed one, or with
+                  `nack_order=key` one that was given back with a delay
+    revoked[h]    messages of h that were asked back of their consumer (`revocation`)
+
+**A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
+when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)
+were an entry that should have gone, or came too late. Here draining is derived, so a join or a leave is "compute the
+owners anew" and nothing can go stale. Between two such moments the set can only shrink, when the last
+pending message of a hash is released, because nothing is sent of a draining hash: so `drains` keeps the answer as of
+the last change of owners, minus what was freed since, and `check` compares it with the definition.
+
+A broker has a table for each partition of each subscription, and most of them are idle. So an array takes memory where
+it was written to, what messages touch takes it for the hashes that were used (`hash_groups`), equal tables of owners
+are one, and so are those of subscriptions in which nothing drains.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from sluice.actors.key_shared.state.hash_groups import HashGroups
+from sluice.actors.key_shared.state.window import NO_SLOT, HashIndex, Mask, Reduced
+from sluice.storage.format.hashing import HASH_RANGE
+from sluice.storage.format.lazy_zeros import untouched
+from sluice.storage.format.position import Positions
+
+NOTHING_HELD = np.iinfo(np.int64).max
+_ONE = np.int32(1)
+_HOLDER, _PENDING, _REPLAYED = range(3)
+_MANY = 256
+_NO_HASHES: npt.NDArray[np.intp] = np.empty(0, np.intp)
+_NONE_DRAIN: Mask = np.zeros(HASH_RANGE, np.bool_)
+_NONE_DRAIN.setflags(write=False)
+_owners: WeakValueDictionary[int, Reduced] = WeakValueDictionary()
+"""Tables of owners that are in use, by checksum."""
+
+
+def shared_owners(owner: Reduced) -> Reduced:
+    """This table, or the same one that another partition or subscription of the process has; not to be written to."""
+    owner.setflags(write=False)
+    checksum = google_crc32c.value(owner.tobytes())
+    known = _owners.get(checksum)
+    if known is not None and np.array_equal(known, owner):
+        return known
+    _owners[checksum] = owner
+    return owner
+
+
+_NOBODY = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
+"""The table of a subscription without consumers."""
+
+
+def distinct(hashes: HashIndex) -> npt.NDArray[np.intp]:
+    """Each of these hashes once, ascending. Sorting many takes far longer than a mark for each."""
+    if len(hashes) < _MANY:
+        return np.unique(hashes).astype(np.intp)
+    found = np.zeros(HASH_RANGE, np.bool_)
+    found[hashes] = True
+    return np.flatnonzero(found)
+
+
+class HashTables:
+    """The arrays above, each of shape (65536,), and the counters of the draining statistics.
+
+    tracking False: the policy allows a hash at several consumers, `holder` is only the latest, and nothing drains.
+    holding: messages may hold back their keys; only then there is a `held_from`. revoking: only then a `revoked`.
+    """
+
+    def __init__(self, *, tracking: bool = True, holding: bool = False, revoking: bool = False) -> None:
+        self.tracking = tracking
+        self.owner = _NOBODY
+        self._out = HashGroups(np.uint16, np.int32, np.int32)
+        """`holder`, `pending` and `replayed`."""
+        self.attempts: npt.NDArray[np.int32]
+        (self.attempts,) = untouched(HASH_RANGE, np.int32)
+        self.drains: Mask = _NONE_DRAIN
+        self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
+        self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
+        self.draining = 0
+        self.revoked_messages = self.revoked_total = 0
+        """How many messages are asked back, and how many ever were."""
+        self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        """Of the hashes that `released` freed last, how often each was blocked; same order."""
+        self.holes = True
+        self._used = False
+        """Whether a message was ever sent."""
+
+    def continue_from(self, before: HashTables) -> None:
+        """The total goes on."""
+        self.revoked_total = before.revoked_total
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays; it does not depend on how many hashes drain."""
+        arrays = (self.owner, self.attempts, self.drains, self.held_from, self.revoked)
+        return self._out.nbytes + sum(int(array.nbytes) for array in arrays)
+
+    @property
+    def holder(self) -> Reduced:
+        """See above; not to be written to."""
+        return self._out.whole(_HOLDER)
+
+    def holders(self, hashes: HashIndex) -> Reduced:
+        """The holder of each of these hashes."""
+        rows = self._out.rows(hashes)
+        holders: Reduced = self._out.columns[_HOLDER][rows]
+        return holders
+
+    @property
+    def pending(self) -> npt.NDArray[np.int32]:
+        """See above; not to be written to."""
+        return self._out.whole(_PENDING)
+
+    @property
+    def replayed(self) -> npt.NDArray[np.int32]:
+        """See above; not to be written to."""
+        return self._out.whole(_REPLAYED)
+
+    def draining_mask(self) -> Mask:
+        """Which hashes are draining, by the definition; bool, shape (65536,)."""
+        if not self.tracking:
+            return np.zeros(HASH_RANGE, np.bool_)
+        mask: Mask = (self.pending > 0) & (self.holder != self.owner)
+        return mask
+
+    def set_owners(self, owner: Reduced) -> None:
+        """New owners, after a join or a leave. A hash that came back to its holder is simply not draining now."""
+        self.owner = shared_owners(owner)
+        self.holes = bool((owner[1:] == NO_SLOT).any())
+        self.recount()
+
+    def recount(self) -> None:
+        """Find the draining hashes anew, and forget blocked attempts of others (KS-27)."""
+        if not self._used:
+            return
+        drains = self.draining_mask()
+        self.draining = int(drains.sum())
+        self.drains = drains if self.draining else _NONE_DRAIN
+        self.attempts[(self.attempts > 0) & ~self.drains] = 0
+
+    def sent(self, hashes: HashIndex, slots: Reduced) -> None:
+        """Messages of these hashes went to these slots."""
+        self._used = True
+        rows = self._out.rows(hashes)
+        holder, pending, _ = self._out.columns
+        np.add.at(pending, rows, _ONE)
+        holder[rows] = slots
+
+    def released(self, hashes: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Messages of these hashes are no longer pending; returns the draining hashes that this freed, unique."""
+        rows = self._out.rows(hashes)
+        pending = self._out.columns[_PENDING]
+        np.subtract.at(pending, rows, _ONE)
+        if self.draining == 0:
+            return _NO_HASHES
+        freed = distinct(hashes[self.drains[hashes] & (pending[rows] == 0)])
+        self.drains[freed] = False
+        self.draining -= len(freed)
+        self.freed_attempts = self.attempts[freed]
+        self.attempts[freed] = 0
+        return freed
+
+    def revoke(self, hashes: HashIndex) -> None:
+        """Messages of these hashes are asked back."""
+        np.add.at(self.revoked, hashes, _ONE)
+        self.revoked_messages += len(hashes)
+        self.revoked_total += len(hashes)
+
+    def no_more_revoked(self, hashes: HashIndex) -> None:
+        """The reverse of `revoke`."""
+        np.subtract.at(self.revoked, hashes, _ONE)
+        self.revoked_messages -= len(hashes)
+
+    def queued(self, hashes: HashIndex) -> None:
+        """Messages with a known place in the order wait to be sent."""
+        rows = self._out.rows(hashes)
+        np.add.at(self._out.columns[_REPLAYED], rows, _ONE)
+
+    def unqueued(self, hashes: HashIndex) -> None:
+        """The reverse of `queued`."""
+        rows = self._out.rows(hashes)
+        np.subtract.at(self._out.columns[_REPLAYED], rows, _ONE)
+
+    def any_replayed(self, hashes: HashIndex) -> Mask:
+        """Of which of these hashes such messages wait, bool, one a hash."""
+        rows = self._out.rows(hashes)
+        waits: Mask = self._out.columns[_REPLAYED][rows] > 0
+        return waits

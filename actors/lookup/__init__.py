@@ -1,0 +1,1 @@
+"""Lookup: the directory of addresses, and the client that asks the owner of a partition."""

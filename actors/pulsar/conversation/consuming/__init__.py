@@ -1,0 +1,1 @@
+"""A consumer or reader of a Pulsar client on one connection."""

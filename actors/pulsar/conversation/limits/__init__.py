@@ -1,0 +1,1 @@
+"""The limits of a conversation: rates, connections, requests under way, unacknowledged bytes."""

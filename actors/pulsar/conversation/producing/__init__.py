@@ -1,0 +1,1 @@
+"""A producer of a Pulsar client on one connection."""

@@ -1,0 +1,119 @@
+"""The shape of every actor: one entry point, and one handler method for each class of requests.
+
+A handler is a method `on_<request_in_snake_case>`; `AddRun` is handled by `on_add_run`. Handlers run concurrently and
+in no promised order. A SluiceError raised in a handler is an answer to the caller; anything else is a defect and
+stops the actor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from sluice.actors import messages
+from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Reply, Request
+from sluice.storage.errors import Invalid
+
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+
+HANDLERS: dict[type, str] = {}
+"""The name of the handler by request class, as far as it was needed."""
+
+NO_USE: tuple[type[Request[Any]], ...] = (messages.Stats, messages.CloseIdle)
+"""Requests that keep no actor open (Ping is another one)."""
+
+REQUESTS: dict[str, type[Request[Any]]] = {
+    name: kind
+    for name, kind in sorted(vars(messages).items())
+    if isinstance(kind, type)
+    and issubclass(kind, msgspec.Struct)
+    and issubclass(kind, Request)
+    and not kind.__subclasses__()
+}
+"""Every request class by the name that travels; what several have in common is none."""
+
+
+class Actor:
+    """Base of every actor: topic, bookie, dispatcher, controller, gateway.
+
+    outlives: errors of a background task that do not end the actor. It is for those whose tasks each belong to one of
+    many clients; everybody else would go on answering pings, with a part of its work undone for good.
+    """
+
+    outlives: tuple[type[Exception], ...] = ()
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.stopped: str | None = None
+        self._under_way = 0
+        self._idle_since: int | None = None
+
+    @property
+    def refuses(self) -> str:
+        """Why it takes no new work although it lives; empty if it does."""
+        return ""
+
+    @property
+    def problem(self) -> str:
+        """The reason why the actor cannot do part of its work, in one line; empty if there is none."""
+        return ""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it must stay, although nobody asks it anything just now. Others are closed after a while."""
+        return True
+
+    @property
+    def figures(self) -> object:
+        """Return values that its statistics follow from, while nothing else changes them; None: they may change at any
+        time.
+        """
+        return None
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody uses it just now, or it is at work."""
+        return self._under_way > 0 or self.at_work
+
+    def idle_ms(self) -> int:
+        """For how long it was not used, as far as anybody asked."""
+        now = self.ports.clock.monotonic()
+        if self.used:
+            self._idle_since = None
+            return 0
+        if self._idle_since is None:
+            self._idle_since = now
+        return now - self._idle_since
+
+    async def start(self) -> None:
+        """Take possession: read metadata, raise epochs, start background work. Raises Fenced if it cannot."""
+
+    async def stop(self, reason: str) -> None:
+        """Refuse everything from now on. Idempotent. Never writes: a stopped owner may be an outdated one."""
+        self.stopped = self.stopped or reason
+
+    def release(self) -> None:
+        """Drop what takes much memory after the actor has ended, as its process goes on. Idempotent."""
+
+    async def handle(self, request: Request[Any]) -> Reply:
+        if isinstance(request, messages.Ping):
+            return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=self.idle_ms())
+        kind = type(request)
+        name = HANDLERS.get(kind)
+        if name is None:
+            name = HANDLERS[kind] = "on_" + _WORD.sub("_", kind.__name__).lower()
+        handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
+        if handler is None:
+            raise Invalid(f"{type(self).__name__} does not answer {type(request).__name__}")
+        if isinstance(request, NO_USE):
+            return await handler(request)
+        self._under_way += 1
+        try:
+            return await handler(request)
+        finally:
+            self._under_way -= 1
+            self._idle_since = None

@@ -1,0 +1,1 @@
+"""The background jobs of a topic: trimming, offloading, compaction and erasure."""

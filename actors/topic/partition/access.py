@@ -1,0 +1,163 @@
+"""Which producers may write to a partition: Pulsar's access modes, decided where the partition is owned.
+
+The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
+does the producer that has it now. A producer that had it, and comes back after another one, learns by that number that
+its time is over. A number that was never given is refused: stored, it would be what counting goes on from.
+
+Of two producers with one name the first one stays, unless the second one is the same client on a new connection.
+
+Only producers with a *home* are counted, that of the gateway which serves them: a home can be asked whether a producer
+is still there, and one that does not answer has lost it. Producers without a home do not keep another producer from
+having the partition to itself; from then on they are refused as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sluice.actors.ledger.record import Exclusivity, Holder
+from sluice.actors.messages import OpenProducer
+from sluice.storage.errors import Conflict, ProducerFenced
+
+LINE_MS = 10_000
+"""A producer that waits for its turn and has not asked for so long is dropped from the line."""
+PUT_OUT = 64
+MAX_EPOCH = 1 << 48
+"""An epoch above this was never counted up to. Earlier versions took what a client claimed, up to 2**64-1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The outcome that a producer may write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The outcome that a producer must wait for its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Other producers hold the topic: ask their homes whether they still serve them."""
+
+    holders: list[Holder]
+
+
+@dataclass(slots=True)
+class Access:
+    """Which producers are open, and which wait. No I/O; times are milliseconds."""
+
+    epoch: int = -1
+    holder: Holder | None = None
+    _present: dict[str, Holder] = field(default_factory=dict)
+    _line: dict[str, int] = field(default_factory=dict)
+    _put_out: list[str] = field(default_factory=list)
+
+    def restore(self, saved: Exclusivity) -> None:
+        """Take over the state in the record; if that has an impossible epoch, counting starts again."""
+        if saved.epoch > MAX_EPOCH:
+            saved = Exclusivity()
+        self.epoch, self.holder = saved.epoch, saved.holder
+        if saved.holder is not None:
+            self._present[saved.holder.incarnation] = saved.holder
+
+    @property
+    def durable(self) -> Exclusivity:
+        """The durable part, for the record."""
+        return Exclusivity(self.epoch, self.holder)
+
+    @property
+    def present(self) -> list[Holder]:
+        """The open producers."""
+        return list(self._present.values())
+
+    def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
+        """Decides about a producer that wants to write. asked: those that hold the topic were asked just now.
+
+        Raises Conflict if the partition is somebody else's, ProducerFenced if it was this producer's and is not any
+        more, or cannot be.
+        """
+        me = request.incarnation
+        if me in self._put_out:
+            raise ProducerFenced(f"producer {request.producer!r} was replaced by an exclusive one")
+        self._line = {who: until for who, until in self._line.items() if until > now}
+        if request.access == "shared":
+            return self._judge_shared(request, asked=asked)
+        if request.topic_epoch is not None and request.topic_epoch < self.epoch:
+            raise ProducerFenced(f"Topic epoch {request.topic_epoch} is over; it is {self.epoch}")
+        if request.topic_epoch is not None and request.topic_epoch > self.epoch:
+            raise ProducerFenced(f"Topic epoch {request.topic_epoch} was never given; it is {self.epoch}")
+        if self._is_holder(request) or request.access == "exclusive_with_fencing":
+            return Admit()
+        others = [other for other in self._present.values() if other.name != request.producer or other is self.holder]
+        if request.access == "wait_for_exclusive":
+            self._line[me] = now + LINE_MS
+            if not others and next(iter(self._line)) == me:
+                return Admit()
+            return Ask(others) if others and not asked else Wait()
+        if others and not asked:
+            return Ask(others)
+        if others or self._line:
+            raise ProducerFenced("Topic has existing producers")
+        return Admit()
+
+    def in_line(self, incarnation: str) -> bool:
+        """Whether a producer waits (and so was told to)."""
+        return incarnation in self._line
+
+    def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
+        if self.holder is None and not self._line:
+            return self._judge_name(request, asked=asked)
+        if self.holder is not None and not asked:
+            return Ask([self.holder])
+        raise Conflict("Topic has an existing exclusive producer")
+
+    def _judge_name(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
+        twins = [other for other in self._present.values() if other.name == request.producer]
+        twins = [other for other in twins if other.incarnation != request.incarnation]
+        if not twins or not request.home or request.again:
+            return Admit()
+        if not asked:
+            return Ask(twins)
+        raise Conflict("a producer with this name is already connected to the topic")
+
+    def _is_holder(self, request: OpenProducer) -> bool:
+        """Whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""
+        holder = self.holder
+        if holder is None:
+            return False
+        again = holder.name == request.producer and request.topic_epoch == self.epoch
+        return holder.incarnation == request.incarnation or again
+
+    def enter(self, request: OpenProducer) -> list[Holder]:
+        """A producer was admitted; returns those that are not any more."""
+        me = Holder(request.producer, request.incarnation, request.home)
+        if request.access == "shared":
+            self._present = {who: other for who, other in self._present.items() if other.name != me.name}
+            if request.home:
+                self._present[me.incarnation] = me
+            return []
+        if not self._is_holder(request) and request.topic_epoch is None:
+            self.epoch += 1
+        self._line.pop(me.incarnation, None)
+        if request.access == "exclusive_with_fencing":
+            self._put_out_all(self._line)
+            self._line.clear()
+        ended = [other for other in self._present.values() if other.incarnation != me.incarnation]
+        self._put_out_all(other.incarnation for other in ended)
+        self._present, self.holder = {me.incarnation: me}, me
+        return ended
+
+    def _put_out_all(self, incarnations: Iterable[str]) -> None:
+        self._put_out.extend(incarnations)
+        del self._put_out[:-PUT_OUT]
+
+    def leave(self, incarnation: str) -> bool:
+        """A producer leaves or stops waiting. Returns whether it was open."""
+        if incarnation in self._line:
+            self._put_out_all([incarnation])  # what it asked may still be under way
+        if self.holder is not None and self.holder.incarnation == incarnation:
+            self.holder = None
+        there = self._present.pop(incarnation, None) is not None
+        return self._line.pop(incarnation, None) is not None or there

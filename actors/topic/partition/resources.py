@@ -1,0 +1,16 @@
+"""The resources that the owners of partitions in one process share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sluice.actors.ownership.ids import LedgerIds
+from sluice.actors.topic.partition.entry_cache import CacheRoom
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResources:
+    """room: what their caches may hold together. ids: gives their ledgers numbers."""
+
+    room: CacheRoom = field(default_factory=CacheRoom)
+    ids: LedgerIds = field(default_factory=LedgerIds)

@@ -1,0 +1,148 @@
+"""Callers that each send one message, wait for its confirmation, and send the next, with Pulsar's Python client.
+
+    .venv/bin/python benchmarks/callers.py [--callers 1,4,16,64] [--topics] [--pulsar FOLDER]
+
+The broker is Sluice in one process, as `./sluice up --embedded` starts it: two copies, each synced to disk before a
+message is confirmed. --pulsar adds Pulsar standalone from its unpacked distribution, with one copy and a journal that
+syncs. All callers are threads of this process. They share a topic of 4 partitions; --topics gives each a topic of one
+partition. Messages have 100 bytes and random keys. Rounds alternate between the brokers. Figures are medians of the
+rounds: messages/s, ms until confirmed, and processor time of the broker a message. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
+from sluice.cluster.base.arguments import ArgumentParser, amount, count
+
+PAYLOAD = b"x" * 100
+KEYS = 1_000
+PARTITIONS = 4
+Figures = dict[str, float]
+
+
+def measure(side: Side, topic: str, callers: int, options: argparse.Namespace) -> Figures:
+    """Run this many callers at one broker."""
+    import pulsar
+
+    names = [f"{topic}-{number}" for number in range(callers if options.topics else 1)]
+    for name in names:
+        side.make_topic(name, 1 if options.topics else PARTITIONS)
+    client = pulsar.Client(side.url, io_threads=2, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        producers = [
+            client.create_producer(names[number % len(names)], batching_enabled=False) for number in range(callers)
+        ]
+        for producer in producers:
+            producer.send(PAYLOAD, partition_key="k")
+        cpu, began = side.cpu(), time.monotonic()
+        took = _waits(producers, began + options.seconds)
+        elapsed, cpu = time.monotonic() - began, side.cpu() - cpu
+    finally:
+        client.close()
+    return {
+        "per_s": len(took) / elapsed,
+        "p50_ms": float(np.percentile(took, 50)) * 1000,
+        "p99_ms": float(np.percentile(took, 99)) * 1000,
+        "broker_cpu_ms": cpu * 1000 / len(took),
+    }
+
+
+def _waits(producers: list[Any], until: float) -> list[float]:
+    """Send with all producers at once up to a time; return seconds until each confirmation. Raises RuntimeError."""
+    took: list[list[float]] = [[] for _ in producers]
+    errors: list[Exception] = []
+
+    def call(producer: Any, mine: list[float]) -> None:
+        try:
+            while (sent := time.monotonic()) < until:
+                producer.send(PAYLOAD, partition_key=f"k{random.randrange(KEYS)}")
+                mine.append(time.monotonic() - sent)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=each) for each in zip(producers, took, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise RuntimeError(f"a caller failed: {errors[0]}")
+    return [each for mine in took for each in mine]
+
+
+@contextlib.contextmanager
+def brokers(options: argparse.Namespace) -> Iterator[list[Side]]:
+    """Start the brokers that are wanted, and end them."""
+    home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
+    with tempfile.TemporaryDirectory(prefix="sluice-callers-") as folder, contextlib.ExitStack() as stack:
+        found: list[Side] = [GatewaySide("sluice", Path(folder) / "sluice", "none")]
+        if home:
+            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", Path(home), "none"))
+        for side in found:
+            stack.callback(side.stop)
+            side.start()
+        yield found
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure every number of callers in rounds over all brokers."""
+    works: dict[str, dict[str, Figures]] = {}
+    with brokers(options) as sides:
+        for callers in options.callers:
+            rounds: dict[str, list[Figures]] = {side.name: [] for side in sides}
+            for number in range(options.rounds):
+                for side in sides:
+                    topic = f"callers-{callers}-{number}-{time.time_ns():x}"
+                    rounds[side.name].append(measure(side, topic, callers, options))
+            works[str(callers)] = {
+                name: {figure: round(float(np.median([one[figure] for one in measured])), 4) for figure in measured[0]}
+                for name, measured in rounds.items()
+            }
+            for name, figures in works[str(callers)].items():
+                told = ", ".join(f"{figure} {value:,.3f}" for figure, value in figures.items())
+                print(f"{callers} callers, {name}: {told}", flush=True)
+    return {"benchmark": "callers", "topics": options.topics, "load": round(os.getloadavg()[0], 1), "callers": works}
+
+
+def _numbers(text: str) -> list[int]:
+    return [count(each) for each in text.split(",")]
+
+
+def main() -> None:
+    """Parse the command line and print the result."""
+    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--callers", type=_numbers, default=[1, 4, 16, 64], help="how many at once, for example 1,16")
+    parser.add_argument("--topics", action="store_true", help="a topic for each caller")
+    parser.add_argument("--seconds", type=amount, default=3.0, help="of each round")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
+    parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
+    options = parser.parse_args()
+    if options.small:
+        options.callers, options.seconds, options.rounds = [1, 4], 0.3, 1
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
+    try:
+        print(json.dumps(compare(options)))
+    except (Missing, RuntimeError) as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

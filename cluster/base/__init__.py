@@ -1,0 +1,1 @@
+"""The base of a process: event loop, clock, threads, files, tokens, certificates, audit."""

@@ -1,0 +1,68 @@
+"""What a chaos run does to this process from within, for a while: its disk is slow, or its clock is wrong.
+
+No signal from outside does either, and the rest of the machine must not suffer. It is asked for over a connection to
+the process (`cluster.launch.process_requests`), which wants the cluster's token as everything there does. A timer
+takes it back, whoever has gone meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from sluice.storage.errors import Invalid
+
+SLOW_DISK = "slow-disk"
+"""The amount is how many milliseconds each sync takes longer."""
+CLOCK_JUMP = "clock-jump"
+"""The amount is by how many milliseconds the wall clock leaps forward, or back if it is less than zero. It is the one
+that actors see (`cluster.base.real.RealClock`); libraries, as those of TLS and of S3, see the machine's.
+"""
+
+
+class Impairments:
+    """Of one process. felt: how often each was felt since it last began."""
+
+    def __init__(self) -> None:
+        self.felt: dict[str, int] = {}
+        self.clock_leapt = False
+        """Whether `wall_clock` says anything else than it is told: each message sent looks at the clock."""
+        self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def begin(self, kind: str, amount: int, seconds: float) -> None:
+        """Have it for so long, in place of an earlier one of the kind; the event loop takes it back. Raises Invalid."""
+        if kind not in self._amounts:
+            raise Invalid(f"no process can do {kind!r} to itself")
+        self.end(kind)
+        self.felt[kind] = 0
+        self._set(kind, amount)
+        self._timers[kind] = asyncio.get_running_loop().call_later(seconds, self.end, kind)
+
+    def end(self, kind: str) -> None:
+        """Take it back. Idempotent."""
+        if kind in self._amounts:
+            self._set(kind, 0)
+        timer = self._timers.pop(kind, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _set(self, kind: str, amount: int) -> None:
+        self._amounts[kind] = amount
+        self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
+
+    def wall_clock(self, now: int) -> int:
+        """What the clock says when it is `now`, milliseconds."""
+        if amount := self._amounts[CLOCK_JUMP]:
+            self.felt[CLOCK_JUMP] += 1
+        return now + amount
+
+    def before_sync(self) -> None:
+        """Wait as a slow disk does, in the thread that syncs."""
+        if amount := self._amounts[SLOW_DISK]:
+            self.felt[SLOW_DISK] += 1
+            time.sleep(amount / 1000)
+
+
+IMPAIRMENTS = Impairments()
+"""This process's."""

@@ -1,0 +1,1 @@
+"""The public client: topics, producers, consumers, messages."""

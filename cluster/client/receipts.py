@@ -1,0 +1,138 @@
+"""Receipts: the outcome of sent messages, row by row of a batch or of one message."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.cluster.client.message import MessageId
+from sluice.cluster.client.settings_input import check_timeout
+from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.position import Positions
+
+SendCallback = Callable[[SluiceError | None, MessageId | None], None]
+"""Called with (error, None) or (None, message id), on the client's own thread: it must not block."""
+
+_OPEN, _CONFIRMED, _FAILED = 0, 1, 2
+_NO_PARTITIONS: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
+_NO_STATES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+_NO_NUMBERS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+
+class Receipt:
+    """The outcome of one batch, message by message.
+
+    partitions: uint16 (n,). positions: int64 (n,), -1 until confirmed (and for duplicates whose place is forgotten).
+    confirmed_at: int64 (n,), microseconds since 1970 when the confirmation arrived.
+    """
+
+    def __init__(self, count: int = 0, check_wait: Callable[[], object] = lambda: None) -> None:
+        """check_wait: called before a thread waits; raises for one that must not."""
+        self._check_wait = check_wait
+        self.error: SluiceError | None = None
+        self._changed = threading.Condition()
+        self.grow(count)
+
+    def grow(self, count: int) -> None:
+        """Set the number of messages if it was not known at first; before any of them is settled."""
+        self.partitions: npt.NDArray[np.uint16] = np.zeros(count, np.uint16) if count else _NO_PARTITIONS
+        self.positions: Positions = np.empty(count, np.int64) if count else _NO_NUMBERS
+        self.positions.fill(-1)
+        self.confirmed_at: npt.NDArray[np.int64] = np.zeros(count, np.int64) if count else _NO_NUMBERS
+        self._states: npt.NDArray[np.uint8] = np.zeros(count, np.uint8) if count else _NO_STATES
+        self._open = count
+
+    def settle(self, rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
+        """Note the outcome of some rows, and wake their waiters.
+
+        first: position of the first of these rows, the others follow it; -1 if it is not known.
+        """
+        with self._changed:
+            if error is None:
+                self.confirmed_at[rows] = time.time_ns() // 1000
+                if first >= 0:
+                    self.positions[rows] = np.arange(first, first + len(rows))
+            else:
+                self.error = self.error or error
+            self._states[rows] = _CONFIRMED if error is None else _FAILED
+            self._open -= len(rows)
+            self._changed.notify_all()
+
+    def done(self) -> bool:
+        """Tell whether every message is confirmed or has failed."""
+        return self._open == 0
+
+    def result(self, timeout_s: float | None = None) -> Receipt:
+        """Wait for all confirmations. Raises the first error, or Unavailable after `timeout_s`."""
+        with self._changed:
+            if not self._wait_for(self.done, timeout_s):
+                raise Unavailable(
+                    f"{self._open} messages were not confirmed within {timeout_s} s; their outcome is unknown"
+                )
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def _wait_for(self, settled: Callable[[], bool], timeout_s: float | None) -> bool:
+        check_timeout("timeout_s", timeout_s)
+        if not settled() and (timeout_s is None or timeout_s > 0):
+            self._check_wait()
+        return self._changed.wait_for(settled, timeout_s)
+
+    def is_settled(self, row: int) -> bool:
+        """Tell whether this message is confirmed or has failed."""
+        return row < len(self._states) and self._states[row] != _OPEN
+
+    def open_rows(self) -> npt.NDArray[np.int64]:
+        """Which messages have no outcome yet."""
+        return np.flatnonzero(self._states == _OPEN)
+
+    def error_of(self, row: int) -> SluiceError | None:
+        """Why this message was refused; None if it was not."""
+        return self.error if self.is_settled(row) and self._states[row] == _FAILED else None
+
+    def wait_row(self, row: int, timeout_s: float | None) -> None:
+        """Wait for one message. Raises its error, or Unavailable after `timeout_s`."""
+        if not self.is_settled(row):  # else there is nothing to wait for, and the lock costs more than the look
+            with self._changed:
+                if not self._wait_for(lambda: self.is_settled(row), timeout_s):
+                    raise Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
+        error = self.error_of(row)
+        if error is not None:
+            raise error
+
+    def message_id(self, row: int) -> MessageId:
+        """Return the place of a stored message."""
+        return MessageId(int(self.partitions[row]), int(self.positions[row]))
+
+
+class SentMessage:
+    """The outcome of one message."""
+
+    __slots__ = ("_receipt", "_row")
+
+    def __init__(self, receipt: Receipt, row: int) -> None:
+        self._receipt, self._row = receipt, row
+
+    def done(self) -> bool:
+        """Tell whether the message is confirmed or has failed."""
+        return self._receipt.is_settled(self._row)
+
+    @property
+    def error(self) -> SluiceError | None:
+        """Why it was refused; None if it was not, or is not decided."""
+        return self._receipt.error_of(self._row)
+
+    def result(self, timeout_s: float | None = None) -> SentMessage:
+        """Wait for the confirmation. Raises the message's error, or Unavailable after `timeout_s`."""
+        self._receipt.wait_row(self._row, timeout_s)
+        return self
+
+    def message_id(self) -> MessageId:
+        """Return the place of the stored message. Raises its error; Unavailable while it is not confirmed."""
+        self.result(0)
+        return self._receipt.message_id(self._row)

@@ -1,0 +1,62 @@
+"""Checks the settings that users give to the client: their names, types and combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from sluice.actors.controller.catalog import check_dead_letters
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ownership.names import check_name
+from sluice.storage.errors import Invalid
+
+
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Raises Invalid unless it is a whole number within these limits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise Invalid(f"{name} is a whole number, {least} to {most}, not {value!r}")
+
+
+def check_timeout(name: str, value: object) -> None:
+    """Raises Invalid unless it is a number or None, which is without end."""
+    if value is not None and (not isinstance(value, int | float) or value != value):
+        raise Invalid(f"{name} is a number, not {value!r}")
+
+
+def check_callback(name: str, value: object) -> None:
+    """Raises Invalid unless it can be called, or is None."""
+    if value is not None and not callable(value):
+        raise Invalid(f"{name} is a function, not {value!r}")
+
+
+def check_known(what: str, values: Collection[str], kind: Any) -> None:
+    """Raises Invalid for a name that is no field of the struct; what: the word for these names."""
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise Invalid(f"unknown {what} {unknown[0]!r}; there are {', '.join(sorted(known)) or 'none'}")
+
+
+def wanted_settings(values: dict[str, Any], kind: Any) -> Any:
+    """Check settings by name and type. Raises Invalid naming the wrong one."""
+    check_known("setting", values, kind)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise Invalid(str(error)) from None
+
+
+def wanted_subscription(values: dict[str, Any], topic: str, subscription: str, *, named: bool) -> SubscriptionSettings:
+    """A subscription's settings; the dead letter topic gets its short name. named: the consumer has a name of its own.
+
+    Raises Invalid, also where nothing could ever be written to the dead letter topic.
+    """
+    wanted: SubscriptionSettings = wanted_settings(values, SubscriptionSettings)
+    if wanted.grace_ms > 0 and not named:
+        raise Invalid("grace_ms keeps hashes for a consumer that comes back under its name: give it a consumer_name")
+    check_dead_letters(topic, subscription, wanted)
+    if wanted.dead_letter_topic:
+        wanted = msgspec.structs.replace(wanted, dead_letter_topic=check_name("topic", wanted.dead_letter_topic))
+    return wanted

@@ -1,0 +1,96 @@
+"""Keys, passwords and certificates that are renewed while a process runs.
+
+Their files are looked at every LOOK_S. When one has changed, what is made of them is made anew and used from then on
+for who comes. Whoever is connected stays; a token counts until it ends. If nothing can be made of the files, because
+one is damaged or only one of a pair is there yet, what was before stays in force, and that is an alarm until it is
+mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from sluice.actors.pulsar.conversation.gateway.gateway import Authenticate, ClientIdentity
+from sluice.cluster.base.real import logger
+from sluice.cluster.gateway.authentication import KEY_FILES, authenticate_by
+from sluice.cluster.gateway.tls import TLS_FILES, context_of
+from sluice.storage.errors import Invalid
+
+T = TypeVar("T")
+LOOK_S = 2.0
+State = tuple[tuple[int, int, int] | None, ...]
+
+
+class Renewed(Generic[T]):
+    """What is made of files, and of the newest ones that are good. Raises what `make` raises, at first."""
+
+    def __init__(self, files: Sequence[str], make: Callable[[], T]) -> None:
+        self._files, self._make = files, make
+        self._seen = _state(files)
+        self.value = make()
+        self.problem = ""
+        """Why the newest files are not used; empty if they are."""
+
+    async def run(self) -> None:
+        """Look again and again, for ever; returns at once where there are no files."""
+        while self._files:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Use what has changed, if it can be used."""
+        seen = await asyncio.to_thread(_state, self._files)
+        if seen == self._seen:
+            return
+        self._seen, before = seen, self.problem
+        try:
+            self.value = await asyncio.to_thread(self._make)
+            self.problem = ""
+            logger.info("renewed: %s", ", ".join(self._files))
+        except (Invalid, OSError, ValueError, ssl.SSLError) as error:
+            self.problem = f"{error}; what was there before is used further"
+            if self.problem != before:
+                logger.error("not renewed: %s", self.problem)
+
+
+def _state(files: Sequence[str]) -> State:
+    """By which a change shows."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            status = os.stat(file)
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
+def _named(settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [str(settings[name]) for name in names if settings.get(name)]
+
+
+class RenewedAuthentication(Renewed[Authenticate | None]):
+    """Who clients are, by the newest keys and passwords."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(_named(settings, KEY_FILES), lambda: authenticate_by(settings))
+
+    @property
+    def authenticate(self) -> Authenticate | None:
+        """None lets everybody in."""
+        return None if self.value is None else self._known
+
+    async def _known(self, method: str, data: bytes) -> ClientIdentity:
+        assert self.value is not None
+        return await self.value(method, data)
+
+
+class RenewedTls(Renewed[ssl.SSLContext | None]):
+    """What a handshake shows, and whom it trusts, by the newest certificates; None if no certificate is named."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(_named(settings, TLS_FILES), lambda: context_of(settings))

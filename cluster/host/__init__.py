@@ -1,0 +1,1 @@
+"""The host of actors in one process: disks, stores behind ports, metrics."""

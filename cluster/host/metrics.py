@@ -1,0 +1,292 @@
+"""Metrics: the Prometheus series of each statistic, and the gauges that a host keeps up to date.
+
+They go through ray.util.metrics, so Ray's own agent exports them (with the prefix `ray_`, as for all). Names are
+Pulsar's where Pulsar has one. No key, hash or message id is ever a label: magnitude is a metric, identity is a question
+(`./sluice subscriptions explain`, `blocked-keys`). Totals are gauges of a count since the owner started, because an
+owner that is replaced starts anew; a topic or subscription that is closed (nobody uses it) has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.actors.ports import Address
+
+LABELS = ("cluster", "topic", "partition", "subscription")
+EVERY_S = 5.0
+MOST_ZEROS = 10_000
+"""With so many gauges of the value 0 in a process, further ones are given up where nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One series: its name, the statistic it shows (a path of keys), and what it means."""
+
+    name: str
+    statistic: tuple[str, ...]
+    description: str
+
+    @property
+    def help(self) -> str:
+        """The description for who sees nothing but this series."""
+        counts = self.name.endswith(("_total", "_expired", "_op_count")) and self is not BUCKETS
+        return f"{self.description}, since the owner started" if counts else self.description
+
+
+BUCKETS = Metric(
+    "pulsar_delayed_message_index_bucket_total",
+    ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_total"),
+    "Buckets, the one being filled included",
+)
+SNAPSHOTS = Metric(
+    "pulsar_delayed_message_index_bucket_snapshot_size_bytes",
+    ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_snapshot_size_bytes"),
+    "Bytes of the buckets' objects",
+)
+
+SUBSCRIPTION = (
+    Metric("pulsar_subscription_back_log", ("msgBacklog",), "Messages that are not acknowledged"),
+    Metric(
+        "pulsar_subscription_back_log_no_delayed",
+        ("msgBacklogNoDelayed",),
+        "The same without those that were read and are not due",
+    ),
+    Metric("pulsar_subscription_delayed", ("msgDelayed",), "Messages that were read and are not due"),
+    Metric("pulsar_subscription_in_replay", ("msgInReplay",), "Messages that wait to be sent again"),
+    Metric("pulsar_subscription_unacked_messages", ("unackedMessages",), "Messages that consumers hold"),
+    Metric(
+        "pulsar_subscription_blocked_on_unacked_messages",
+        ("blockedSubscriptionOnUnackedMsgs",),
+        "1 when the subscription's limit of unacknowledged messages is reached",
+    ),
+    Metric("pulsar_subscription_draining_hashes_count", ("drainingHashesCount",), "Hashes that are draining"),
+    Metric(
+        "pulsar_subscription_draining_hashes_pending_messages",
+        ("drainingHashesUnackedMessages",),
+        "Messages that their former owners still hold",
+    ),
+    Metric(
+        "pulsar_subscription_draining_hashes_cleared_total",
+        ("drainingHashesClearedTotal",),
+        "Hashes that finished draining",
+    ),
+    Metric(
+        "sluice_subscription_hottest_key_share",
+        ("hottestKeyShare",),
+        "Part of the messages read lately that the heaviest key has, 0 to 1",
+    ),
+    Metric(
+        "sluice_subscription_held_back_by_key",
+        ("heldBackByKey",),
+        "1 while one key holds the partition back; the alarm names it",
+    ),
+    Metric("pulsar_out_messages_total", ("msgOutCounter",), "Messages sent to consumers"),
+    Metric("sluice_subscription_given_back_total", ("msgRedeliverCounter",), "Messages that consumers gave back"),
+    Metric("pulsar_subscription_total_msg_expired", ("totalMsgExpired",), "Messages that expired"),
+    Metric("pulsar_subscription_consumers_count", ("consumersCount",), "Attached consumers"),
+    BUCKETS,
+    Metric(
+        "pulsar_delayed_message_index_loaded",
+        ("bucketDelayedIndexStats", "pulsar_delayed_message_index_loaded"),
+        "Index entries in memory",
+    ),
+    SNAPSHOTS,
+    Metric(
+        "pulsar_delayed_message_index_size_bytes",
+        ("bucketDelayedIndexStats", "pulsar_delayed_message_index_size_bytes"),
+        "Memory of the delayed index",
+    ),
+    Metric(
+        "sluice_delayed_waiting_for_store",
+        ("bucketDelayedIndexStats", "waiting_for_store"),
+        "Delayed messages that only memory holds until the store takes them",
+    ),
+    Metric("sluice_order_checked_total", ("orderCheckedTotal",), "Messages that the order sentinel looked at"),
+    Metric("sluice_order_violations_total", ("orderViolationsTotal",), "Broken promises that it found"),
+    Metric("sluice_subscription_revoked_messages", ("msgRevoked",), "Messages that consumers were asked to give back"),
+    Metric("sluice_subscription_revoked_total", ("msgRevokedTotal",), "The same, counted"),
+    Metric("sluice_subscription_parked_keys", ("parkedKeys",), "Keys that are parked until an operator decides"),
+    Metric("sluice_subscription_blocked_keys", ("blockedKeys",), "Keys that wait for a decision and are not parked"),
+    Metric("sluice_subscription_parked_messages", ("msgParked",), "Messages of parked keys"),
+    Metric("sluice_subscription_parked_bytes", ("parkedBytes",), "Their bytes"),
+    Metric(
+        "sluice_subscription_parking_limit_reached",
+        ("parkingLimitReached",),
+        "1 when messages are blocked because the limit of parked keys or bytes is reached",
+    ),
+    Metric("sluice_subscription_keys_parked_total", ("keysParkedTotal",), "Keys that were parked or blocked"),
+    Metric("sluice_subscription_redriven_total", ("msgRedrivenTotal",), "Messages that were redriven"),
+    Metric("sluice_hashes_moved_total", ("hashesMovedTotal",), "Hashes that changed their consumer"),
+    Metric("sluice_kept_hashes", ("keptHashes",), "Hashes that are kept for consumers that left"),
+    Metric("sluice_places_returned_total", ("placesReturnedTotal",), "Consumers that came back in time"),
+    Metric("sluice_hand_overs_total", ("handOversTotal",), "Consumers whose hashes another one took over as they are"),
+    Metric("sluice_damped_consumers_total", ("dampedConsumersTotal",), "Times when a consumer that flaps had to wait"),
+    Metric("sluice_dispatch_stalled_total", ("watchdogStalls",), "Times when something deliverable was not sent"),
+)
+"""Of every subscription on every partition."""
+
+TOPIC = (
+    Metric("pulsar_in_messages_total", ("msgInCounter",), "Messages published"),
+    Metric("pulsar_in_bytes_total", ("bytesInCounter",), "Bytes published"),
+    Metric("pulsar_storage_size", ("storageSize",), "Bytes that the partition's ledgers hold"),
+    Metric(
+        "pulsar_storage_backlog_size",
+        ("backlogBytes",),
+        "About how many bytes lie behind the slowest subscription, also one that is closed because nobody uses it",
+    ),
+    Metric("sluice_under_replicated_ledgers", ("underReplicated",), "Ledgers with fewer copies than they should have"),
+    BUCKETS,
+    SNAPSHOTS,
+)
+"""Of every partition. The last two are there where the partition's subscriptions share one delayed index."""
+
+OPERATIONS = Metric(
+    "pulsar_delayed_message_index_bucket_op_count",
+    ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_op_count"),
+    "Operations on buckets by type and state",
+)
+LATENCIES = Metric(
+    "pulsar_delayed_message_index_bucket_op_latency_ms",
+    ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_op_latency_ms"),
+    "Milliseconds that operations on buckets took, by type",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram since the owner started: how many values fell into each step, and their sum.
+
+    bounds: upper ends of the steps, ascending. counts: one more than bounds, the last is for what is above all.
+    """
+
+    metric: Metric
+    labels: dict[str, str]
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+def series(kind: str, stats: Mapping[str, Any]) -> list[tuple[Metric, dict[str, str], float]]:
+    """(metric, extra labels, value) of one actor's statistics; statistics that are absent are left out."""
+    rows: list[tuple[Metric, dict[str, str], float]] = []
+    for metric in {"dispatcher": SUBSCRIPTION, "topic": TOPIC}.get(kind, ()):
+        value = _find(stats, metric.statistic)
+        if isinstance(value, int | float):
+            rows.append((metric, {}, float(value)))
+    for operation, states in (_find(stats, OPERATIONS.statistic) or {}).items():
+        rows += [(OPERATIONS, {"type": operation, "state": state}, float(n)) for state, n in states.items()]
+    return rows
+
+
+def distributions(stats: Mapping[str, Any]) -> list[Distribution]:
+    """The histograms in one actor's statistics."""
+    found = []
+    for operation, seen in (_find(stats, LATENCIES.statistic) or {}).items():
+        steps = seen.get("quantile", {})
+        bounds = tuple(float(step) for step in steps if step != "overflow")
+        counts = tuple(int(n) for n in steps.values())
+        found.append(Distribution(LATENCIES, {"type": operation}, bounds, counts, float(seen.get("sum", 0))))
+    return found
+
+
+def _find(stats: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    found: Any = stats
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+Row = tuple[Any, float, dict[str, str]]
+"""A gauge, its value, and the labels."""
+
+
+class Exporter:
+    """Keeps one host's gauges up to date.
+
+    Ray forgets a gauge that was not set for two of its report intervals, which are 20 s together. So what has not
+    changed is set again meanwhile, without its actor being asked; with very many gauges only those that are not 0.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        self._gauges: dict[str, Any] = {}
+        self._histograms: dict[str, Any] = {}
+        self._shown: dict[Address, list[Row]] = {}
+        self._zeros = 0
+        """How many rows in it have the value 0."""
+        self._observed: dict[Address, dict[tuple[str, ...], tuple[int, ...]]] = {}
+
+    def show(self, address: Address, kind: str, text: str) -> None:
+        """Set the gauges of one actor from its statistics (JSON)."""
+        stats = json.loads(text)
+        labels = {
+            "cluster": self._cluster,
+            "topic": str(stats.get("topic", "")),
+            "partition": str(stats.get("partition", "")),
+            "subscription": str(stats.get("subscription", "")) if kind == "dispatcher" else "",
+        }
+        rows: list[Row] = [
+            (self._gauge(metric, tuple(sorted(extra))), value, {**labels, **extra} if extra else labels)
+            for metric, extra, value in series(kind, stats)
+        ]
+        _set(rows)
+        self._drop(address)
+        self._shown[address] = rows if self._zeros < MOST_ZEROS else [row for row in rows if row[1]]
+        self._zeros += _zeros(self._shown[address])
+        for distribution in distributions(stats):
+            self._observe(self._observed.setdefault(address, {}), distribution, {**labels, **distribution.labels})
+
+    def show_again(self, address: Address) -> None:
+        """The statistics of an actor are what they were."""
+        _set(self._shown.get(address, []))
+
+    def keep(self, addresses: Container[Address]) -> None:
+        """Forget all other actors, which have ended."""
+        for address in [address for address in self._shown if address not in addresses]:
+            self._drop(address)
+            self._observed.pop(address, None)
+
+    def _drop(self, address: Address) -> None:
+        self._zeros -= _zeros(self._shown.pop(address, []))
+
+    def _observe(
+        self, observed: dict[tuple[str, ...], tuple[int, ...]], seen: Distribution, tags: dict[str, str]
+    ) -> None:
+        """Hand on what is new since the last time. Of a value only its step is known: the step's end stands for it."""
+        key = (seen.metric.name, *tags.values())
+        before = observed.get(key, ())
+        observed[key] = seen.counts
+        if not before or any(new < old for new, old in zip(seen.counts, before, strict=True)):
+            before = (0,) * len(seen.counts)  # the first time, or the owner began again
+        for bound, new, old in zip((*seen.bounds, 2 * seen.bounds[-1]), seen.counts, before, strict=True):
+            for _ in range(new - old):
+                self._histogram(seen, tuple(tags)).observe(bound, tags=tags)
+
+    def _histogram(self, seen: Distribution, tags: tuple[str, ...]) -> Any:
+        name = seen.metric.name
+        if name not in self._histograms:
+            from ray.util.metrics import Histogram
+
+            self._histograms[name] = Histogram(
+                name, description=seen.metric.description, boundaries=list(seen.bounds), tag_keys=tags
+            )
+        return self._histograms[name]
+
+    def _gauge(self, metric: Metric, extra: tuple[str, ...]) -> Any:
+        if metric.name not in self._gauges:
+            from ray.util.metrics import Gauge
+
+            self._gauges[metric.name] = Gauge(metric.name, description=metric.help, tag_keys=(*LABELS, *extra))
+        return self._gauges[metric.name]
+
+
+def _set(rows: list[Row]) -> None:
+    for gauge, value, tags in rows:
+        gauge.set(value, tags=tags)
+
+
+def _zeros(rows: list[Row]) -> int:
+    return sum(not value for _, value, _ in rows)

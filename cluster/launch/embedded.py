@@ -1,0 +1,270 @@
+"""A cluster in one process, without Ray: the same actors, disks, journals and promises on one event loop.
+
+It is meant for a laptop, a notebook, and the tests of users' programs. Every actor runs in the caller's process, each
+bookie on a disk folder of its own, and the client on the same loop. Requests pass the codec as between processes, and a
+failed actor is replaced by a new incarnation under a new address. So nothing works here that a cluster would refuse.
+Payloads go by reference.
+
+The data folder has the same format as a cluster's, so either can open the other's data, one at a time. The process is a
+single point of failure, but not of loss: when it is killed, every confirmed message is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.ports import Address, InCommon, Node, Unknown
+from sluice.actors.ports.wire import Blob, Packed
+from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Answer
+from sluice.cluster.base.forks import Birthplace, forget_in_children
+from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.base.real import StructuredLog, Tasks, real_ports
+from sluice.cluster.client.client import Client
+from sluice.cluster.gateway.ports import forget_ports, service_url, wanted_ports
+from sluice.cluster.history.tables import check_catalog
+from sluice.cluster.host.process import ProcessActors
+from sluice.cluster.host.stores import check_stores
+from sluice.cluster.launch.build import CONTROLLER, SluiceParts
+from sluice.cluster.launch.discovery import refuse_running
+from sluice.cluster.launch.preflight import check_safeguards
+from sluice.cluster.node.environment import LOOPBACK
+from sluice.cluster.node.folder import claimed, prepare_folder
+from sluice.cluster.node.process_watch import ProcessWatch
+from sluice.cluster.settings.options import ClusterOptions, identified
+from sluice.cluster.wire.net import DirectNet
+from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.frame import Buffer
+
+log = StructuredLog("embedded")
+
+START_TIMEOUT = 120.0
+AGAIN_S = 1.0
+"""Between attempts to start a part that nobody else starts: the controller."""
+SETTLE_S, STOP_TIMEOUT = 3.0, 15.0
+
+PROCESS, _, _CONTROLLER = CONTROLLER.partition("/")
+"""The name of the one process is that of a cluster's first: clients of either ask the same address."""
+
+
+class LocalNet(DirectNet):
+    """The Net port of a cluster whose actors are all in this process."""
+
+    async def share(self, *parts: Buffer) -> Blob:
+        """See actors.ports.Net. Nobody changes a payload, so a reference is as good as a copy."""
+        return Blob(parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+class LocalPlaces:
+    """Starts actors in this process. Implements actors.ports.Places."""
+
+    def __init__(self, actors: ProcessActors) -> None:
+        self._actors = actors
+
+    async def machines(self) -> list[str]:
+        return [LOOPBACK]
+
+    async def start(self, kind: str, name: str, settings: dict[str, Any]) -> Address:
+        try:
+            return await asyncio.wait_for(self._actors.start(kind, name, settings), START_TIMEOUT)
+        except (SluiceError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise Unavailable(f"{kind} failed to start: {error!r}") from error
+
+    async def stop(self, address: Address, *, frozen: bool = False) -> None:
+        await self._actors.stop(address.partition("/")[2])
+
+    async def acts(self) -> bool:
+        return True
+
+    async def is_away(self, address: Address) -> bool:
+        return False
+
+    async def inventory(self) -> list[tuple[str, Address, dict[str, Any]]]:
+        return self._actors.inventory()
+
+    async def nodes(self) -> list[Node]:
+        return [Node(self._actors.name, LOOPBACK)]
+
+    async def node_of(self, address: Address) -> str:
+        return self._actors.name
+
+    def cordon(self, nodes: Sequence[str]) -> None:
+        """There is one, which is never drained."""
+
+    async def vacate(self, node: str) -> list[str]:
+        return []
+
+    async def dismiss(self, name: str) -> bool:
+        return False
+
+
+class EmbeddedCluster:
+    """A running cluster in this process. settings: those of ClusterOptions. Raises the errors of the bookies' start.
+
+    boot: kind and name of what it starts by itself and starts again when it fails. net: how payloads are shared.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        boot: tuple[tuple[str, str], ...] = (("controller", "controller"),),
+        net: type[DirectNet] = LocalNet,
+    ) -> None:
+        self._settings = settings
+        if wanted_ports(settings):
+            forget_ports(Path(settings["data_dir"]))
+            boot = (*boot, ("pulsar", "pulsar"))
+        self._boot = {name: kind for kind, name in boot}
+        self._parts = SluiceParts()
+        self._stores = self._parts.stores(settings)
+        self._watch, self._in_process = ProcessWatch(), InCommon()
+        self._again: dict[asyncio.Task[None], None] = {}
+        self._closing = False
+        self.actors = ProcessActors(PROCESS, self._make, self._dropped)
+        self.net = net(self.actors, _nobody, b"")
+        self.loop = LoopThread("sluice")
+        try:
+            for name, kind in self._boot.items():
+                self.loop.run(self.actors.start(kind, name, {}))
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
+        """Answer a request from another process. Raises nothing but its own cancellation."""
+        return self.actors.answer_here(actor, kind, packed)
+
+    def close(self) -> None:
+        """End every actor and the loop. Confirmed messages are on the disk. Idempotent; a forked child ends nothing."""
+        if self._closing or not self.loop.is_here:
+            return
+        self._closing = True
+        try:
+            self.loop.run(self._stop(), STOP_TIMEOUT)
+        finally:
+            self.loop.stop()
+            for store in self._stores:
+                store.close()
+
+    async def _stop(self) -> None:
+        """End everything, but first let be durable which consumers have left: nobody is to wait for them next time."""
+        barriers = [asyncio.ensure_future(one.parts.context.store.barrier()) for one in self.actors.serving(Dispatcher)]
+        if barriers:
+            await asyncio.wait(barriers, timeout=SETTLE_S)
+            for barrier in barriers:
+                barrier.cancel()
+            await asyncio.gather(*barriers, return_exceptions=True)
+        await self.actors.close()
+
+    def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
+        places = LocalPlaces(self.actors) if kind == "controller" else None
+        ports = real_ports(address, self.net, self._stores, tasks, self._watch, self._in_process, places)
+        return self._parts.actor(kind, ports, {**self._settings, **settings})
+
+    def _dropped(self, actor: str, _: str) -> None:
+        if actor in self._boot and not self._closing:
+            task = asyncio.get_running_loop().create_task(self._start_again(actor))
+            self._again[task] = None
+            task.add_done_callback(self._again.pop)
+
+    async def _start_again(self, actor: str) -> None:
+        """Start a part that nobody else starts, for as long as it takes."""
+        while not self._closing:
+            try:
+                await self.actors.start(self._boot[actor], actor, {})
+                return
+            except Exception as error:
+                log("start_waits", actor=actor, error=repr(error))
+                await asyncio.sleep(AGAIN_S)
+
+
+async def _nobody(host: str) -> Unknown:
+    return Unknown(f"no process {host}: everybody is in this one", gone=True)
+
+
+@contextlib.contextmanager
+def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
+    """A cluster in this process on a data folder, for the length of a `with` block. more: of EmbeddedCluster.
+
+    Raises Invalid if another process holds the folder, or a cluster runs on it; Unavailable.
+    """
+    root = prepare_folder(wanted.data_dir)
+    with claimed(root):
+        refuse_running(root)
+        check_safeguards(wanted)
+        check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
+        check_catalog(wanted.iceberg_catalog)
+        embedded = EmbeddedCluster(identified(wanted).settings(), **more)
+        try:
+            yield embedded
+        finally:
+            embedded.close()
+
+
+def connect(data_dir: Path | None, **options: Any) -> Client:
+    """A client of a cluster in this process, which ends with the client, or else with the process.
+
+    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`,
+    and Unavailable if `pulsar_port` is in use.
+    """
+    cleanup = contextlib.ExitStack()
+    try:
+        folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
+        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options)))
+        cleanup.enter_context(_ended_at_exit(cleanup))
+        client = Client(cleanup, embedded.net, embedded.loop)
+        if options.get("pulsar_port", -1) >= 0:
+            client.pulsar_service_url = service_url(folder, options["pulsar_port"])
+        return client
+    except BaseException:
+        cleanup.close()
+        raise
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A folder that its own process removes; the standard library's is removed by a forked child as well."""
+    made_in = Birthplace()
+    folder = tempfile.mkdtemp(prefix="sluice_")
+    try:
+        yield folder
+    finally:
+        if made_in.is_here:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+_unclosed: dict[int, contextlib.ExitStack] = {}
+"""What a program that ends may have left open. A forked child begins with none: the cluster is its parent's."""
+forget_in_children(_unclosed.clear)
+
+
+@contextlib.contextmanager
+def _ended_at_exit(cleanup: contextlib.ExitStack) -> Iterator[None]:
+    """Close it when the interpreter exits, before the threads end that its disks write with."""
+    if not _registered:
+        _registered.append(getattr(threading, "_register_atexit", atexit.register)(_close_all))
+    _unclosed[id(cleanup)] = cleanup
+    try:
+        yield
+    finally:
+        _unclosed.pop(id(cleanup), None)
+
+
+_registered: list[object] = []
+
+
+def _close_all() -> None:
+    for cleanup in list(_unclosed.values()):
+        with contextlib.suppress(Exception):
+            cleanup.close()

@@ -1,0 +1,1 @@
+"""One node of a cluster: its folder, its environment, its processes and Ray's."""

@@ -1,0 +1,1 @@
+"""The faces of Sluice inside a Ray program: a keyed queue, and datasets of Ray Data."""

@@ -1,0 +1,1 @@
+"""The settings of a cluster, and where each value came from."""

@@ -1,0 +1,359 @@
+"""The Net port: requests go over connections between the processes themselves (cluster.wire).
+
+Ray says once where a process of a name listens; a new incarnation has a new name. After that no request goes through
+Ray: a call of a Ray actor costs ten times as much as one over a socket, most of it processor time. In a cluster of one
+process, which has no Ray, the caller is given the address in another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from sluice.actors.ports import Address, Timer, Unknown
+from sluice.actors.ports.wire import Blob, Packed, Reply, Request, pack
+from sluice.actors.runtime.host import Answer, opened
+from sluice.actors.runtime.shared_timers import SharedTimers
+from sluice.cluster.base.real import SHARED_CONTEXT, RealClock, StructuredLog
+from sluice.cluster.node.environment import CONTROLLER_HOST, NAMESPACE, is_controller_host
+from sluice.cluster.node.nodes import own_address
+from sluice.cluster.wire.controller_search import ControllerSearch
+from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
+from sluice.cluster.wire.listener import Listener, RequestHandler
+from sluice.cluster.wire.payloads import SHARE_FROM, SharedPayload
+from sluice.cluster.wire.peers import Find, Peers, late
+from sluice.cluster.wire.tls import TlsFiles, files_of, trust_of
+from sluice.storage.errors import Unavailable
+from sluice.storage.format.frame import Buffer
+
+log = StructuredLog("net")
+_ASKING = ThreadPoolExecutor(4, "find")
+"""Those who ask Ray: it does not answer while its head is away, and nobody else may have to wait for that."""
+
+R = TypeVar("R", bound=Reply)
+
+SHARED_FROM_MS = 5_000
+"""Who waits so long for an answer may be told a quarter of a second sooner that none came."""
+CUT_FROM = 32 * 1024
+"""Of smaller runs the rest costs less than taking it out."""
+CONTROLLER_NAME = "controller"
+CONTROLLER = f"{CONTROLLER_HOST}/{CONTROLLER_NAME}"
+"""The address of the controller, wherever it is."""
+FIND_AGAIN_S, FIND_ASK_MS = 1.0, 1_500
+FIND_FOR_OTHERS_S = 10.0
+"""Who asked has given up, or asks again."""
+NAMING = "naming"
+"""What is asked in the controller's process for where others listen; it is no actor, but the process itself."""
+MOST_ENDPOINTS = 4_096
+NODE_ADDRESS = "node"
+"""As a bind address: the one by which Ray knows this machine."""
+
+
+class Listening(Reply):
+    """Where a process listens. Without an endpoint: why that is not known, and whether the process has ended."""
+
+    endpoint: Endpoint | None = None
+    reason: str = ""
+    gone: bool = False
+
+
+class Whereabouts(Request[Listening]):
+    """Where does the process of this name listen?"""
+
+    reply: ClassVar[type[Reply]] = Listening
+    host: str
+
+
+class LocalActors(Protocol):
+    """The actors of this process, which are called without a connection."""
+
+    name: str
+
+    def has(self, address: Address) -> bool:
+        """Whether the actor at an address runs here."""
+
+    def answer_here(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
+        """Answer a request. Raises nothing but its own cancellation."""
+
+
+class DirectNet:
+    """Calls peers by `host/actor`. Belongs to one event loop.
+
+    finder and token: who says where a process listens, and what proves that one belongs to the cluster; Ray's if they
+    are not given. tls: the files with which every machine is spoken to; without them those that a process names.
+    controller: a process that knows who the controller is. Raises Invalid if one of these files cannot be used.
+    """
+
+    def __init__(
+        self,
+        local: LocalActors | None = None,
+        finder: Find | None = None,
+        token: bytes | None = None,
+        tls: TlsFiles | None = None,
+        controller: str = CONTROLLER_HOST,
+    ) -> None:
+        known = cluster_token() if token is None else token
+        self._local = local
+        self._finder = finder or find
+        self.calls = self.lookups = 0
+        """Requests that went to other processes, and how often Ray was asked where one is."""
+        self._peers = Peers(self.find, lambda endpoint: endpoint.secret.encode() or known, trust_of(tls))
+        self._controllers = ControllerSearch(controller, self.call, None if finder else candidates)
+        self._endpoints: dict[str, Endpoint] = {}
+        """Where each process was last said to listen, for when nobody can be asked."""
+        self._tasks: dict[asyncio.Future[Answer], asyncio.Task[None]] = {}
+        """What actors of this process are doing, by the answers that are waited for."""
+        self._clock, self._timers = RealClock(), SharedTimers()
+
+    def call(self, to: Address, request: Request[R], timeout: int) -> Coroutine[Any, Any, R | Unknown]:
+        if to == CONTROLLER and not self._is_here(to):
+            return self._controllers.call(
+                lambda host, left: self._call(f"{host}/{CONTROLLER_NAME}", request, left), timeout
+            )
+        return self._call(to, request, timeout)
+
+    def _is_here(self, to: Address) -> bool:
+        return self._local is not None and self._local.has(to)
+
+    def _call(self, to: Address, request: Request[R], timeout: int) -> Coroutine[Any, Any, R | Unknown]:
+        """No coroutine around one of these: with ten thousand topics twice as many calls wait, mostly for news."""
+        local, host = self._local, to.partition("/")[0]
+        if local is not None and host == local.name:
+            return self._call_here(local, to, request, timeout)
+        return self._call_peer(host, to, request, timeout)
+
+    async def _call_peer(self, host: str, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+        self.calls += 1
+        route = f"{to.partition('/')[2]} {type(request).__name__}".encode()
+        try:
+            return opened(request, await self._peers.call(host, route, pack(request), timeout / 1000))
+        except TimeoutError:
+            return _no_answer(to, request, timeout)
+
+    async def _call_here(self, local: LocalActors, to: Address, request: Request[R], timeout: int) -> R | Unknown:
+        """Ask an actor of this process. It goes on with its work when the caller has given up."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+        work = partial(local.answer_here, to.partition("/")[2], type(request).__name__, pack(request).copied())
+        self._tasks[answered] = loop.create_task(self._serve(work, answered), context=SHARED_CONTEXT.context)
+        timer = self._deadline(timeout, answered)
+        try:
+            answer = await answered
+        except TimeoutError:
+            return _no_answer(to, request, timeout)
+        finally:
+            timer.cancel()
+        return opened(request, answer.copied() if isinstance(answer, Packed) else answer)
+
+    def _deadline(self, milliseconds: int, answered: asyncio.Future[Answer]) -> Timer:
+        """Ends the wait for an answer, which next to never happens: a long one has no timer of its own."""
+        if milliseconds < SHARED_FROM_MS:
+            return self._clock.timer(milliseconds, partial(late, answered))
+        return self._timers.timer(self._clock, milliseconds, partial(late, answered))
+
+    async def _serve(self, work: Callable[[], Awaitable[Answer]], answered: asyncio.Future[Answer]) -> None:
+        """work: begins here, because a loop that ends may cancel this before it does."""
+        try:
+            answer = await work()
+            if not answered.done():
+                answered.set_result(answer)
+        finally:
+            self._tasks.pop(answered, None)
+            answered.cancel()  # without an effect, unless this ended before there was an answer
+
+    async def find(self, host: str) -> Endpoint | Unknown:
+        """Where it listens. If nobody says so in time, or Ray cannot, as it was said last, because a new process has a
+        new name: where nobody listens there any more the process has ended, which Ray may notice a minute later. If it
+        was never said, as the controller's process knows it.
+        """
+        return await self._found(host, self._find_otherwise)
+
+    async def find_for_others(self, host: str) -> Endpoint | Unknown:
+        """The same for who asks this process, which asks no other: they would ask each other, and themselves, again and
+        again for as long as Ray is silent.
+        """
+        return await self._found(host, _await_ray)
+
+    async def _found(
+        self, host: str, otherwise: Callable[[str, asyncio.Future[Endpoint | Unknown]], Awaitable[Endpoint | Unknown]]
+    ) -> Endpoint | Unknown:
+        """otherwise: finds out, beside Ray, what Ray does not say in time and was never said."""
+        self.lookups += 1
+        asking = asyncio.ensure_future(self._finder(host))
+        try:
+            found = await asyncio.wait_for(asyncio.shield(asking), FIND_AGAIN_S)
+        except TimeoutError:
+            if (known := self._endpoints.get(host)) is not None:
+                return known
+            found = await otherwise(host, asking)
+        finally:
+            asking.cancel()
+        if isinstance(found, Unknown) and not found.gone:
+            return self._endpoints.get(host, found)
+        if isinstance(found, Endpoint):
+            self._endpoints.pop(host, None)
+            self._endpoints[host] = found
+            if len(self._endpoints) > MOST_ENDPOINTS:
+                del self._endpoints[next(iter(self._endpoints))]
+        return found
+
+    async def _find_otherwise(self, host: str, asking: asyncio.Future[Endpoint | Unknown]) -> Endpoint | Unknown:
+        """Ask the controller's process, as long as Ray does not answer; unless that is this one."""
+        while not asking.done() and not is_controller_host(host):
+            keeper = self._controllers.host
+            if self._local is None or keeper != self._local.name:
+                told = await self._call(f"{keeper}/{NAMING}", Whereabouts(host=host), FIND_ASK_MS)
+                if not isinstance(told, Unknown) and told.endpoint is not None:
+                    return told.endpoint
+            await asyncio.wait([asking], timeout=FIND_AGAIN_S)
+        return await asking
+
+    async def share(self, *parts: Buffer) -> Blob:
+        """See actors.ports.Net. A payload that came from another process is passed on as it came."""
+        size = sum(map(len, parts))
+        shared: SharedPayload | None = None
+        if size >= SHARE_FROM:
+            shared = (SharedPayload.behind(parts[0]) if len(parts) == 1 else None) or SharedPayload.of(*parts)
+        if len(parts) == 1:
+            return Blob(parts[0], shared)
+        return Blob(b"".join(parts)) if shared is None else Blob(handle=shared, size=size)
+
+    async def fetch(self, blob: Blob) -> memoryview | None:
+        if blob.data is None and isinstance(blob.handle, SharedPayload) and blob.handle.size == blob.size:
+            try:
+                blob.data = blob.handle.view()
+            except OSError as error:
+                log("payload_lost", bytes=blob.size, error=str(error))
+        return blob.data
+
+    def rows_from(self, to: Address) -> int:
+        return CUT_FROM if self._peers.is_far(to.partition("/")[0]) else 0
+
+    def part(self, host: str) -> None:
+        """Forget how a process is reached: the next call asks where it is."""
+        self._peers.part(host)
+
+    def close(self) -> None:
+        self._controllers.close()
+        self._peers.close()
+
+
+def _no_answer(to: Address, request: Request[Any], timeout: int) -> Unknown:
+    log("no_answer", to=to, request=type(request).__name__, ms=timeout)
+    return Unknown(f"no answer from {to} within {timeout} ms")
+
+
+async def ask_once(to: Address, request: Request[R], timeout: int) -> R | Unknown:
+    """One call of a caller that makes no other; see actors.ports.Net."""
+    net = DirectNet()
+    try:
+        return await net.call(to, request, timeout)
+    finally:
+        net.close()
+
+
+def ask_from_thread(to: Address, request: Request[R], timeout: int, who: str) -> R:
+    """The same for a thread without an event loop. who: how it is called for people. Raises Unavailable without an
+    answer, and what is refused.
+    """
+    answer = asyncio.run(ask_once(to, request, timeout))
+    if isinstance(answer, Unknown):
+        raise Unavailable(f"{who} does not answer: {answer.reason}")
+    return answer
+
+
+def cluster_token() -> bytes:
+    """The token of the cluster that this process belongs to; empty if it has none."""
+    import ray
+
+    raylet: Any = ray._raylet
+    try:
+        headers = raylet.AuthenticationTokenLoader.instance().get_token_for_http_header()
+    except ray.exceptions.AuthenticationError:
+        return b""
+    return "".join(str(value).removeprefix("Bearer ") for value in headers.values()).encode()
+
+
+async def candidates() -> list[str]:
+    """The processes that can be the controller, as Ray knows them; none if it does not say."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        named = await asyncio.get_running_loop().run_in_executor(_ASKING, ray.util.list_named_actors, True)
+    except (RayError, ConnectionError, RuntimeError):
+        return []
+    return [row["name"] for row in named if row["namespace"] == NAMESPACE and is_controller_host(row["name"])]
+
+
+async def find(host: str) -> Endpoint | Unknown:
+    """Where the process of a name listens, as Ray knows it."""
+    import ray
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+    try:
+        handle: Any = await asyncio.get_running_loop().run_in_executor(_ASKING, ray.get_actor, host, NAMESPACE)
+        return Endpoint(*await handle.endpoint.remote())
+    except ValueError:
+        return Unknown(f"no process {host}", gone=True)
+    except ActorUnavailableError as error:
+        return Unknown(f"{host} does not answer: {error}")
+    except RayActorError as error:
+        return Unknown(f"{host} has ended: {type(error).__name__}", gone=True)
+    except RayError as error:
+        return Unknown(f"{host}: {type(error).__name__}: {error}")
+    except RuntimeError as error:  # the interpreter ends and takes no more work for threads; Ray has ended before it
+        return Unknown(f"{host}: {error}")
+
+
+async def _await_ray(host: str, asking: asyncio.Future[Endpoint | Unknown]) -> Endpoint | Unknown:
+    try:
+        return await asyncio.wait_for(asking, FIND_FOR_OTHERS_S)
+    except TimeoutError:
+        return Unknown(f"Ray does not say where {host} is")
+
+
+def check_tls(settings: Mapping[str, Any]) -> None:
+    """Raises Invalid in one line if the files cannot be used that settings name for TLS between machines."""
+    trust_of(files_of(settings))
+
+
+def session_folder() -> str:
+    """Ray's folder on this node, which goes away with the cluster; empty if it cannot be known."""
+    import ray
+
+    node: Any = getattr(ray._private.worker, "_global_node", None)
+    return "" if node is None else str(node.get_session_dir_path())
+
+
+def open_endpoint(
+    name: str,
+    answers: RequestHandler,
+    folder: str,
+    bind_address: str,
+    token: bytes | None = None,
+    tls: TlsFiles | None = None,
+) -> tuple[Endpoint, Listener]:
+    """Listen for a process of this name, on a Unix-domain socket in this folder and at this address.
+
+    bind_address: an address of this machine, or "node": the one by which Ray knows it. token: of the cluster, Ray's if
+    it is not given. tls: files to speak TLS with to other machines. Raises OSError, Invalid.
+    """
+    known = cluster_token() if token is None else token
+    secret = "" if known else secrets.token_hex(32)
+    listener = Listener(name, known or secret.encode(), answers, trust=trust_of(tls))
+    sockets = SocketFolder(folder)
+    listener.listen(sockets.listen())
+    address = own_address() if bind_address == NODE_ADDRESS else bind_address
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    inet = socket.create_server((address, 0), family=family, backlog=128)
+    listener.listen(inet)
+    host, port = inet.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = own_address()
+    return Endpoint(name, this_machine(), this_network(), sockets.path, host, port, secret, tls or ()), listener

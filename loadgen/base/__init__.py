@@ -1,0 +1,1 @@
+"""The words of a load test: acts, histories, kinds of faults, generated messages, options."""

@@ -1,0 +1,1 @@
+"""Faults: what breaks consumers, brokers, nodes and networks, and takes it back."""

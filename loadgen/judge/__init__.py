@@ -1,0 +1,1 @@
+"""The judge: it finds broken promises in recorded histories."""

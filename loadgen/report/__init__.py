@@ -1,0 +1,1 @@
+"""The report of a flood: tables, charts and the verdict."""

@@ -1,0 +1,1 @@
+"""A run of a flood, from its start to its clean end."""

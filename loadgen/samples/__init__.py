@@ -1,0 +1,1 @@
+"""Samples of a running flood: memory, statistics, hot keys."""

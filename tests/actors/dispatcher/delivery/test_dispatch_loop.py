@@ -1,0 +1,169 @@
+"""What a new owner does with acknowledgements of messages that it has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sluice.actors.messages import Redrive
+from sluice.storage.errors import SluiceError, Unavailable
+from tests.scenarios.key_shared.broker import Broker, Client, play
+
+LEASE_MS = 6_000
+
+
+async def quietly(asked: Awaitable[object]) -> None:
+    """Ask, whatever is answered."""
+    with contextlib.suppress(SluiceError):
+        await asked
+
+
+async def unread(broker: Broker, *refused: str) -> tuple[Client, int]:
+    """A consumer of a new owner, which is refused these; and the position of a message that the earlier one sent."""
+    first = await broker.join("c1", acking=False)
+    await broker.publish("a", "b")
+    await broker.until(lambda: len(first.got) == 2)
+    for name in refused:
+        broker.world.network.refusals[name] = (1.0, (Unavailable("not now"),))
+    first.crash()
+    broker.world.network.faults.gone_hint = 1.0
+    broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))
+    return await broker.join("c2", acking=False), first.got[0].position
+
+
+def test_what_an_earlier_owner_sent_is_done_before_it_is_read() -> None:
+    """Whoever is told that its acknowledgement is durable never sees the message again, nor does anybody else."""
+
+    async def scenario(broker: Broker) -> None:
+        second, position = await unread(broker, "ReadIndex")
+        second.parts[0].acknowledge_positions(np.array([position]))
+        await second.parts[0].wait_confirmed()
+        broker.world.network.refusals.clear()
+        await broker.until(lambda: len(second.got) == 1, 2 * LEASE_MS)
+        await broker.quiet(500)
+        assert second.came() == ["b"]
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+def test_it_is_confirmed_when_the_topic_has_told_its_end() -> None:
+    async def scenario(broker: Broker) -> None:
+        second, position = await unread(broker, "ReadIndex", "ReadEnds")
+        second.parts[0].acknowledge_positions(np.array([position]))
+        waiting = asyncio.ensure_future(second.parts[0].wait_confirmed())
+        await broker.quiet(LEASE_MS)
+        assert not waiting.done(), "the owner does not know whether there is such a message"
+        broker.world.network.refusals.clear()
+        await waiting
+        await broker.until(lambda: len(second.got) == 1, 2 * LEASE_MS)
+        assert second.came() == ["b"]
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+def test_what_was_never_published_is_not_done() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c1")
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        client.parts[0].acknowledge_positions(np.array([client.got[0].position + 1]))
+        await client.parts[0].wait_confirmed()
+        await broker.publish("b")
+        await broker.until(lambda: len(client.got) == 2)
+
+    play(scenario)
+
+
+def test_what_another_consumer_has_finished_is_not_sent_any_more() -> None:
+    """Of a Failover subscription: it waited for the next poll of the consumer that was active before."""
+
+    async def scenario(broker: Broker) -> None:
+        former = await broker.join("b", queue=2)
+        await broker.publish("k")
+        await broker.until(lambda: len(former.got) == 1)
+        await broker.quiet(100)
+        heal = broker.world.partition(["broker"], ["b"])
+        await broker.publish("on its way")
+        await broker.quiet(100)
+        await broker.publish("waits")
+        await broker.quiet(100)
+        active = await broker.join("a")
+        await broker.until(lambda: active.came() == ["on its way", "waits"])
+        await active.parts[0].wait_confirmed()
+        heal()
+        await broker.until(lambda: len(former.got) == 2)
+        assert former.came() == ["k", "on its way"]
+        await active.close()
+        await broker.publish("x", "y", "z")
+        await broker.until(lambda: former.came()[-1] == "z")
+        assert former.came()[2:] == ["x", "y", "z"]
+        await broker.quiet(1_100)
+        assert (await broker.consumer_stats())["b"]["availablePermits"] == 2, "what was not sent took no room"
+
+    play(scenario, type="failover", lease_ms=60_000)
+
+
+@pytest.mark.parametrize("runs", [[6], [1, 1, 1, 1, 1, 1]])
+def test_nothing_goes_out_behind_what_is_done_and_was_never_sent(runs: list[int]) -> None:
+    """Whether the owner has read it or not. The next one does not know that it is done (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        for count in runs:
+            await broker.publish(*["k"] * count)
+        await broker.until(lambda: len(client.got) == 1)
+        other = await broker.join("other", queue=1)
+        broker.world.meta.trouble.cut["broker"] = 1
+        other.parts[0].acknowledge_positions(np.array([client.got[0].position + 4]))
+        await broker.quiet(500)
+        client.taking = client.acking = True
+        client.ack(client.got[0])
+        client.parts[0].taken(client.got[0].part)
+        await broker.quiet(1_000)
+        came = [message.number for message in client.got + other.got]
+        assert came == [0], "it is not durable that the one behind need not come"
+        for gone in (client, other):
+            gone.crash()
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        last = await broker.join("d")
+        await broker.until(lambda: len(last.got) == 6, 60_000)
+
+    play(scenario, lease_ms=20_000, look_ahead_per_consumer=1)
+
+
+def test_nothing_goes_out_behind_what_is_done_and_was_parked() -> None:
+    """It waited behind a message that failed, and was sent to nobody: the next owner sends it (promise 3)."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        await broker.publish("k", "k", "k")
+        await broker.until(lambda: len(client.got) == 1)
+        for _ in range(2):
+            await client.nack(client.got[-1])
+            client.parts[0].taken(client.got[-1].part)
+            await broker.quiet(500)
+        broker.world.meta.trouble.cut["broker"] = 1
+        client.parts[0].acknowledge_positions(np.array([client.got[0].position + 1]))
+        await broker.quiet(100)
+        address = await broker.address()
+        asked = broker.ports.net.call(address, Redrive(everything=True), 60_000)
+        broker.world.background(quietly(asked), "redrive")
+        client.taking = client.acking = True
+        await broker.quiet(1_000)
+        assert 2 not in [message.number for message in client.got], "it is not durable that 1 need not come"
+        client.crash()
+        broker.world.crash(broker.world.alive("dispatcher-")[0])
+        broker.world.meta.trouble.cut.clear()
+        last = await broker.join("d")
+        await broker.quiet(30_000)
+        await broker.admin("redrive", everything=True)
+        await broker.until(lambda: [message.number for message in last.got] == [0, 1, 2], 60_000)
+
+    parks: dict[str, Any] = {"dead_letter_policy": "park", "nack_order": "key", "max_redeliver_count": 1}
+    play(scenario, lease_ms=20_000, **parks)

@@ -1,0 +1,71 @@
+"""What an owner's record says is what the next owner begins with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.actors.dispatcher.delivery.subscription import SubscriptionState
+from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.position import position
+
+
+def nothing_told(event: str, **fields: object) -> None:
+    raise AssertionError(f"{event}: {fields}")
+
+
+def record_of(state: SubscriptionState) -> dict[str, Any]:
+    value: dict[str, Any] = msgpack.unpackb(msgspec.msgpack.encode(state.to_record()))
+    return value
+
+
+@given(
+    st.sets(st.integers(0, 50)),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([2_000, 10_000, 30_000]),
+    st.lists(st.sampled_from(["a.0", "a.1", "b.0"]), unique=True),
+)
+def test_the_next_owner_begins_with_what_the_record_says(
+    done: set[int], paused: bool, known: bool, lease: int, members: list[str]
+) -> None:
+    cursor = Cursor()
+    cursor.chain([(1, None)], complete=True)
+    cursor.acknowledge(np.array([position(1, entry) for entry in sorted(done)], np.int64))
+    state = SubscriptionState.begun(SubscriptionSettings(lease_ms=lease), cursor)
+    state.pause(paused)
+    if known:
+        state.introduced()
+    for number, who in enumerate(members):
+        state.membership.admit(who, who.partition(".")[0], "p")
+        state.membership.attach(who, number + 1, 0)
+    value = record_of(state)
+    again = SubscriptionState.stored(value, nothing_told)
+    assert (again.settings, again.paused, again.known) == (state.settings, paused, known)
+    assert again.cursor.encode() == cursor.encode()
+    assert [row["incarnation"] for row in msgpack.unpackb(again.membership.rows())] == members
+    assert again.membership.trust_ms == state.membership.trust_ms
+
+
+def test_settings_that_an_owner_may_not_take_up_wait() -> None:
+    state = SubscriptionState.begun(SubscriptionSettings(lease_ms=10_000), Cursor())
+    state.begin_next_with(SubscriptionSettings(lease_ms=2_000))
+    assert (state.settings.lease_ms, state.membership.lease_ms) == (10_000, 10_000)
+    again = SubscriptionState.stored(record_of(state), nothing_told)
+    assert (again.settings.lease_ms, again.membership.lease_ms) == (2_000, 2_000)
+
+
+def test_what_an_older_release_did_not_write_has_its_usual_value() -> None:
+    told: list[tuple[str, Any]] = []
+    value = record_of(SubscriptionState.begun(SubscriptionSettings(), Cursor()))
+    del value["paused"], value["known"]
+    value["settings"] = b'{"lease_ms": 1}'
+    state = SubscriptionState.stored(value, lambda event, **fields: told.append((event, fields)))
+    assert (state.paused, state.known, state.settings.lease_ms) == (False, True, 2_000)
+    assert told == [("settings_repaired", {"change": "lease_ms = 1 is used as 2000"})]

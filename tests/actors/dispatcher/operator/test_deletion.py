@@ -1,0 +1,296 @@
+"""A subscription is deleted by its owner alone, and on all partitions or on none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.ledger.record import record_key, unpack_record
+from sluice.actors.messages import (
+    Attach,
+    Attached,
+    Deleted,
+    DeleteSubscription,
+    Detach,
+    Progress,
+    RemoveSubscription,
+    RemoveUnused,
+)
+from sluice.actors.ownership.fenced_record import FencedRecord
+from sluice.actors.ports import Unknown
+from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
+from tests.scenarios.key_shared.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Broker, play
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+FORCED = DeleteSubscription(force=True)
+
+
+async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
+    """The actor itself."""
+    process = broker.world.at(await broker.address(partition))
+    assert process is not None
+    assert isinstance(process.actor, Dispatcher)
+    return process.actor
+
+
+async def replace(broker: Broker, actor: Dispatcher) -> None:
+    """A newer owner writes the record, and this one is not told."""
+    newer = FencedRecord(broker.world.client("newer"), actor.identity.key)
+    value = await newer.take()
+    assert value is not None
+    await newer.save(value)
+
+
+async def recorded(broker: Broker) -> list[bool]:
+    """By partition, whether the subscription has a record there."""
+    keys = [f"subscription/{TOPIC}/{partition}/{SUBSCRIPTION}" for partition in range(broker.partitions)]
+    return [await broker.ports.meta.read(key) is not None for key in keys]
+
+
+async def marks(broker: Broker) -> dict[str, int]:
+    """How far the topic knows each of its subscriptions to be, in its record."""
+    record = await broker.ports.meta.read(record_key(TOPIC, 0))
+    assert record is not None
+    return unpack_record(record.value).subscriptions
+
+
+def before(work: Work, first: Work) -> Work:
+    async def both() -> None:
+        await first()
+        await work()
+
+    return both
+
+
+def test_an_owner_that_was_replaced_unknowingly_deletes_nothing() -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a")
+        actor = await owner(broker)
+        told: list[Progress] = []
+        topic = broker.world.at(await broker.directory.topic(TOPIC, 0))
+        assert topic is not None
+        heard: Any = topic.actor
+        on_progress = heard.on_progress
+
+        async def hear(request: Progress) -> Any:
+            told.append(request)
+            return await on_progress(request)
+
+        heard.on_progress = hear
+        await replace(broker, actor)
+        with pytest.raises(Fenced):
+            await actor.on_delete_subscription(FORCED)
+        assert await recorded(broker) == [True]
+        assert not any(request.gone for request in told), "the topic would trim what the newer owner has not delivered"
+
+    play(scenario)
+
+
+def test_who_is_replaced_while_it_deletes_leaves_the_record() -> None:
+    async def scenario(broker: Broker) -> None:
+        actor = await owner(broker)
+        history = actor.parts.context.history
+        history.clear = before(history.clear, lambda: replace(broker, actor))  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            await actor.on_delete_subscription(FORCED)
+        assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_what_was_half_deleted_begins_anew() -> None:
+    """Nothing that was done before counts, and the deletion can be asked for again."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a", "b", "c")
+        await broker.until(lambda: len(client.got) == 3)
+        await client.close()
+        actor = await owner(broker)
+
+        async def refused() -> None:
+            raise Unavailable("the store is away")
+
+        actor.parts.context.history.clear = refused  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await actor.on_delete_subscription(FORCED)
+        again = await broker.join("late")
+        await broker.until(lambda: len(again.got) == 3)
+        await broker.quiet(1_000)
+        assert (await broker.stats())["msgBacklog"] == 0
+        await broker.ports.net.call(
+            CONTROLLER, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION, force=True), 10_000
+        )
+        assert await recorded(broker) == [False]
+
+    play(scenario, initial_position="earliest")
+
+
+def test_nobody_attaches_while_it_is_deleted() -> None:
+    async def scenario(broker: Broker) -> None:
+        actor = await owner(broker)
+        history, refused = actor.parts.context.history, list[SluiceError]()
+        await broker.join("c")
+
+        async def come() -> None:
+            with pytest.raises(Unavailable, match="is being deleted") as caught:
+                await attach(broker, 0, "late")
+            refused.append(caught.value)
+
+        history.clear = before(history.clear, come)  # type: ignore[method-assign]
+        await actor.on_delete_subscription(FORCED)
+        assert refused
+        assert await recorded(broker) == [False]
+        await broker.join("later")  # makes it anew, so that there is an owner whose sentinel can be asked
+
+    play(scenario)
+
+
+async def attach(broker: Broker, partition: int, name: str) -> Attached:
+    """A consumer that comes. Raises what the owner refuses it with."""
+    reply = await broker.ports.net.call(
+        await broker.address(partition), Attach(consumer=name, incarnation=name), 10_000
+    )
+    assert isinstance(reply, Attached)
+    return reply
+
+
+async def ask(broker: Broker, request: Any) -> None:
+    """A request to the controller that must be answered."""
+    assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 60_000), Unknown)
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_consumer_on_one_partition_keeps_all_of_them(used: int) -> None:
+    async def scenario(broker: Broker) -> None:
+        owners = [await broker.address(partition) for partition in range(2)]
+        session = (await attach(broker, used, "c")).session
+        with pytest.raises(Invalid, match="consumers are connected"):
+            await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert await recorded(broker) == [True, True]
+        await attach(broker, 1 - used, "d")
+        assert [await broker.address(partition) for partition in range(2)] == owners
+        await broker.ask(Detach(session=session), used)
+        await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION, force=True))
+        assert await recorded(broker) == [False, False]
+
+    play(scenario, partitions=2)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_who_comes_during_a_deletion_keeps_no_half(late: int) -> None:
+    async def scenario(broker: Broker) -> None:
+        actor = await owner(broker, 1 - late)
+        address, outcomes = await broker.address(late), list[object]()
+        history = actor.parts.context.history
+
+        async def come() -> None:
+            try:
+                outcomes.append(await broker.ports.net.call(address, Attach(consumer="c", incarnation="c"), 10_000))
+            except Unavailable as error:
+                outcomes.append(error)
+
+        history.clear = before(history.clear, come)  # type: ignore[method-assign]
+        await ask(broker, RemoveUnused(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert [isinstance(outcome, Unavailable | Unknown) for outcome in outcomes] == [True]
+        assert await recorded(broker) == [False, False]
+
+    play(scenario, partitions=2, durable=False)
+
+
+def test_a_durable_one_is_never_unused() -> None:
+    async def scenario(broker: Broker) -> None:
+        await ask(broker, RemoveUnused(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
+    """The topic ignores what earlier subscriptions of the name still say, and nothing of what this one says."""
+
+    async def scenario(broker: Broker) -> None:
+        first = await owner(broker)
+        await broker.publish("a")
+        broker.world.stop(first.ports.me)
+        await broker.directory.suspect(first.ports.me)
+        await broker.stats()
+        await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
+        assert await marks(broker) == {}
+        late = first.parts.context.reporter.statement()
+        broker.directory.forget(TOPIC)
+        await broker.stats()
+        made_again = await marks(broker)
+        assert list(made_again) == [SUBSCRIPTION], "the topic would trim what it has not delivered"
+        await broker.ports.net.call(await broker.directory.topic(TOPIC, 0), late, 1_000)
+        await broker.ports.net.call(
+            await broker.directory.topic(TOPIC, 0), first.parts.context.reporter.statement(gone=True), 1_000
+        )
+        assert await marks(broker) == made_again
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_deletes_it_at_the_same_time_hears_the_same(seed: int) -> None:
+    """Two controllers may be asked, when the first one is silent. The second would start it anew if it was refused."""
+
+    async def scenario(broker: Broker) -> None:
+        actor, address = await owner(broker), await broker.address()
+        told = await asyncio.gather(*(broker.ports.net.call(address, FORCED, 10_000) for _ in range(2)))
+        assert told == [Deleted(deleted=True)] * 2
+        assert actor.ended()
+        assert await recorded(broker) == [False]
+
+    play(scenario, seed=seed)
+
+
+def test_who_takes_the_place_of_a_deleted_one_makes_none() -> None:
+    """Another controller was asked to delete it, and this one finds its owner gone."""
+
+    async def scenario(broker: Broker) -> None:
+        address = await broker.address()
+        await broker.ports.net.call(address, FORCED, 10_000)
+        await broker.quiet(5_000)
+        assert await recorded(broker) == [False]
+        broker.directory.forget(TOPIC)
+        await broker.stats()
+        assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_who_comes_when_one_of_its_name_was_deleted_gets_its_own() -> None:
+    """At that moment its owner is being started in place of the other one's."""
+
+    async def scenario(broker: Broker) -> None:
+        address = await broker.address()
+        await broker.ports.net.call(address, FORCED, 10_000)
+        broker.directory.forget(TOPIC)
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.until(lambda: client.came() == ["a"])
+        assert await recorded(broker) == [True]
+
+    play(scenario)
+
+
+def test_nothing_is_said_behind_the_word_that_it_is_gone() -> None:
+    """What was acknowledged last is reported a second later: if the stores are slow, that would be behind it."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish("a")
+        await broker.until(lambda: len(client.got) == 1)
+        await client.close()
+        actor = await owner(broker)
+        history = actor.parts.context.history
+        history.clear = before(history.clear, lambda: broker.quiet(3_000))  # type: ignore[method-assign]
+        await actor.on_delete_subscription(FORCED)
+        assert await marks(broker) == {}, "the topic would keep everything for nobody"
+
+    play(scenario)

@@ -1,0 +1,164 @@
+"""Programs with a cluster in their process that fork: a child's life and end are none of its parent's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import sluice
+from sluice.cluster.base.forks import keep_from_children
+from tests.cluster.helpers import PATIENCE_S
+from tests.cluster.launch.test_embedded import begin, run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@contextmanager
+def forked(work: Callable[[], object] = lambda: None) -> Iterator[int]:
+    """A forked child that works and then lives on for as long as the block. Fails if the work fails."""
+    reading, writing = os.pipe()
+    worked, told = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writing)
+        try:
+            work()
+            os.write(told, b"1")
+            os.read(reading, 1)  # until the parent closes its end
+            os._exit(0)
+        except BaseException:
+            os.write(told, b"0")
+            os._exit(1)
+    os.close(reading)
+    os.read(worked, 1)
+    try:
+        yield child
+    finally:
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        for descriptor in (worked, told):
+            os.close(descriptor)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+ENDS = """
+import multiprocessing, os, sys
+import sluice
+client = sluice.connect(embedded=True)
+client.create_topic("orders")
+producer = client.create_producer("orders")
+producer.send(b"before", partition_key="k")
+if sys.argv[1] == "multiprocessing":
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+elif os.fork() == 0:
+    sys.exit()
+else:
+    os.wait()
+producer.send(b"after", partition_key="k")
+consumer = client.subscribe("orders", "billing", initial_position="earliest")
+print([consumer.receive(240_000).data().decode() for _ in range(2)], len(os.listdir(os.environ["TMPDIR"])))
+"""
+
+
+@pytest.mark.parametrize("way", ["multiprocessing", "exit"])
+def test_the_end_of_a_child_ends_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit hook ran in the child, waited for a thread that it does not have, and removed the parent's data."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert run(ENDS, way) == (0, "['before', 'after'] 1\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_living_child_holds_no_folder(tmp_path: Path) -> None:
+    client = sluice.connect(embedded=True, data_dir=tmp_path)
+    with forked():
+        client.close()
+        sluice.connect(embedded=True, data_dir=tmp_path).close()
+
+
+SERVES = """
+import os, sys
+import sluice
+client = sluice.connect(embedded=True, pulsar_port=0)
+url = client.pulsar_service_url
+if os.fork() == 0:
+    print(url, flush=True)  # from the child: what it does at a fork is done by now
+    sys.stdin.read()
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_living_child_holds_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients would connect to a port at which nobody answers any more."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    killed = begin(SERVES)
+    assert killed.stdout is not None
+    host, _, port = killed.stdout.readline().strip().removeprefix("pulsar://").partition(":")
+    killed.wait(PATIENCE_S)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    killed.communicate()
+
+
+def test_a_child_is_told_to_connect_itself(tmp_path: Path) -> None:
+    """It would wait for ever for the thread of its parent. What it makes itself works, and ends with it."""
+    with sluice.connect(embedded=True, data_dir=tmp_path / "parents") as client:
+        client.create_topic("orders")
+        producer = client.create_producer("orders")
+        consumer = client.subscribe("orders", "billing")
+        producer.send(b"first")
+        message = consumer.receive(240_000)
+
+        def child() -> None:
+            producer._send_scheduled = consumer._loop_told = True  # the fork may have come at such a moment
+            for call in (
+                client.topics,
+                lambda: producer.send_async(b"x"),
+                lambda: consumer.receive(),
+                lambda: consumer.acknowledge(message),
+                producer.flush,
+            ):
+                with pytest.raises(sluice.Invalid, match=f"made by process {os.getppid()}"):
+                    call()
+            for parents in (consumer, producer, client):
+                parents.close()
+            with sluice.connect(embedded=True, data_dir=tmp_path / "childs") as own:
+                own.create_topic("its-own")
+
+        with forked(child):
+            assert [row["topic"] for row in client.topics()] == ["orders"]
+        producer.send(b"x", partition_key="k")
+        assert consumer.receive(240_000).data() == b"x"
+
+
+def test_a_number_that_another_file_has_got_is_left_alone(tmp_path: Path) -> None:
+    first = keep_from_children(os.open(tmp_path / "first", os.O_CREAT | os.O_RDWR))
+    os.close(first)
+    second = os.open(tmp_path / "second", os.O_CREAT | os.O_RDWR)
+    assert second == first
+
+    def still_there() -> None:
+        assert os.path.samestat(os.fstat(second), os.stat(tmp_path / "second"))
+
+    with forked(still_there):
+        pass
+    os.close(second)
+
+
+def test_a_lock_is_its_makers_alone(tmp_path: Path) -> None:
+    held = keep_from_children(os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR))
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with forked(), tempfile.TemporaryFile():
+        os.close(held)
+        again = os.open(tmp_path / "lock", os.O_RDWR)
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(again)

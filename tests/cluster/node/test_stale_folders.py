@@ -1,0 +1,43 @@
+"""What a killed process leaves in the temporary folder is cleared by the next start, and nothing else is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from sluice.cluster.node.stale_folders import claim, clear
+from tests.cluster.helpers import ROOT
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from sluice.cluster.node.stale_folders import claim
+claim(Path(sys.argv[1]))
+print("claimed", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_only_what_belongs_to_nobody_is_cleared(tmp_path: Path) -> None:
+    """While its owner lives a folder stays; killed, it goes; unclaimed, kept and foreign ones stay."""
+    owned, mine, kept, plain = (tmp_path / f"sluice-flood-{name}" for name in ("owned", "mine", "kept", "plain"))
+    other = tmp_path / "other"
+    for folder in (owned, mine, kept, plain, other):
+        folder.mkdir()
+        (folder / "data").write_text("x")
+    (tmp_path / "sluice-flood-link").symlink_to(other)
+    child = subprocess.Popen([sys.executable, "-c", CHILD, owned], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "claimed\n"
+        claim(mine)
+        assert clear(tmp_path, "sluice-flood-") == []
+    finally:
+        child.kill()
+        child.wait()
+    assert clear(tmp_path, "sluice-flood-") == [owned]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "other", "sluice-flood-kept", "sluice-flood-link", "sluice-flood-mine", "sluice-flood-plain",
+    ]  # fmt: skip
+    assert (other / "data").exists()

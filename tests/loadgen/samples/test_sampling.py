@@ -1,0 +1,50 @@
+"""Sums of the dispatchers' statistics, while some of them are replaced."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sluice.loadgen.base.broker import BrokerClient
+from sluice.loadgen.base.history import HistoryClock
+from sluice.loadgen.samples.sampling import Sampler
+
+
+def stats(partition: int, epoch: int, *, begun: int, draining: int) -> dict[str, Any]:
+    names = (
+        "msgBacklog", "unackedMessages", "msgInReplay", "drainingHashesClearedTotal", "drainingHashesPeak",
+        "drainingHashesBlockedTotal", "heldBackByPolicyTotal",
+    )  # fmt: skip
+    sentinel = dict.fromkeys(("checkedOrder", "checkedHolder", "violationsOrder", "violationsHolder"), begun)
+    return dict.fromkeys(names, 0) | {
+        "partition": partition,
+        "epoch": epoch,
+        "drainingHashesBegunTotal": begun,
+        "drainingHashesCount": draining,
+        "drainingHashesByConsumer": {},
+        "sentinel": sentinel,
+    }
+
+
+class Told:
+    """A client that answers in turn."""
+
+    def __init__(self, *answers: list[dict[str, Any]]) -> None:
+        self._answers = list(answers)
+
+    def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]:
+        return self._answers.pop(0)
+
+
+def test_counters_never_fall_when_an_owner_is_replaced() -> None:
+    """The effect of a fault was a negative number of hashes that began to drain."""
+    told = Told(
+        [stats(0, 1, begun=7, draining=2), stats(1, 1, begun=1, draining=0)],
+        [stats(0, 1, begun=9, draining=1), stats(1, 1, begun=1, draining=0)],
+        [stats(0, 2, begun=3, draining=3), stats(1, 1, begun=1, draining=0)],
+    )
+    sampler = Sampler(cast(BrokerClient, told), "t", "s", HistoryClock.start())
+    seen = [sampler.sample() for _ in range(3)]
+    assert [sums["begun"] for sums in seen] == [8, 10, 13]
+    assert [sums["order_checked"] for sums in seen] == [16, 20, 26]
+    assert [sums["draining"] for sums in seen] == [2, 1, 3], "this is what there is now"
+    assert sampler.latest == seen[-1]

@@ -1,0 +1,84 @@
+"""Single messages gathered into columns are the same batch, value for value, as make_batch makes of the same rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.storage.errors import Invalid
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, make_batch
+from sluice.storage.format.message_container import SCALAR, MessageContainer
+
+KEYS = st.none() | st.binary(max_size=9)
+MESSAGES = st.fixed_dictionaries(
+    {
+        "payload": st.binary(max_size=20),
+        "key": KEYS,
+        "publish_time": st.integers(0, LAST_TIME),
+        "ordering_key": KEYS,
+        "properties": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+        "event_time": st.none() | st.integers(0, 1 << 50),
+        "deliver_at": st.sampled_from([0, 0, 0, 1_700_000_000_000]),
+    }
+)
+TYPES = {
+    "payload": pa.binary(),
+    "key": pa.binary(),
+    "publish_time": pa.int64(),
+    "ordering_key": pa.binary(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "event_time": pa.int64(),
+    "deliver_at": pa.int64(),
+}
+
+
+def columns(messages: list[dict[str, object]]) -> pa.RecordBatch:
+    rows = [{**one, "properties": list(one["properties"].items()) or None} for one in messages]  # type: ignore[attr-defined]
+    return pa.record_batch({name: pa.array([row[name] for row in rows], kind) for name, kind in TYPES.items()})
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=12), st.booleans())
+def test_it_builds_what_make_batch_makes(messages: list[dict[str, object]], many: bool) -> None:
+    messages = messages * (SCALAR // len(messages) + 2 if many else 1)
+    container = MessageContainer()
+    for number, message in enumerate(messages):
+        assert container.add(**message) == number  # type: ignore[arg-type]
+    built = container.build("p", 41)
+    wanted = make_batch(columns(messages), now=0, producer="p", first_sequence=41)
+    assert built.rows.equals(wanted.rows)
+    assert np.array_equal(built.hashes, wanted.hashes)
+    assert (built.deliver_at is None) == (wanted.deliver_at is None)
+    if built.deliver_at is not None and wanted.deliver_at is not None:
+        assert built.deliver_at.tolist() == wanted.deliver_at.tolist()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"payload": b"x" * (MAX_MESSAGE_BYTES + 1), "key": None}, "column 'payload' holds"),
+        ({"payload": b"", "key": b"k" * (MAX_KEY_BYTES + 1)}, "column 'key' holds"),
+        ({"payload": b"", "key": None, "ordering_key": b"k" * (MAX_KEY_BYTES + 1)}, "column 'ordering_key' holds"),
+        ({"payload": b"", "key": None, "ordering_key": b"o", "properties": {"a": 1}}, "maps text to text"),
+        ({"payload": b"", "key": None, "ordering_key": b"o", "event_time": -1}, "event_timestamp = -1"),
+        ({"payload": b"", "key": None, "properties": {"a": "b"}, "deliver_at": 1 << 63}, "deliver_at = 9"),
+        ({"payload": b"", "key": [1, 2]}, "column 'key' holds bytes or text, not list"),
+        ({"payload": b"", "key": bytearray(b"k")}, "column 'key' holds bytes or text, not bytearray"),
+        ({"payload": b"", "key": 5}, "column 'key' holds bytes or text, not int"),
+        ({"payload": b"", "key": None, "ordering_key": ("o",)}, "column 'ordering_key' holds bytes or text, not tuple"),
+        ({"payload": b"", "key": None, "event_time": True}, "event_timestamp = True"),
+        ({"payload": b"", "key": None, "deliver_at": ""}, "deliver_at = : times are milliseconds"),
+        ({"payload": b"", "key": None, "properties": [("a", "b")]}, "maps text to text"),
+    ],
+)
+def test_what_it_refuses_leaves_nothing(message: dict[str, object], words: str) -> None:
+    container = MessageContainer()
+    container.add(b"before", b"k", 1)
+    with pytest.raises(Invalid, match=words):
+        container.add(**message, publish_time=2)  # type: ignore[arg-type]
+    container.add(b"after", b"k", 3)
+    assert container.build("p", 0).rows.column("payload").to_pylist() == [b"before", b"after"]
+    assert container.build("p", 0).rows.schema.names == ["key", "payload", "publish_time"]

@@ -1,0 +1,35 @@
+"""Mutants of what operators say of topics: rates, and how long messages are kept."""
+
+from __future__ import annotations
+
+from tools.mutants import Mutant
+
+GATEWAY, OWNERS = "gateway", "owners"
+LIMITS = "tests/actors/pulsar/test_limits.py"
+
+LIMITING: list[Mutant] = [
+    Mutant(
+        name="who waits because of a rate waits although it was raised",
+        module="sluice.actors.pulsar.conversation.limits.rates",
+        old="        await clock.sleep(min(max(left, 0), CHECK_MS))\n",
+        new="        await clock.sleep(max(left, 0))\n",
+        world=GATEWAY,
+        test=f"{LIMITS}::test_a_raised_dispatch_rate_holds_for_who_waits",
+    ),
+    Mutant(
+        name="who changes a rate forgives what is owed",
+        module="sluice.actors.pulsar.conversation.limits.rates",
+        old="                bucket.take_over(before)\n",
+        new="                pass\n",
+        world=GATEWAY,
+        test=f"{LIMITS}::test_debt_remains_under_another_rate",
+    ),
+    Mutant(
+        name="an owner rests although what it knows of retention is old",
+        module="sluice.actors.topic.background.maintenance",
+        old="min(MOST_REST_MS, self._kept.fresh_for(), self._thresholds.fresh_for())",
+        new="MOST_REST_MS",
+        world=OWNERS,
+        test="tests/actors/policies/test_retention.py::test_changed_retention_holds_within_a_minute",
+    ),
+]
