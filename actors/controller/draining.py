@@ -58,7 +58,7 @@ class _DrainRecord(msgspec.Struct):
 
 
 def drain_in(node: str, value: bytes) -> Drain:
-    """What a record says of a node. Raises Corrupt."""
+    """Decode the record of a drained node. Raises Corrupt."""
     said = decoded(value, _DrainRecord, f"that node {node} is drained")
     return Drain(node, said.address, said.bookies)
 
