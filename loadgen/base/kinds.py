@@ -2,8 +2,8 @@
 
 The simulator (`tests/sim/faults.py`) breaks the same things in a world of its own, where a process that crashes and a
 process that is paused are all there is; a live cluster has consumers, dispatchers, bookies and nodes that a person
-wants to name. `simulated` says which of the simulator's kinds has the same meaning, so that whoever sees a fault here
-can look for a seed that shows it there. A test holds the two lists together.
+wants to name. `simulated` says which of the simulator's kinds has the same meaning, so that a person who sees a fault
+here can look for a seed that shows it there. A test holds the two lists together.
 """
 
 from __future__ import annotations

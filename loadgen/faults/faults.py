@@ -69,11 +69,11 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something to break: due when `share` of the messages are delivered, or `at_s` seconds after the start.
+    """A break that is due when `share` of the messages are delivered, or `at_s` seconds after the start.
 
-    lot: which of the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that last.
-    target: the victim's name, if it is to be a certain one. holding: a victim of SIGKILL is stopped first, until it
-    holds messages. pressed: a person asked for it.
+    lot: the choice among the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that
+    last. target: the victim's name, if it is to be a certain one. holding: a victim of SIGKILL is stopped first, until
+    it holds messages. pressed: a person asked for it.
     """
 
     kind: str
@@ -115,9 +115,9 @@ def plan_in_turn(restarts: int, seed: int = 0) -> list[Fault]:
 
 
 def plan_by_time(kinds: Sequence[str], every_s: float, seconds: float, seed: int) -> list[Fault]:
-    """One fault each `every_s` seconds; kinds, victims and lengths drawn from the seed.
+    """Return one fault each `every_s` seconds; kinds, victims and lengths are drawn from the seed.
 
-    Each kind comes once before one comes again, in an order that is drawn anew each time, so that a short run has
+    Each kind comes once before one comes again, in an order that is drawn again each time, so that a short run has
     something of everything. Raises Invalid for an unknown kind.
     """
     check_kinds(kinds)

@@ -122,7 +122,7 @@ class Machine:
         return child.returncode, output, errors
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that runs on this machine but its first process, whoever started it; without zombies."""
+        """Return all processes of this machine but its first one, whichever process started them; without zombies."""
         found = []
         with contextlib.suppress(OSError):  # the machine is gone
             mine = os.stat(f"/proc/{self.first}/ns/pid").st_ino
@@ -249,9 +249,9 @@ class Network:
 
 @contextlib.contextmanager
 def machines(count: int, *, data_bytes: int = 0) -> Iterator[Network]:
-    """So many machines on one network; afterwards nothing of them is left: no process, no namespace, no file.
+    """Make `count` machines on one network; afterwards no process, namespace or file of them is left.
 
-    data_bytes: the folder with the data of each is a file system of so many bytes, in memory.
+    data_bytes: the size of each machine's data folder, a file system in memory.
     """
     run = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
     with contextlib.ExitStack() as cleanup:

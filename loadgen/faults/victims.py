@@ -49,7 +49,9 @@ class Victims:
         return {"held": self.held(name), "behind": behind}
 
     def _rows(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Of each partition its statistics and the consumer's row in them."""
+        """Return for each partition its statistics and the consumer's row in them; none if the statistics cannot be
+        read.
+        """
         try:
             statistics = self._client.stats(self._topic, self._subscription)
         except SluiceError:

@@ -275,7 +275,7 @@ class _Case:
         self.released_at = np.minimum(np.minimum(self.acked_at, self.nacked_at), self.ended_at)
 
     def _share_release(self, deliveries: tuple[Int64s, Int64s, Int64s]) -> None:
-        """A consumer that got a message twice and acknowledges it lets go of both deliveries at once."""
+        """Release both deliveries of a message at once that a consumer got twice and acknowledges."""
         order = np.lexsort((self.received_at, *deliveries[::-1]))
         same = np.ones(max(len(order) - 1, 0), np.bool_)
         for column in deliveries:

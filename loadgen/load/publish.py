@@ -114,9 +114,9 @@ def publish_generated(job: PublishJob, workload: Workload) -> Any:
 
 
 def spread(context: Any, task: Any, tasks: int) -> Any:
-    """What runs a function of `mapInArrow` over rows (id = task) in as many tasks; its rows come as dicts.
+    """Return a runner of a `mapInArrow` function over rows (id = task), in `tasks` tasks; the rows come as dicts.
 
-    It needs no session, no plan and no generated code, which take Spark's Java process seconds to make.
+    The runner needs no session, no plan and no generated code, which take Spark's Java process seconds to make.
     """
 
     def run(ids: Iterator[int]) -> Iterator[dict[str, Any]]:

@@ -78,7 +78,7 @@ _NEARLY = 0.999
 
 
 def flood_command(**values: Any) -> int:
-    """What `sluice flood` and `sluice chaos` do, options by name (FloodOptions). Returns the exit code 0 or 1.
+    """Run `sluice flood` or `sluice chaos`, with options by name (FloodOptions). Returns the exit code 0 or 1.
 
     Raises Invalid or Unavailable with one line for the caller to show, KeyboardInterrupt after everything is ended.
     """

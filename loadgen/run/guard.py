@@ -152,9 +152,9 @@ LOOK_S = 1.0
 
 
 class StallGuard:
-    """Notices that a flood does not move any more.
+    """A guard that notices when a flood does not move any more.
 
-    Time between two looks that are far apart does not count: whoever looks was busy, with processes that it made ready
+    Time between two looks that are far apart does not count: the caller was busy, with processes that it made ready
     between two acts for example, and nothing could move before.
     """
 

@@ -1,4 +1,4 @@
-"""A topic as a frame of Spark, of which Spark itself reads what lies in the object store.
+"""A topic as a frame of Spark: Spark itself reads the ledgers in the object store.
 
 Rows that come from Python cost Spark much more than those that it reads from Parquet by itself. A ledger in the object
 store is Parquet. So of each partition the oldest ledgers, up to the first that is on bookies alone, are read by Spark
@@ -7,7 +7,7 @@ where they are, with its own pruning of columns and row groups by what a query a
 (cluster.history.scan).
 
 Spark must reach the objects as files, else all of it is left to the data source. An object that is trimmed or written
-anew between the plan and the read ends the query, where the data source would go on: ask again (`is_gone`).
+again between the plan and the read ends the query, where the data source would go on: ask again (`is_gone`).
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def is_gone(error: Exception) -> bool:
 
 
 def divided(present: Present, only: bool) -> tuple[list[StoredPiece], Offsets]:
-    """What lies in the store from the first message on, whole ledgers, and where each partition goes on behind that.
+    """Return the whole ledgers that the store has from the first message on, and where each partition goes on behind
+    them.
 
-    only: all that lies in the store, and nothing else.
+    only: all that the store has, and nothing else.
     """
     pieces: list[StoredPiece] = []
     rest: Offsets = {}
