@@ -31,12 +31,12 @@ from sluice.storage.errors import Corrupt, Fenced, SluiceError
 ASK_MS, ASK_TIMEOUT = 500, 1_000
 SILENT_MS = 2_000
 PROVEN_MS = 3_000
-"""So long the record counts as looked at."""
+"""How long a look at the record counts."""
 LOOK_MS, SURE_MS = 1_000, 10_000
 """Between looks at the record: if somebody is silent, and if not."""
 KEY = "controller"
 NAME = "candidate"
-"""Of this actor, in each process that has one."""
+"""The name of this actor, in each process that has one."""
 
 
 class ControllerCandidate(Actor):

@@ -26,7 +26,7 @@ from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, Unavaila
 
 _TOPICS = "topic/"
 FRESH_MS, MOST_FRESH = 1_000, 1_000
-"""So long settings count that were read, and of so many topics."""
+"""How long settings count that were read, and of how many topics."""
 
 
 class TopicCatalog:

@@ -39,7 +39,7 @@ PARTITIONS, SUBSCRIPTIONS = "partition/", "subscription/"
 KINDS = (LIFETIMES, QUOTAS, AGES)
 Wake = Callable[[str, dict[str, Any]], None]
 _Held = tuple[Retention, TopicSettings, ExpiryLimits]
-"""What is kept, the thresholds that hold, and what expires."""
+"""Retention, the settings with their thresholds, and the limits of expiry."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class ClosedOwners:
     def __init__(self, ports: Ports, supervisor: Supervisor, wake: Wake) -> None:
         self._ports, self._supervisor, self._wake = ports, supervisor, wake
         self._durable: set[str] = set()
-        """Keys of subscriptions that are known to be durable. One that is made anew, and is not, never closes."""
+        """Keys of subscriptions that are known to be durable. The owner of one that is not durable never closes."""
 
     async def run(self) -> None:
         """Look again and again, for ever."""

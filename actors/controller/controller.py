@@ -591,7 +591,7 @@ class Controller(WorkerPools):
         """Let an actor delete its data, and end it. record: its metadata key, if that is deleted too."""
         entry = self._supervisor.find(kind, place)
         if entry is not None:
-            # Nobody may find it dead and start it again, which would make what it served anew.
+            # No ping may find it dead and start it again, which would create again the data that it served.
             self._supervisor.forget(entry)
             self._configured.pop(entry.name, None)
         try:
@@ -600,7 +600,7 @@ class Controller(WorkerPools):
             if entry is not None:
                 self._supervisor.remember(entry)
             raise
-        # It may have ended with its work before it could answer, or be at it still: it stays forgotten.
+        # The actor may have ended with its work before it could answer, or be at it still: it stays forgotten.
         if isinstance(reply, Unknown) and (record is None or await self.ports.meta.read(record) is not None):
             raise Unavailable(f"{address} does not answer: {reply.reason}; delete again")
         await self._places.stop(address)

@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass
 
 SAME_ENDS = 3
-"""So many ends for one reason are an alarm ..."""
+"""The number of ends for one reason that is an alarm ..."""
 WITHIN_MS = 600_000
 """... as long as each came within ten minutes of the one before, and the last one is no older."""
 MOST_REASONS = 8
-"""Of one actor; the one that was seen longest ago is forgotten for a new one."""
+"""The reasons kept of one actor; the one that was seen longest ago makes room for a new one."""
 SHOWN = 300
 _NUMBER = re.compile(r"[0-9]+")
 

@@ -34,7 +34,7 @@ CLOSE_IDLE_AFTER_MS = 600_000
 LOOK_MS = 1_000
 CLOSE_TIMEOUT = 5_000
 AT_ONCE = 64
-"""So many owners are closed, woken, or looked up in manifests in one round."""
+"""The most owners that are closed, woken, or looked up in manifests in one round."""
 DELAYED = "delayed/"
 
 
@@ -153,7 +153,7 @@ class IdleOwners:
         try:
             times = [bucket.min_time for bucket in decode_manifest(newest.value, key).buckets]
         except Corrupt:
-            return  # its owner says so, and makes it anew
+            return  # its owner says so, and makes it again
         due = min((at for at in times if at > self._ports.clock.now()), default=0)
         settings = {"topic": topic, "partition": int(partition), "subscription": subscription}
         if due and self._supervisor.find("dispatcher", settings) is None:

@@ -40,7 +40,7 @@ class Running:
     idle_ms: int = 0
     """See messages.Alive."""
     closing: bool = False
-    """It was asked to close, and its answer is awaited."""
+    """Whether the actor was asked to close, and its answer is awaited."""
     closed: bool = False
     restarts: int = 0
     starting: Start | None = None
@@ -62,7 +62,7 @@ class RunningActors:
         self._in: dict[str, list[Running]] = {}
         """By process, or NOWHERE, in order of their numbers."""
         self._idle: dict[str, Running] = {}
-        """Those that were not used when that was asked last."""
+        """Entries that were idle at the last answer, by name."""
         self._numbers = 0
 
     def enter(self, entry: Running) -> None:

@@ -16,7 +16,7 @@ from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import SluiceError
 
 AT_ONCE = 128
-"""So many of those that nobody waits for begin beside each other."""
+"""The number of starts under way at once that no caller waits for."""
 HOLD_MS = 1_000
 
 
@@ -27,7 +27,7 @@ class Start:
     over: Signal = field(default_factory=Signal)
     error: SluiceError | None = None
     wanted: bool = False
-    """Somebody waits for it."""
+    """Whether a caller waits for the start."""
     begins: Signal = field(default_factory=Signal)
 
 

@@ -33,16 +33,16 @@ from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceErro
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
 SAMPLE = 16
 BESIDE_MS = 1_000
-"""So often at most the other actors of a process are looked at because one of them is given up."""
+"""The least time between looks at the other actors of a process because one of them was given up."""
 START_TRIES = 50
 RETRY_MS = 100
 OWNERS = ("dispatcher", "topic")
 ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
 CALLER_PATIENCE = 20_000
-"""Milliseconds that who asks for an owner waits for its start: less than LOCATE_TIMEOUT of the directory."""
+"""Milliseconds that a caller waits for the start of an owner: less than LOCATE_TIMEOUT of the directory."""
 GATHER_MS = 100
-"""Who wants several actors is told of those that start so soon after the first one, and asks for the rest again."""
+"""A caller of several actors gets those that start this soon after the first one, and asks for the rest again."""
 GATEWAY_REST_MS = 5_000
 """Between attempts to start a gateway that does not: each one costs a process."""
 

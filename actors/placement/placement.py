@@ -34,7 +34,7 @@ from sluice.actors.placement.standby import Standby
 from sluice.actors.ports import Address, Introduction, Node
 
 Placed = tuple[str, Address, dict[str, Any]]
-"""Something that runs: kind, address, settings."""
+"""A running actor: kind, address, settings."""
 
 
 class Placement:
@@ -61,9 +61,9 @@ class Placement:
         self._co_located: dict[tuple[str, HostProcess], None] = {}
         """Slots of which something may run in another slot's process."""
         self._found: list[Placed] = []
-        """What runs in processes that introduced themselves, as far as nobody was told of it yet."""
+        """Running actors of processes that introduced themselves, as long as they were not reported yet."""
         self._machines: dict[str, str] = {}
-        """Where each bookie ran last."""
+        """The machine where each bookie ran last."""
         self.cordoned: dict[str, None] = {}
         """Ids of the nodes that are spared, because their machine is about to be taken down."""
 

@@ -39,7 +39,7 @@ class Placer:
         self._meeting: dict[str, Signal] = {}
         """By name, the processes that another controller made and that have not introduced themselves yet."""
         self._unmet: dict[str, None] = {}
-        """Those that said nothing, and whose machine may have been away."""
+        """Processes that did not answer, and whose machine may have been away."""
         self._all_met = Signal()
         self._own: dict[str, None] = {}
         """Names of the processes that this controller is making, or telling whom they serve."""

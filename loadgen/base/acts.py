@@ -30,7 +30,7 @@ FIRST_PART = 1 / 3
 LOAD = 0.5
 """Rate of the second act, as a part of the throughput of the first."""
 LEAST_S = 30.0
-"""So long the second act is to last at least."""
+"""The least duration of the second act."""
 RESERVE = 0.25
 """Part of the second act that is kept for faults which are late."""
 

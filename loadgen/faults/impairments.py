@@ -20,7 +20,7 @@ SYNC_MS = 200
 LEAPS_MS = (60_000, 3_600_000, -60_000, -3_600_000)
 """By how much a clock leaps."""
 CLOCK_ROLES = ("dispatcher", "topic")
-"""Whose clock leaps: that of owners, who say what is due. Bookies and the controller do not look what time it is."""
+"""The roles whose clocks leap: owners decide what is due. Bookies and the controller do not use the time of day."""
 
 
 def leap_of(lot: float) -> tuple[str, int, float]:

@@ -69,7 +69,7 @@ INFORMATION = {
     "redelivery_order": "{:,} redeliveries overtaken by later messages of their key",
     "early": "{:,} delayed messages early by a clock that leapt",
 }
-"""What is told without being a broken promise, in words."""
+"""The findings that are no broken promises, in words."""
 CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed", "ordered")
 MAX_EXAMPLES = 5
 _FOREVER = np.iinfo(np.int64).max

@@ -17,7 +17,7 @@ from sluice.loadgen.base.kinds import CLOCK_JUMP
 from sluice.loadgen.judge.column_operations import Mask
 
 ON_ITS_WAY_US = 60_000_000
-"""What was sent by a wrong clock may be received so long after: its consumer, or the process that was asked to have the
+"""How long after a leap its messages may be received: their consumer, or the process that was asked to have the
 wrong clock, may have been stopped or cut off meanwhile."""
 
 

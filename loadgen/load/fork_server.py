@@ -35,7 +35,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         mine, other = Pipe()
-        # A session of its own: Ctrl-C goes to whoever runs the flood, who ends everything in order.
+        # A session of its own: Ctrl-C goes to the process that runs the flood, which ends everything in order.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, str(other.fileno())],
             pass_fds=[other.fileno()],
@@ -79,7 +79,7 @@ class ForkedConsumer:
         self._line = line
         self._waiting = True
         self._pid = 0
-        # It begins at once, whoever waits for it and when.
+        # The process begins at once, even if no caller waits for it.
         with contextlib.suppress(OSError):
             line.send(("begin", (job,)))
 

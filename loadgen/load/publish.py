@@ -339,7 +339,7 @@ class _Sender:
         self._flying.append((receipt, chunk, intended, deliver_at))
         self.sent += count
         self.bytes += int(chunk.rows.column("payload").nbytes)
-        # What is confirmed already is told now: at a low rate, waiting for a full pipeline would tell it much later.
+        # Confirmed rows are reported now: at a low rate, waiting for a full pipeline would report them much later.
         while self._flying and (len(self._flying) > IN_FLIGHT or self._flying[0][0].done()):
             self._settle()
         self._tell()

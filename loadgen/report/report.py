@@ -145,7 +145,7 @@ _DRAIN = {
     "blockedAttemptsMedian": "",
     "blockedAttemptsMax": "",
 }
-"""What is told of the drains of a consumer, with units."""
+"""The columns of a consumer's drains, with units."""
 
 
 def _banner(report: Report) -> str:

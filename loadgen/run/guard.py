@@ -148,7 +148,7 @@ def given_up(trouble: str, spark: Any) -> list[str]:
 
 
 LOOK_S = 1.0
-"""So much of the time between two looks counts at most."""
+"""The most that counts of the time between two looks."""
 
 
 class StallGuard:

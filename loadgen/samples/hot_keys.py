@@ -8,7 +8,7 @@ from typing import Any
 
 SHOWN = 5
 _KINDS = {"messages": ("count", "counted"), "bytes": ("count", "countedBytes"), "held": ("millis", "heldMillis")}
-"""What is told of each kind by a dispatcher: the field of a key, and that of all keys."""
+"""The fields in a dispatcher's answer, by kind: the field of a key, and that of all keys."""
 _TITLES = {"messages": "by messages", "bytes": "by bytes", "held": "by time held"}
 
 

@@ -135,7 +135,7 @@ class LogRead:
         """Return the first position of each partition that has messages published at `since` (ms) or later."""
         with self.client() as client:
             found = client.stored(self.topic, since, None)
-        # Of the others whatever comes is later.
+        # All later messages of the other partitions are newer.
         return {ALL_PARTITIONS: LATEST} | {
             part.partition: position(part.ledger, part.first) for part in reversed(found)
         }

@@ -29,7 +29,7 @@ from sluice.storage.errors import Invalid
 FOLDER = "sluice-sql-"
 """Temporary folders begin so. One of a query that was killed is removed by the next query."""
 ATTEMPTS = 3
-"""So often a query is answered anew because objects went away meanwhile."""
+"""The most attempts at a query whose objects go away meanwhile."""
 _STAR = re.compile(r"(?<!count\()\*", re.IGNORECASE)
 _SPARKS = {pa.binary(): "binary", pa.int64(): "long", pa.int32(): "int"}
 

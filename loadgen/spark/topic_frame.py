@@ -26,9 +26,9 @@ _COLUMNS = (
     "ledger long, entry long, key binary, payload binary, ordering_key binary, properties map<string, string>, "
     "publish_time timestamp, event_time long, sequence_id long, batch_index int, deliver_at timestamp"
 )
-"""Of a file of the history, in Spark's words: so it need not look into one to know."""
+"""The schema of a history file, in Spark's words: so Spark need not look into one to know."""
 _LISTS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-"""Of more files Spark starts a job to look whether they are there, which takes longer than to look."""
+"""The number of files above which Spark starts a job to look for them, which takes longer than to look."""
 _MADE = {
     "position": f"shiftleft(ledger, {ENTRY_BITS}) | entry",
     "partition": "cast(regexp_extract(_metadata.file_path, '/([0-9]+)([+]|%2B)?/[^/]+$', 1) as int)",

@@ -66,7 +66,7 @@ class FolderProducer:
         self._sent += 1
         broken = self._folder / f"broke-{self._name}"
         if self._broken or (self._fail_after and self._sent > self._fail_after and not broken.exists()):
-            # What follows a batch whose outcome is unknown must not be stored in its place.
+            # A batch behind one whose outcome is unknown must not be stored in its place.
             self._broken = True
             broken.touch()
             return FolderReceipt(np.zeros(count), np.zeros(count), np.zeros(count), Unavailable("planted"), late=True)

@@ -383,6 +383,6 @@ def test_moves_are_counted_against_what_is_deserved() -> None:
     assert (moves.moved, moves.minimum) == (250, 100 + HASHES / 3)
     moves.count(0, 1, [joined, change(4, "e joined", (1, 50, "c#3", "e#5"), consumers=4)])
     assert (moves.moved, moves.minimum) == (300, 100 + HASHES / 3 + HASHES / 4)
-    moves.count(0, 2, [change(7, "x left", (1, 9, "x#1", "y#2"))])  # another owner begins to number anew
+    moves.count(0, 2, [change(7, "x left", (1, 9, "x#1", "y#2"))])  # another owner begins to number at 0
     moves.count(1, 1, [change(9, "x left", (1, 9, "x#1", "y#2"))])
     assert moves.changes == 3

@@ -28,7 +28,7 @@ from sluice.loadgen.run.flood import run_flood
 from sluice.loadgen.spark.datasource import SluiceDataSource
 
 TOPICS = ("source", "middle")
-"""What the streaming program reads."""
+"""The topics that the streaming program reads."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 
