@@ -21,7 +21,9 @@ Partitions = Callable[[bool], Awaitable[list[tuple[str, Address]]]]
 
 
 class ReplicationAuditor:
-    """What each partition said about its missing copies."""
+    """The auditor that tells each partition which bookies are lost or left, and counts the fragments still to be
+    copied.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,9 @@ class ReplicationAuditor:
         return sum(remaining for _, remaining in self._remaining.values())
 
     def under_replicated(self) -> int:
-        """Those of them that lack copies: what leaving bookies hold is only to be copied."""
+        """Return how many fragments lack copies; 0 if bookies are only leaving, since each fragment then has its
+        copies.
+        """
         lost, leaving = self._reported
         return self.remaining() if lost or not leaving else 0
 

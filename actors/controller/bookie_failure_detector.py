@@ -36,11 +36,13 @@ class BookieFailureDetector:
         self._down: dict[str, _Absence] = {}
 
     def down(self, bookie: str, now: int) -> None:
-        """It was found dead, or is to be started for the first time."""
+        """Note that a bookie was found dead, or is to be started for the first time. Idempotent."""
         self._down.setdefault(bookie, _Absence(now, retry_at=now))
 
     def failed(self, bookie: str, now: int, *, refused: bool) -> None:
-        """It could not be started. refused: its own disk is not its disk any more."""
+        """Note that a start failed, and delay the next one. refused: the cookie says that the disk is not the bookie's
+        own.
+        """
         self.down(bookie, now)
         absence = self._down[bookie]
         absence.failures += 1

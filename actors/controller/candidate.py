@@ -2,17 +2,17 @@
 
 A controller only suggests, so two of them break no promise. But one that reaches nobody does harm: it takes everybody
 else for dead. And one on a machine that is away helps nobody. So it is not enough that its process is alive somewhere:
-there is a candidate on each of up to three machines, one of which is *in office*, and the others ask it again and
-again. If it is silent for SILENT_MS, one of the others takes over, under a new epoch, by writing the record.
+up to three machines have a candidate each. One candidate is *in office*, and the others ask it again and again. If it
+is silent for SILENT_MS, one of the others takes over, under a new epoch, by writing the record.
 
-Who hears nobody may be the one that was cut off. So a candidate takes over only if another one that it reaches does not
-hear the controller either. With two machines there is no other one, and whoever writes the record first is the
-controller: then each side of a cut can reach itself only, and either is as good. The store alone decides nothing else:
-a machine that reaches the store and no other machine stays what it is.
+A candidate that hears no other one may be the one that was cut off. So a candidate takes over only if another one that
+it reaches does not hear the controller either. With two machines there is no other one, and the first to write the
+record is the controller: then each side of a cut can reach itself only, and either is as good. The store alone decides
+nothing else: a machine that reaches the store and no other machine stays what it is.
 
 The one in office *acts*, that is starts and ends processes on suspicion, as long as it is not alone: others ask it, or
-those that do not have ended. It looks whether the record is still its own, often if some do not ask; whoever lost it
-leaves.
+those that do not have ended. It looks whether the record is still its own, often if some do not ask, and leaves office
+when the record is another's.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sluice.storage.errors import Corrupt, Fenced, SluiceError
 ASK_MS, ASK_TIMEOUT = 500, 1_000
 SILENT_MS = 2_000
 PROVEN_MS = 3_000
-"""So long the record counts as looked at."""
+"""How long a look at the record counts."""
 LOOK_MS, SURE_MS = 1_000, 10_000
 """Between looks at the record: if somebody is silent, and if not."""
 KEY = "controller"
 NAME = "candidate"
-"""Of this actor, in each process that has one."""
+"""The name of this actor, in each process that has one."""
 
 
 class ControllerCandidate(Actor):
@@ -94,11 +94,13 @@ class ControllerCandidate(Actor):
         self._begun = True
 
     def _own_record(self) -> FencedRecord:
-        """Whoever is in office looks at it again and again: a notice would only keep its successor waiting."""
+        """Return the record of this candidate, without notices: the one in office reads it often, and a notice delays a
+        takeover.
+        """
         return FencedRecord(self.ports, KEY, notices=False)
 
     async def _read(self) -> None:
-        """Who has office, as the record says. Raises Unavailable."""
+        """Read the record, and follow the candidate that is in office. Raises Unavailable."""
         newest = await self.ports.meta.read(KEY)
         if newest is not None:
             value = record_in(KEY, newest.value)
@@ -170,7 +172,7 @@ class ControllerCandidate(Actor):
         )
 
     async def _save(self) -> None:
-        """Write who is in office, and who else can be: one that starts anew has to know whom to ask."""
+        """Write the leader and the other candidates to the record: a candidate that starts again needs their names."""
         self._saved = sorted(self._others)
         await self._record.save({"candidates": self._saved})
 
@@ -279,7 +281,7 @@ class ControllerCandidate(Actor):
 
 
 class _Saved(msgspec.Struct):
-    """What a candidate adds to the record."""
+    """The part of the record that a candidate adds: the other candidates."""
 
     candidates: list[str] = []
 

@@ -26,7 +26,7 @@ from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, Unavaila
 
 _TOPICS = "topic/"
 FRESH_MS, MOST_FRESH = 1_000, 1_000
-"""So long settings count that were read, and of so many topics."""
+"""How long settings count that were read, and of how many topics."""
 
 
 class TopicCatalog:
@@ -76,8 +76,9 @@ class TopicCatalog:
                 raise
 
     async def settings(self, topic: str) -> TopicSettings:
-        """What a change overtook is read again: it may be of a topic that is deleted by now, whose owners nobody must
-        start.
+        """Return the settings of a topic, read again if a change overtook the first read.
+
+        A deleted topic must not be returned, because its owners would be started. Raises NotFound and Unavailable.
         """
         for _ in range(2):
             began, changes = self._clock.monotonic(), self._changes
@@ -126,7 +127,7 @@ class TopicCatalog:
         await forget_topic(self._meta, topic)
 
     async def subscriptions(self, topic: str) -> list[str]:
-        """Those of a topic, by name."""
+        """Return the names of a topic's subscriptions. Raises NotFound if there is no such topic."""
         await self.settings(topic)
         return await self._subscriptions(topic)
 
@@ -160,7 +161,7 @@ class TopicCatalog:
 
     @contextlib.contextmanager
     def _changing(self, topic: str) -> Iterator[None]:
-        """What was read before the end of this does not count any more."""
+        """Discard settings that are read before the block ends: the block changes the topic's record."""
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 An owner that runs finds that out itself, and one that closes says when it will be (actors.controller.idle_owners). But
 operators change policies while it is closed, and a new controller knows nothing of those that closed before: it may be
 that a whole cluster was stopped. So the record of each partition is read now and then, and it says
-(`actors/topic/background/closed.py`): retention lets go of a ledger, one is to leave for the object store, operators
+(`actors/topic/background/closed.py`): retention deletes a ledger, one is to leave for the object store, operators
 asked for something, or messages that a subscription waits for are too old or too many. A subscription that is not
 durable is woken as well: its owner finds out whether it is to be deleted (`actors/dispatcher/operator/deletion.py`).
 Where there is nothing to do nobody is woken.
@@ -39,12 +39,12 @@ PARTITIONS, SUBSCRIPTIONS = "partition/", "subscription/"
 KINDS = (LIFETIMES, QUOTAS, AGES)
 Wake = Callable[[str, dict[str, Any]], None]
 _Held = tuple[Retention, TopicSettings, ExpiryLimits]
-"""What is kept, the thresholds that hold, and what expires."""
+"""Retention, the settings with their thresholds, and the limits of expiry."""
 
 
 @dataclass(slots=True)
 class _Closed:
-    """What is closed of a partition: its owner, and those of these subscriptions."""
+    """The closed owners of a partition: the topic's own, and those of the subscriptions listed."""
 
     place: dict[str, Any]
     owner: bool = False
@@ -52,8 +52,8 @@ class _Closed:
 
 
 class _Policies:
-    """What holds for the topics at the time of one look. It is found out once for all topics of a namespace that were
-    made with the same settings and have no records of their own.
+    """The policies of topics during one look. Topics of a namespace with equal settings and no records of their own
+    share one answer.
     """
 
     def __init__(self, meta: MetaOfOneLook) -> None:
@@ -81,7 +81,7 @@ class ClosedOwners:
     def __init__(self, ports: Ports, supervisor: Supervisor, wake: Wake) -> None:
         self._ports, self._supervisor, self._wake = ports, supervisor, wake
         self._durable: set[str] = set()
-        """Keys of subscriptions that are known to be durable. One that is made anew, and is not, never closes."""
+        """Keys of subscriptions that are known to be durable. The owner of one that is not durable never closes."""
 
     async def run(self) -> None:
         """Look again and again, for ever."""

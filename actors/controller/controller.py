@@ -157,7 +157,7 @@ class Controller(WorkerPools):
         self.ports.spawn(self._closed.run(), "closed owners")
 
     async def _known_bookies(self) -> list[str]:
-        """Those of the settings, then those that have a cookie besides, as far as that is known now."""
+        """Return the bookies of the settings, then the others that have a cookie, if the cookies can be read now."""
         try:
             return list(dict.fromkeys([*self._bookies, *await self._served()]))
         except Unavailable as error:
@@ -308,7 +308,7 @@ class Controller(WorkerPools):
     def _topic_entries(
         self, topic: str, settings: TopicSettings, partitions: Iterable[int] | None = None
     ) -> list[Running]:
-        """Of these partitions, or of all. Raises NotFound if there is none of such a number."""
+        """Return the entries of these partitions, or of all. Raises NotFound if a number is outside the topic."""
         plain, every = plain_settings(settings), range(settings.partitions)
         if outside := [partition for partition in partitions or () if partition not in every]:
             raise NotFound(f"there is no partition {outside[0]}; there are {len(every)}")
@@ -322,7 +322,7 @@ class Controller(WorkerPools):
         return [entry.settings["bookie"] for entry in self._supervisor.of_kind("bookie")]
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
-        """See messages.LocateTopic. Raises Unavailable while its partitions are deleted: nobody starts them anew."""
+        """See messages.LocateTopic. Raises Unavailable while the partitions are deleted: no owner may start then."""
         settings = await self._catalog.settings(request.topic)
         if self._deleting.get(request.topic) == "partitions":
             raise Unavailable(f"topic {request.topic!r} is being deleted")
@@ -334,9 +334,10 @@ class Controller(WorkerPools):
         return Located(addresses=addresses, settings=msgspec.json.encode(settings).decode())
 
     async def on_locate_subscription(self, request: LocateSubscription) -> Located:
-        """See messages.LocateSubscription. Raises Unavailable while it, or its topic, is deleted: consumers that are
-        sent away come back at once, and must not make it anew meanwhile. The same while the topic grows: what is made
-        then might miss a partition.
+        """See messages.LocateSubscription. Raises Unavailable while the subscription, or its topic, is deleted.
+
+        Consumers that are sent away come back at once, and must not create the subscription again meanwhile. Raises
+        Unavailable also while the topic grows: a subscription created then might miss a partition.
         """
         self._check_stays(request)
         topic = await self._topic_of(request)
@@ -500,7 +501,7 @@ class Controller(WorkerPools):
 
     @contextlib.contextmanager
     def _deletion_of(self, topic: str, subscription: str) -> Iterator[None]:
-        """Nobody locates a subscription while it is deleted. Raises Unavailable if it is being deleted already."""
+        """Refuse to locate the subscription during the block. Raises Unavailable if a deletion is under way already."""
         if (topic, subscription) in self._unsubscribing:
             raise Unavailable(f"subscription {subscription!r} of {topic!r} is being deleted")
         self._unsubscribing[topic, subscription] = None
@@ -569,7 +570,7 @@ class Controller(WorkerPools):
             return owners | dict(zip(beyond, await self._supervisor.ensure_all(left, CALLER_PATIENCE), strict=True))
 
     async def _subscriptions_to_delete(self, topic: str, force: bool) -> list[str]:
-        """Those of a topic that is to be deleted. Raises Invalid if there are any, unless forced."""
+        """Return the subscriptions of a topic that is to be deleted. Raises Invalid if there are any, unless forced."""
         subscriptions = await self._catalog.subscriptions(topic)
         if subscriptions and not force:
             raise Invalid(f"topic {topic} has subscriptions ({', '.join(subscriptions)}); use force")
@@ -590,7 +591,7 @@ class Controller(WorkerPools):
         """Let an actor delete its data, and end it. record: its metadata key, if that is deleted too."""
         entry = self._supervisor.find(kind, place)
         if entry is not None:
-            # Nobody may find it dead and start it again, which would make what it served anew.
+            # No ping may find it dead and start it again, which would create again the data that it served.
             self._supervisor.forget(entry)
             self._configured.pop(entry.name, None)
         try:
@@ -599,7 +600,7 @@ class Controller(WorkerPools):
             if entry is not None:
                 self._supervisor.remember(entry)
             raise
-        # It may have ended with its work before it could answer, or be at it still: it stays forgotten.
+        # The actor may have ended with its work before it could answer, or be at it still: it stays forgotten.
         if isinstance(reply, Unknown) and (record is None or await self.ports.meta.read(record) is not None):
             raise Unavailable(f"{address} does not answer: {reply.reason}; delete again")
         await self._places.stop(address)

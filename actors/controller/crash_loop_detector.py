@@ -1,4 +1,4 @@
-"""Counts how often an actor ended for the same reason: starting it anew does not help, and an operator must know.
+"""Counts how often an actor ended for the same reason: another start does not help, and an operator must know.
 
 Only reasons that the actor's own host tells are counted: a process that was killed, or a machine that is gone, says
 nothing of what the actor would do next time. Reasons are compared without their numbers, since epochs and positions
@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass
 
 SAME_ENDS = 3
-"""So many ends for one reason are an alarm ..."""
+"""The number of ends for one reason that is an alarm ..."""
 WITHIN_MS = 600_000
 """... as long as each came within ten minutes of the one before, and the last one is no older."""
 MOST_REASONS = 8
-"""Of one actor; the one that was seen longest ago is forgotten for a new one."""
+"""The reasons kept of one actor; the one that was seen longest ago makes room for a new one."""
 SHOWN = 300
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -36,7 +36,7 @@ class CrashLoopDetector:
         self._by_reason: dict[str, _Ends] = {}
 
     def add(self, reason: str, now: int) -> None:
-        """It ended for a reason, at a monotonic time (ms)."""
+        """Count one end for a reason. now: monotonic ms."""
         kind = _NUMBER.sub("#", reason)
         known = self._by_reason.pop(kind, None)
         before = 0 if known is None or now - known.last >= WITHIN_MS else known.count

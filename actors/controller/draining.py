@@ -32,9 +32,9 @@ from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceEr
 
 LOOK_MS = 500
 AT_ONCE = 64
-"""So many owners of a process move together."""
+"""The number of owners of a process that move together."""
 DRAINED = "drained/"
-"""Of the metadata keys, which end in the id of a node."""
+"""The prefix of the metadata keys, which end in the id of a node."""
 LEAST_PREFIX = 4
 """Characters of an id that name a node."""
 
@@ -58,7 +58,7 @@ class _DrainRecord(msgspec.Struct):
 
 
 def drain_in(node: str, value: bytes) -> Drain:
-    """What a record says of a node. Raises Corrupt."""
+    """Decode the record of a drained node. Raises Corrupt."""
     said = decoded(value, _DrainRecord, f"that node {node} is drained")
     return Drain(node, said.address, said.bookies)
 
@@ -80,7 +80,7 @@ class NodeDrainer:
         self._wake = Signal()
         self._known = self._runs = False
         self._asking = asyncio.Lock()
-        """What operators ask is carried out one after the other: who withdraws does so behind what was asked before."""
+        """Requests of operators are carried out in turn: a withdrawal comes behind the requests before it."""
         self._problem = ""
 
     def leaving(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class NodeDrainer:
                 newest = await self._ports.meta.read(key)
                 if newest is not None:
                     self._enter(drain_in(key.removeprefix(DRAINED), newest.value))
-            except Corrupt as error:  # it is no answer for the others, and its node is withdrawn or drained anew
+            except Corrupt as error:  # it is no answer for the others, and its node is withdrawn or drained again
                 self._ports.log("drain_unknown", key=key, error=str(error))
         self._known = True
 
@@ -188,7 +188,7 @@ class NodeDrainer:
         drain = Drain(node.id, node.address, bookies)
         value = msgspec.json.encode(_DrainRecord(drain.address, bookies))
         if not await self._ports.meta.create(DRAINED + node.id, 1, value):
-            # Of another controller, or of an earlier try whose answer the store has lost: that holds.
+            # Another controller, or an earlier try whose answer the store has lost, wrote the record: that holds.
             known = await self._ports.meta.read(DRAINED + node.id)
             if known is None:
                 raise Conflict(f"somebody else withdraws {node.id[:12]} at this moment; ask again")

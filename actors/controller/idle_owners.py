@@ -2,14 +2,14 @@
 
 An owner says in its answer to a ping for how long it has been idle. After `close_after_ms` it is asked to end
 (`CloseIdle`). It refuses if somebody has come meanwhile; else it ends, and is forgotten here: what is left of a topic
-that nobody uses is its records. Who needs it asks the controller where it is, as ever, and that starts it.
+that nobody uses is its records. A client that needs it asks the controller for its address, and that starts it.
 
-An owner that closes says when it has something to do: the next delayed message is due, or retention lets go of
-something. One timer wakes them all. A new controller reads from the manifests of the delayed indexes when those are due
+An owner that closes says when it has something to do: the next delayed message is due, or retention deletes
+a ledger. One timer wakes them all. A new controller reads from the manifests of the delayed indexes when those are due
 that nobody has opened, a few at a time. What else there is to do is found by `actors/controller/closed_owners.py`.
 
 Closing is an end like any other. If its answer is lost, the next ping finds the owner gone, and it is started again; a
-caller with its old address learns that it is gone, and asks anew.
+caller with its old address learns that it is gone, and asks again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLOSE_IDLE_AFTER_MS = 600_000
 LOOK_MS = 1_000
 CLOSE_TIMEOUT = 5_000
 AT_ONCE = 64
-"""So many owners are closed, woken, or looked up in manifests in one round."""
+"""The most owners that are closed, woken, or looked up in manifests in one round."""
 DELAYED = "delayed/"
 
 
@@ -104,8 +104,10 @@ class IdleOwners:
             self._ports.spawn(self._wake(name, now, kind, settings), "wake")
 
     async def _wake(self, name: str, at: int, kind: str, settings: dict[str, Any]) -> None:
-        """Start it, unless it was deleted: whoever starts what is not there makes it anew. If its topic was deleted and
-        made again since, it is started as that one is, if that has such a partition.
+        """Start a closed owner, unless it was deleted: a start would create it again.
+
+        If its topic was deleted and created again since, its settings are those of the new topic, if that has the
+        partition.
         """
         topic, partition = settings["topic"], settings["partition"]
         is_topic = kind == "topic"
@@ -151,7 +153,7 @@ class IdleOwners:
         try:
             times = [bucket.min_time for bucket in decode_manifest(newest.value, key).buckets]
         except Corrupt:
-            return  # its owner says so, and makes it anew
+            return  # its owner says so, and makes it again
         due = min((at for at in times if at > self._ports.clock.now()), default=0)
         settings = {"topic": topic, "partition": int(partition), "subscription": subscription}
         if due and self._supervisor.find("dispatcher", settings) is None:
@@ -164,5 +166,7 @@ def subscription_key(settings: dict[str, Any]) -> str:
 
 
 def goes_by_itself(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the record count. If it is deleted just now, what is made anew must go by itself."""
+    """Return settings for a subscription that is not durable. The record's settings win; one deleted just now must not
+    stay.
+    """
     return {**settings, "subscription_settings": msgspec.to_builtins(SubscriptionSettings(durable=False))}

@@ -1,15 +1,15 @@
-"""What the controller knows of pools of workers: a fenced record for each, and what its keeper reported last.
+"""The knowledge of the controller about pools of workers: a fenced record for each, and what its keeper reported last.
 
 The record names the epoch of the keeper and what is wanted of the pool; it is in the metadata, so a keeper that was
 replaced is refused whichever controller it asks. A keeper that Ray has started again after its death claims the pool
-once more: what operators have wanted holds for it too, until somebody starts the pool anew and says so anew.
+once more: the wishes of operators hold for it too, until a program starts the pool again with its own.
 
-An epoch is told once. A pool whose name was forgotten may still have workers, which have heard of its keeper, and a
+An epoch is used once. A pool whose name was forgotten may still have workers, which have heard of its keeper, and a
 keeper that comes back: so the first epoch of a name is the time, and no later pool of the name has one of an earlier.
 
-What was reported is only in memory: keepers tell it again every second. So a new controller does not know at once who
-keeps a pool, and takes nobody's silence for his end before it could have heard him. A pool owns nothing that a promise
-of the broker depends on. So two keepers at once could do no more than start too many workers, and one that does not
+Reports are only in memory: keepers repeat them every second. So a new controller does not know at once which keeper a
+pool has, and takes no keeper's silence for its end before it could have heard it. A pool owns nothing that a promise of
+the broker depends on. So two keepers at once could do no more than start too many workers, and one that does not
 reach the controller goes on.
 """
 
@@ -63,12 +63,12 @@ class PoolRecord(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def pool_in(name: str, value: bytes) -> PoolRecord:
-    """What a record says. Raises Corrupt."""
+    """Decode the record of a pool. Raises Corrupt."""
     return decoded(value, PoolRecord, f"the record of the pool {name}")
 
 
 class PoolReport(NamedTuple):
-    """What a keeper has said. heard: when, monotonic ms. at: the same, ms since 1970. record: what was wanted then."""
+    """A keeper's last report. heard: when, monotonic ms. at: the same, since 1970. record: the pool's record then."""
 
     heard: int
     at: int
@@ -189,7 +189,7 @@ class WorkerPools(Actor):
         return Text(json=json.dumps([row]))
 
     def pools_in_short(self) -> list[dict[str, Any]]:
-        """Those that report, for whoever shows the cluster: the last line of each failure by key."""
+        """Return a row for each pool that reports; failures: the last line of each, by key."""
         rows = []
         for name, (_, _, status, record) in sorted(self._reported.items()):
             told = json.loads(status)
@@ -211,7 +211,7 @@ class WorkerPools(Actor):
         return rows
 
     async def _rows(self) -> list[dict[str, Any]]:
-        """Of all pools but those whose records are damaged: who asks for one of these is told."""
+        """Return the rows of all pools except those with damaged records: asking for one by name raises Corrupt."""
         rows: list[dict[str, Any]] = []
         for key in await self.ports.meta.keys(PREFIX):
             try:

@@ -40,7 +40,7 @@ class Running:
     idle_ms: int = 0
     """See messages.Alive."""
     closing: bool = False
-    """It was asked to close, and its answer is awaited."""
+    """Whether the actor was asked to close, and its answer is awaited."""
     closed: bool = False
     restarts: int = 0
     starting: Start | None = None
@@ -62,11 +62,11 @@ class RunningActors:
         self._in: dict[str, list[Running]] = {}
         """By process, or NOWHERE, in order of their numbers."""
         self._idle: dict[str, Running] = {}
-        """Those that were not used when that was asked last."""
+        """Entries that were idle at the last answer, by name."""
         self._numbers = 0
 
     def enter(self, entry: Running) -> None:
-        """It should run from now on, in place of one of its name, whose number it gets."""
+        """Add an actor that should run. An entry of the same name is replaced, and its number kept."""
         if (before := self._entries.get(entry.name)) is not None:
             self.forget(before)
             entry.number = before.number
@@ -78,14 +78,14 @@ class RunningActors:
         self.was_idle(entry, entry.idle_ms)
 
     def forget(self, entry: Running) -> None:
-        """It should run no longer."""
+        """Remove an actor that should not run any more."""
         if self.has(entry):
             del self._entries[entry.name], self._kinds[entry.kind][entry.name]
             self._take(entry)
             self._idle.pop(entry.name, None)
 
     def runs_at(self, entry: Running, address: Address) -> None:
-        """It runs there by now; with an empty address nowhere."""
+        """Set the address of an entry; empty means that it does not run."""
         known = self.has(entry)
         if known:
             self._take(entry)
@@ -94,7 +94,7 @@ class RunningActors:
             self._put(entry)
 
     def was_idle(self, entry: Running, idle_ms: int) -> None:
-        """It said so when it was asked."""
+        """Set for how long an actor was idle (ms), as its answer to a ping says."""
         entry.idle_ms = idle_ms
         if idle_ms and self.has(entry):
             self._idle[entry.name] = entry
@@ -133,20 +133,20 @@ class RunningActors:
         return [entry for _, entry in sorted(self._entries.items())]
 
     def of_kind(self, kind: str) -> list[Running]:
-        """Those of a kind, in order of name."""
+        """Return the entries of a kind, in order of name."""
         return [entry for _, entry in sorted(self._kinds.get(kind, {}).items())]
 
     def inside(self, process: str) -> Sequence[Running]:
-        """Those in a process, or NOWHERE. Not to be changed."""
+        """Return the entries in a process, or in NOWHERE. The caller must not change the sequence."""
         return self._in.get(process, ())
 
     def processes(self) -> list[Sequence[Running]]:
-        """Those that run somewhere, by process. Not to be changed."""
+        """Return the entries that run, grouped by process. The caller must not change the sequences."""
         there = [entries for process, entries in self._in.items() if process != NOWHERE]
         return sorted(there, key=lambda entries: entries[0].number)
 
     def idle(self, kinds: Iterable[str], least_ms: int) -> list[Running]:
-        """Those of these kinds that have not been used for so long, by kind."""
+        """Return the running entries of these kinds that were idle for `least_ms` or longer, by kind and number."""
         found = [entry for entry in self._idle.values() if entry.idle_ms >= least_ms and entry.address]
         return sorted((one for one in found if one.kind in kinds), key=lambda one: (one.kind, one.number))
 

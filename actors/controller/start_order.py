@@ -1,7 +1,7 @@
-"""Who starts first when many owners must: those that somebody waits for, and the others a few at a time behind them.
+"""The order of starts when many owners are lost: first the awaited ones, then the others a few at a time.
 
-A process that is lost may have had thousands of partitions. Started all at once they come back all at the same time,
-and a client that waits for one of them waits for all.
+A lost process may have had thousands of partitions. Started all at once, all of them come back at the same time, and a
+client that waits for one of them waits for all.
 
 A start that takes long, because its bookies are away, keeps others waiting for HOLD_MS at most.
 """
@@ -16,18 +16,18 @@ from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import SluiceError
 
 AT_ONCE = 128
-"""So many of those that nobody waits for begin beside each other."""
+"""The number of starts under way at once that no caller waits for."""
 HOLD_MS = 1_000
 
 
 @dataclass(eq=False, slots=True)
 class Start:
-    """One start of an actor, which goes on whoever waits for it. error: why it failed, once it is over."""
+    """One start of an actor, which goes on even if no caller waits for it. error: why it failed, once it is over."""
 
     over: Signal = field(default_factory=Signal)
     error: SluiceError | None = None
     wanted: bool = False
-    """Somebody waits for it."""
+    """Whether a caller waits for the start."""
     begins: Signal = field(default_factory=Signal)
 
 
@@ -48,13 +48,13 @@ class StartOrder:
             await start.begins.wait(self._ports)
 
     def want(self, start: Start) -> None:
-        """Somebody waits for it by now."""
+        """Begin a start at once, because a caller waits for it."""
         start.wanted = True
         if start in self._waiting:
             self._begin(start)
 
     def done(self, start: Start) -> None:
-        """It is over, or has had its time: let others begin."""
+        """End a start that is over, or has had its time, and begin others."""
         self._waiting.pop(start, None)
         if (timer := self._under_way.pop(start, None)) is None:
             return

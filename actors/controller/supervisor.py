@@ -2,7 +2,7 @@
 
 An actor whose machine cannot be reached is another matter. A bookie or a gateway belongs to its machine, and stays what
 it is: when the machine is back, nobody has lost anything. Owners move at once, without three misses, and their old
-process is not ended from afar: such an order would be carried out when the machine is back, whoever it serves by then.
+process is not ended from afar: such an order would be carried out when the machine is back, and may serve others.
 
 A dead process is noticed at once (the first call to it fails, and its caller reports it with `Suspect`). A frozen one
 answers nothing and is given up after MISSES pings in a row. An actor is pinged by one call at a time, so that a
@@ -33,16 +33,16 @@ from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceErro
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3
 SAMPLE = 16
 BESIDE_MS = 1_000
-"""So often at most the other actors of a process are looked at because one of them is given up."""
+"""The least time between looks at the other actors of a process because one of them was given up."""
 START_TRIES = 50
 RETRY_MS = 100
 OWNERS = ("dispatcher", "topic")
 ALONE = ("bookie", "gateway")
 """Kinds that belong to a machine: a few tries there tell that it cannot be had now."""
 CALLER_PATIENCE = 20_000
-"""Milliseconds that who asks for an owner waits for its start: less than LOCATE_TIMEOUT of the directory."""
+"""Milliseconds that a caller waits for the start of an owner: less than LOCATE_TIMEOUT of the directory."""
 GATHER_MS = 100
-"""Who wants several actors is told of those that start so soon after the first one, and asks for the rest again."""
+"""A caller of several actors gets those that start this soon after the first one, and asks for the rest again."""
 GATEWAY_REST_MS = 5_000
 """Between attempts to start a gateway that does not: each one costs a process."""
 
@@ -82,7 +82,7 @@ class Supervisor:
         return self._running.find(key_of(kind, settings))
 
     def forget(self, entry: Running) -> None:
-        """It is not started again. This does not end its process."""
+        """Stop starting an actor again. Its process goes on."""
         self._running.forget(entry)
 
     def idle(self, least_ms: int) -> list[Running]:
@@ -90,7 +90,7 @@ class Supervisor:
         return self._running.idle(OWNERS, least_ms)
 
     def release(self, entry: Running, address: Address) -> bool:
-        """It has closed at this address, and is not started again before somebody wants it. False: it was replaced."""
+        """Forget an actor that has closed at this address until a caller wants it. Returns False if it was replaced."""
         if entry.address != address:
             return False
         self.forget(entry)
@@ -104,7 +104,7 @@ class Supervisor:
             self.ports.spawn(self._start_aside(entry), "wake")
 
     def remember(self, entry: Running) -> None:
-        """It is started again after all."""
+        """Watch an actor again that was forgotten."""
         if self._running.find(entry.name) is None:
             self._running.enter(entry)
 
@@ -379,13 +379,17 @@ class Supervisor:
             await self._replace(entry, address, frozen=not reply.gone, wanted=wanted)
 
     def _runs_still(self, entry: Running, address: Address) -> bool:
-        """Whether it should still run, and does so at this address. What was deleted while its ping was under way must
-        not be found dead, and started: it would make what it served anew.
+        """Whether an actor should still run, and does so at this address.
+
+        An actor that was deleted during its ping must not be found dead and started: it would create again the data
+        that it served.
         """
         return entry.address == address and self._running.has(entry)
 
     def _is_away(self, entry: Running) -> None:
-        """Its machine cannot be reached, and nobody else can take its place: it is what it is when that comes back."""
+        """Mark an actor as away: its machine cannot be reached, and no other process can replace it. It keeps its
+        address.
+        """
         entry.misses = 0  # what was asked when it was away says nothing of it when it is back
         if not entry.away:
             entry.away = True

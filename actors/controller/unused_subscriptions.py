@@ -23,9 +23,9 @@ class UnusedSubscriptions:
         self._ports, self._supervisor, self._changes = ports, supervisor, changes
 
     async def owners(self, topic: str, subscription: str) -> dict[int, Address]:
-        """The owners by partition. Raises SluiceErrors.
+        """Return the owners by partition. Raises SluiceErrors.
 
-        None while it changes: the owner of what is being deleted must not be started anew.
+        Returns none while the subscription changes: a start would create again what is being deleted.
         """
         if self._changes(topic, subscription):
             return {}

@@ -1,14 +1,14 @@
-"""Who serves which slot: the decisions of placement, without I/O.
+"""The decisions of placement, without I/O: each slot gets a process.
 
-A bookie has a process of its own. Topics and dispatchers share a pool of broker processes. Each new process goes to
-the node that runs the fewest of its sort, so bookies are spread as far as the nodes go, and brokers too.
+A bookie has a process of its own. Topics and dispatchers share a pool of broker processes. Each new process goes to the
+node that runs the fewest of its sort, so bookies are spread as far as the nodes go, and brokers too.
 
 Each machine has a gateway for clients of Pulsar, in a process that counts for no node and serves nothing else.
 
 A client of a lost partition must not wait until a process starts. The slots of a lost broker process go to a standby
-process; without one they fall back to another broker process, their *fallback*. When nothing was lost for a while,
-each slot in a fallback gets a process of its own: its actors are ended in the fallback, and started where they belong
-as soon as somebody needs them.
+process; without one they fall back to another broker process, their *fallback*. When nothing was lost for a while, each
+slot in a fallback gets a process of its own: its actors are ended in the fallback, and started in that process as soon
+as a client needs them.
 
 A bookie belongs to its disk. It is tried first on the machine where it ran, then on one machine after another, and its
 cookie says whether the disk is its own. If the machine where it ran is away, no refusal elsewhere means that its disk
@@ -34,11 +34,13 @@ from sluice.actors.placement.standby import Standby
 from sluice.actors.ports import Address, Introduction, Node
 
 Placed = tuple[str, Address, dict[str, Any]]
-"""Something that runs: kind, address, settings."""
+"""A running actor: kind, address, settings."""
 
 
 class Placement:
-    """What one controller knows of the processes, and what follows from it. Times are monotonic milliseconds."""
+    """The placement that one controller decides: the processes that it knows, and their slots. Times are monotonic
+    ms.
+    """
 
     def __init__(
         self, brokers: int, now: int, *, standby: bool = True, times: Times | None = None, candidates: int = 0
@@ -59,9 +61,9 @@ class Placement:
         self._co_located: dict[tuple[str, HostProcess], None] = {}
         """Slots of which something may run in another slot's process."""
         self._found: list[Placed] = []
-        """What runs in processes that introduced themselves, as far as nobody was told of it yet."""
+        """Running actors of processes that introduced themselves, as long as they were not reported yet."""
         self._machines: dict[str, str] = {}
-        """Where each bookie ran last."""
+        """The machine where each bookie ran last."""
         self.cordoned: dict[str, None] = {}
         """Ids of the nodes that are spared, because their machine is about to be taken down."""
 
@@ -104,7 +106,7 @@ class Placement:
     # -- where to --------------------------------------------------------------------------------------------------
 
     def usable(self, nodes: list[Node]) -> list[Node]:
-        """Those that are not spared; all if there are no others."""
+        """Return the nodes that are not cordoned; all if every node is."""
         return [node for node in nodes if node.id not in self.cordoned] or nodes
 
     def node_for(self, slot: str, nodes: list[Node]) -> Node:
@@ -195,7 +197,7 @@ class Placement:
             self.falls_back(slot, known)
 
     def falls_back(self, slot: str, process: HostProcess) -> None:
-        """Something of this slot may run in another slot's process, if that still lives."""
+        """Note that actors of this slot may run in another slot's process, if that still lives."""
         if process in self.serving.values():
             self._co_located[slot, process] = None
 
@@ -231,7 +233,9 @@ class Placement:
         return True
 
     def replaced(self, name: str, known: Introduction) -> list[Placed]:
-        """What runs in a process that was left, or made by another controller, and whose slot another one serves."""
+        """Return the actors of a process that was left, or made by another controller, whose slots other processes
+        serve.
+        """
         rows = [(self.serving.get(self.slot_for(placed[0], placed[2])), placed) for placed in known.running]
         return [placed for other, placed in rows if other is not None and other.name != name]
 

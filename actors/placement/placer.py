@@ -39,7 +39,7 @@ class Placer:
         self._meeting: dict[str, Signal] = {}
         """By name, the processes that another controller made and that have not introduced themselves yet."""
         self._unmet: dict[str, None] = {}
-        """Those that said nothing, and whose machine may have been away."""
+        """Processes that did not answer, and whose machine may have been away."""
         self._all_met = Signal()
         self._own: dict[str, None] = {}
         """Names of the processes that this controller is making, or telling whom they serve."""
@@ -241,9 +241,9 @@ class Placer:
         self._tend()
 
     async def _without_replaced(self, name: str, known: Introduction) -> Introduction:
-        """End what runs in a process although others have taken its place, as when its machine was away.
+        """End the actors of a process that others have replaced, as when its machine was away; return the rest.
 
-        It does not know that yet, and whoever was sent to it would wait until it does.
+        The process does not know that yet, and its callers would wait until it does.
         """
         if not self._begun:
             return known  # at the start of a controller it is not known which of two is the one that was replaced
@@ -254,9 +254,9 @@ class Placer:
         return replace(known, running=[placed for placed in known.running if placed not in replaced])
 
     async def _known(self, name: str) -> Introduction | Unknown | None:
-        """What a process says of itself; None if it says nothing and may be on a machine that is away.
+        """Ask a process for its introduction; None if it does not answer and may be on a machine that is away.
 
-        It is asked twice: what was asked when its machine was away says nothing of it when that is back.
+        A process is asked twice: a request that was lost while the machine was away proves nothing once it is back.
         """
         for _ in range(2):
             was_away = bool(self._processes.away())
@@ -271,7 +271,10 @@ class Placer:
         return known
 
     async def _found_late(self, slot: str, key: str) -> Address | None:
-        """Where an actor of this key runs that the controller does not know; waits for the processes of its slot."""
+        """Return the address of a running actor of this key that the controller does not know yet, or None.
+
+        Waits until the processes of its slot have been introduced.
+        """
         for done in [done for name, done in self._meeting.items() if stem(name) == slot]:
             await done.wait(self._ports)
         for placed in self._placement.found():
@@ -308,8 +311,8 @@ class Placer:
     async def _started(self, process: HostProcess, kind: str, name: str, settings: dict[str, Any]) -> Address | Unknown:
         """Ask a process to start an actor until it answers, is gone, or has had its time.
 
-        It is asked again and again, and a repeated request waits for the first one: what a cut has swallowed is asked
-        anew when the machine is back. An owner does not wait for that, because others can serve it.
+        A repeated request waits for the first one, so a request that a cut has swallowed is sent again when the machine
+        is back. An owner does not wait for that, because other processes can serve it.
         """
         deadline, waits = self._now() + self._times.start, not is_broker(process.slot)
         while True:
@@ -353,9 +356,9 @@ class Placer:
     async def _get_process(self, slot: str, machine: str | None, *, moves: HostProcess | None = None) -> None:
         """Give a slot a process: a standby one, or a shared one, or a new one.
 
-        moves: the process that it leaves; then none that runs something already. What several brokers' slots
-        lost at the same time is replaced one after the other: the first one's process can take the others in, and is
-        not slowed down by theirs.
+        moves: the process that the slot leaves; then the new one runs nothing yet. Several brokers' slots lost at the
+        same time are replaced in turn: the first one's process can take the others in, and their starts do not slow it
+        down.
         """
         placement = self._placement
         replaced = moves is None and placement.is_replaced(slot)
@@ -467,7 +470,7 @@ class Placer:
             self._refill(self._times.again)
 
     async def _fill(self) -> None:
-        """Make the standby processes, one after the other."""
+        """Make the standby processes, one at a time."""
         standby = self._placement.standby
         try:
             while (due := standby.due(self._placement.wanted())) is not None:

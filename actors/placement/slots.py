@@ -19,7 +19,7 @@ BROKER = "broker-"
 GATEWAY = "gateway-"
 """How the slots of gateways begin, one for each machine: a process that has nothing to do with partitions and disks."""
 STANDBY = "broker-standby"
-"""What takes the place of a slot in the name of a process that waits."""
+"""The stem of a standby process's name, in place of a slot."""
 
 
 @dataclass(frozen=True, slots=True)

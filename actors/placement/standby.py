@@ -1,10 +1,10 @@
 """Decides, without I/O, when a standby broker process is started.
 
-Starting a process costs a second of processor time, on a machine that has just lost one and where everybody is busy
-catching up. That is most of what a failover takes. So one process is kept ready beside those that work, and one more
-for each that is missing there because its slot fell back to another one. They are made one after the other when the
-start of a cluster is over, are taken when a broker's process has to be replaced, and are then replaced themselves.
-Nothing depends on them: if they are dead, frozen or on the wrong node, a process is started as if there were none.
+Starting a process costs a second of processor time, on a machine that has just lost one and is busy catching up. That
+is most of the time of a failover. So one process is kept ready beside the working ones, and one more for each slot that
+fell back to another process. They are made one at a time when the start of a cluster is over, are taken when a broker's
+process has to be replaced, and are then replaced themselves. Nothing depends on them: if they are dead, frozen or on
+the wrong node, a process is started as if there were none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Standby:
         self.waiting.append(process)
 
     def made(self, process: HostProcess, now: int, wanted: int) -> None:
-        """It is ready. The next one, if more are wanted, follows a little later."""
+        """Add a process that is ready. The next one, if more are wanted, is due a little later."""
         self.waiting.append(process)
         self._due = now + self._times.again if len(self.waiting) < wanted else None
 
@@ -51,14 +51,14 @@ class Standby:
         self._due = None
 
     def take(self, process: HostProcess) -> bool:
-        """It is to be used, or is of no use; False if it was taken before."""
+        """Remove a process that is used, or of no use. Returns False if it was taken before."""
         if process not in self.waiting:
             return False
         self.waiting.remove(process)
         return True
 
     def elsewhere(self, nodes: Container[str]) -> list[HostProcess]:
-        """Those on other nodes than these: they died with theirs."""
+        """Return the processes on other nodes than `nodes`: they died with their nodes."""
         return [process for process in self.waiting if process.node not in nodes]
 
     def surplus(self, wanted: int) -> HostProcess | None:

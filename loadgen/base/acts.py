@@ -3,18 +3,18 @@
 One figure cannot say both how much a broker carries and how soon it delivers: flooded beyond what it can deliver, its
 latency is the length of the queue, and a fault drowns in the backlog. So the first part of the messages goes out as
 fast as it goes, undisturbed and none of it delayed, and is delivered to the end; that gives the throughput. The rest is
-sent at half of it, each message at its intended time; that gives the latency, and under this load things are broken,
-one after the other.
+sent at half of it, each message at its intended time; that gives the latency, and under this load faults come, one at a
+time.
 
-The faults need their time. Where half of the throughput would be over before they can have shown their effect, the
+The faults need their time. If half of the throughput would be over before they can have shown their effect, the
 second act is slower, so that it lasts LEAST_S.
 
-Nobody knows beforehand how long that is on a busy machine: a fault under no load shows nothing. So when most of the
-second act is sent and faults are still to come, the last part of it goes out so slowly that it lasts until they have
-had their turn (Reserve), and at the old rate again as soon as they have.
+The length of that time is not known beforehand on a busy machine, and a fault under no load shows nothing. So when most
+of the second act is sent and faults are still to come, the last part of it goes out so slowly that it lasts until they
+have had their turn (Reserve), and at the old rate again as soon as they have.
 
 The publishing tasks are one job through both acts, so that each key's messages are numbered on: a task waits at the
-border until the pace of the second act is told, in a file.
+border until a file gives the pace of the second act.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIRST_PART = 1 / 3
 LOAD = 0.5
 """Rate of the second act, as a part of the throughput of the first."""
 LEAST_S = 30.0
-"""So long the second act is to last at least."""
+"""The least duration of the second act."""
 RESERVE = 0.25
 """Part of the second act that is kept for faults which are late."""
 

@@ -35,7 +35,7 @@ class BrokerReceipt(Protocol):
         """When each row was confirmed, microseconds since 1970, shape (n,)."""
 
     def done(self) -> bool:
-        """Whether every row has its outcome."""
+        """Whether each row was confirmed or refused."""
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait until every row is durable. Raises SluiceError."""
@@ -108,7 +108,9 @@ class BrokerClient(Protocol):
         """Statistics of each partition's dispatcher, Pulsar's names."""
 
     def stored(self, topic: str) -> list[Any]:
-        """What a topic stores now, as ranges that can be split and read (cluster.client.log_reader.StoredRange)."""
+        """Return what a topic stores now, as ranges that can be split and read
+        (cluster.client.log_reader.StoredRange).
+        """
 
     def read(self, topic: str, wanted: Any) -> Any:
         """The messages of a range, as Batches without acknowledgements."""

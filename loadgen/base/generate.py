@@ -28,7 +28,7 @@ from sluice.storage.errors import Invalid
 HEADER_BYTES = 16
 ROW_BITS = 40
 SEQUENCE_PROPERTY = "sluice.key_seq"
-"""Where a message whose payload is the user's own carries its number within the key."""
+"""The property with a message's number within its key, if the payload is the user's own."""
 
 
 @dataclass(frozen=True, slots=True)

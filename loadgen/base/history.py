@@ -118,10 +118,10 @@ DELIVERIES = pa.schema(
         pa.field("hash", pa.int32()),
     ]
 )
-"""What a flood consumer journals: a receive and, if acked_at > 0, the acknowledgement that follows it."""
+"""The journal of a flood consumer: a receive and, if acked_at > 0, the acknowledgement that follows it."""
 
 SENT = pa.schema([*SENDS, pa.field("hash", pa.int32())])
-"""What a flood producer writes: SENDS and the column that the judge is spread by."""
+"""The history of a flood producer: SENDS and the column that the judge is spread by."""
 
 STATS = pa.schema(
     [

@@ -2,8 +2,8 @@
 
 The simulator (`tests/sim/faults.py`) breaks the same things in a world of its own, where a process that crashes and a
 process that is paused are all there is; a live cluster has consumers, dispatchers, bookies and nodes that a person
-wants to name. `simulated` says which of the simulator's kinds has the same meaning, so that whoever sees a fault here
-can look for a seed that shows it there. A test holds the two lists together.
+wants to name. `simulated` says which of the simulator's kinds has the same meaning, so that a person who sees a fault
+here can look for a seed that shows it there. A test holds the two lists together.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ CONSUMER_KINDS = (RESTART, KILL, JOIN, HANG, FREEZE, SLOW)
 MACHINE_KINDS = (CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE, SLOW_LINK, LOSSY_LINK, FULL_DISK, KILL_HEAD)
 """The kinds that are done to machines, or to what is between them (loadgen.faults.machine_faults)."""
 IMPAIRMENT_KINDS = (SLOW_DISK, CLOCK_JUMP)
-"""What processes do to themselves when they are asked to (loadgen.faults.impairments)."""
+"""The kinds that processes do to themselves on request (loadgen.faults.impairments)."""
 FLOOD_KINDS = (RESTART, KILL, JOIN)
-"""What a flood by time or by share does to its consumers in turn."""
+"""The kinds that a flood by time or by share does to its consumers in turn."""
 ACT_KINDS = (JOIN, HANG, RESTART, KILL, FREEZE)
-"""What a flood in acts does to its consumers in turn, each when the former has shown its effect."""
+"""The kinds that a flood in acts does to its consumers in turn, each when the former has shown its effect."""
 FROZEN_S = 1.5
 """How long a consumer of a flood in acts is stopped."""
 

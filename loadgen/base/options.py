@@ -17,7 +17,7 @@ NACK_ORDERS = ("none", "key")
 ROLLING = "rolling-restart"
 SCENARIOS = ("", ROLLING)
 SLUICE, PULSAR = CLIENTS = ("sluice", "pulsar")
-"""Whose client publishes and consumes."""
+"""The clients that can publish and consume."""
 EVERYTHING = "all"
 """In place of kinds of faults: all that the cluster can stand."""
 WORKLOADS: dict[str, dict[str, Any]] = {

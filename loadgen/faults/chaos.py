@@ -108,7 +108,9 @@ def plan(options: FloodOptions, processes: ClusterProcesses) -> list[Fault]:
 
 
 class Victim(NamedTuple):
-    """Something that can be broken, by name. target: as in Fault. label: for a person. kinds: the ways to break it."""
+    """A process or machine that can be broken. target: as in Fault. label: for a person. kinds: the ways to break
+    it.
+    """
 
     target: str
     label: str
@@ -356,7 +358,7 @@ class Chaos:
 
 
 def machine_faults(options: FloodOptions) -> MachineFaults | None:
-    """What can be done to machines, if this process runs on one that was made for that."""
+    """Return the faults of machines, or None if this process does not run on a machine that was made for them."""
     control = control_of_environment()
     if control is None:
         return None
@@ -399,7 +401,7 @@ class ClusterProcesses:
         return relieve(host, kind)
 
     def _ask(self, host: str, method: str) -> Any:
-        """What a host answers, by Ray. Raises Unavailable."""
+        """Call a method of a host by Ray, and return its answer. Raises Unavailable."""
         import ray
         from ray.exceptions import RayError
 

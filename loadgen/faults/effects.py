@@ -16,7 +16,7 @@ from sluice.loadgen.faults.faults import PRESSED, Fault, Fleet
 
 PATIENCE_S = 30.0
 DRAIN_S = 3.0
-"""So long hashes that began to drain are waited for."""
+"""How long hashes that began to drain are waited for."""
 
 Latest = Callable[[], dict[str, int]]
 

@@ -49,15 +49,15 @@ from sluice.storage.errors import Unavailable
 __all__ = ["FREEZE", "HANG", "JOIN", "KILL", "KINDS", "RESTART", "SLOW"]
 
 PRESSED = "pressed"
-"""What the rows of faults that a person asked for say: they are nobody's turn, and no effect is waited for."""
+"""The mark in rows of faults that a person asked for: they are outside the plan, and no effect is waited for."""
 AWAY_S = 0.3
 """How long a consumer that left cleanly stays away."""
 SPARES = 8
-"""So many processes are kept ready at most."""
+"""The most processes that are kept ready."""
 MOST_MORE = 6
-"""So many consumers may join a run that others do not leave for good."""
+"""The most consumers that a run has for good beyond those that it began with."""
 JOIN_S, HELP_S = 5.0, 2.0
-"""So long a newcomer who helps has to join, and then to receive something, before the one that hangs is killed."""
+"""How long a helper has to join, and then to receive a message, before the hanging consumer is killed."""
 SURE_S = 5.0
 """A consumer that is stopped for no longer than this has its lease still."""
 _LONGEST_STOP_S = 60.0
@@ -69,11 +69,11 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something to break: due when `share` of the messages are delivered, or `at_s` seconds after the start.
+    """A break that is due when `share` of the messages are delivered, or `at_s` seconds after the start.
 
-    lot: which of the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that last.
-    target: the victim's name, if it is to be a certain one. holding: a victim of SIGKILL is stopped first, until it
-    holds messages. pressed: a person asked for it.
+    lot: the choice among the possible victims, 0 <= lot < 1. lasts_s: seconds until it is taken back, for kinds that
+    last. target: the victim's name, if it is to be a certain one. holding: a victim of SIGKILL is stopped first, until
+    it holds messages. pressed: a person asked for it.
     """
 
     kind: str
@@ -115,9 +115,9 @@ def plan_in_turn(restarts: int, seed: int = 0) -> list[Fault]:
 
 
 def plan_by_time(kinds: Sequence[str], every_s: float, seconds: float, seed: int) -> list[Fault]:
-    """One fault each `every_s` seconds; kinds, victims and lengths drawn from the seed.
+    """Return one fault each `every_s` seconds; kinds, victims and lengths are drawn from the seed.
 
-    Each kind comes once before one comes again, in an order that is drawn anew each time, so that a short run has
+    Each kind comes once before one comes again, in an order that is drawn again each time, so that a short run has
     something of everything. Raises Invalid for an unknown kind.
     """
     check_kinds(kinds)
@@ -311,7 +311,7 @@ class Fleet:
         with self._changing:
             self._note(fault, victim.name, incarnation=victim.incarnation, **more)
             if time.monotonic() - began > SURE_S:
-                # Its lease may have run out, and nobody else will say so: it has done nothing since it was stopped.
+                # The lease may have run out, and only this row says so: the consumer did nothing since it was stopped.
                 self._events.append(_event(victim.incarnation, EXPIRED, since))
             dead = self.strike([victim.pid])
         stopped.end()
@@ -388,7 +388,7 @@ class Fleet:
             self.passed_over.append(f"{fault.kind}: {len(able)} of {len(self.working)} consumers work just now")
             return None
         if fault.kind == HANG:
-            # Of a long queue it takes too long to fill.
+            # A long queue takes too long to fill.
             shortest = min(member.queue for member in able)
             able = [member for member in able if member.queue == shortest]
         return able[int(fault.lot * len(able))]

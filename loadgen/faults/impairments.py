@@ -20,11 +20,11 @@ SYNC_MS = 200
 LEAPS_MS = (60_000, 3_600_000, -60_000, -3_600_000)
 """By how much a clock leaps."""
 CLOCK_ROLES = ("dispatcher", "topic")
-"""Whose clock leaps: that of owners, who say what is due. Bookies and the controller do not look what time it is."""
+"""The roles whose clocks leap: owners decide what is due. Bookies and the controller do not use the time of day."""
 
 
 def leap_of(lot: float) -> tuple[str, int, float]:
-    """Whose clock leaps, by how much, and the lot that chooses among those of the role."""
+    """Return the role whose clock leaps, by how many ms, and the lot that chooses among the processes of the role."""
     number, rest = divmod(lot * 1_000, 1)
     many = len(CLOCK_ROLES)
     return CLOCK_ROLES[int(number) % many], LEAPS_MS[int(number) // many % len(LEAPS_MS)], rest
@@ -77,9 +77,10 @@ class Impairment(Episode):
 
 
 def of_a_machine(processes: Impairable, hosts: Sequence[str], lot: float, named: str) -> list[str]:
-    """Those hosts that share a machine: with the named one, or if that is empty with the one that the lot falls on.
+    """Return the hosts that share a machine: with the named one, or if that is empty with the one that the lot falls
+    on.
 
-    Raises Unavailable if none of them can be reached.
+    Raises Unavailable if none of the hosts can be reached.
     """
     machines: dict[str, list[str]] = {}
     for host in sorted(hosts):

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 
 
 class Episode(ABC):
-    """What lasts until `end`, or for a number of seconds. pids: processes that are not to be broken meanwhile."""
+    """A fault that lasts until `end`, or for a number of seconds. pids: processes that are not to be broken
+    meanwhile.
+    """
 
     pids: list[int]
 

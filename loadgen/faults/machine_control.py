@@ -23,7 +23,7 @@ from sluice.storage.errors import Invalid, Unavailable
 VARIABLE = "SLUICE_INTERNAL_MACHINES"
 HEAD_VARIABLE = "SLUICE_INTERNAL_HEAD"
 SOCKET = "machines"
-"""Its name in the home folder."""
+"""The socket's name in the home folder."""
 LINE = 4096
 """Bytes of a request, and of an answer."""
 ASK_S, START_S = 20.0, 180.0

@@ -32,7 +32,7 @@ class MachineEpisode(Episode):
 
 
 class MachineFaults:
-    """What can be done to the machines of a cluster. own: where the run is. store: empty if it cannot be cut off."""
+    """The faults of a cluster's machines. own: the machine of the run. store: empty if it cannot be cut off."""
 
     def __init__(self, control: MachineControl, own: str, store: str = "") -> None:
         self._control, self._own, self._store = control, own, store
@@ -64,7 +64,7 @@ class MachineFaults:
         return episode
 
     def _pairs(self, fault: Fault, others: list[str]) -> list[tuple[str, str]]:
-        """Whom a fault concerns, by its lot."""
+        """Return the pairs of machines that a fault concerns, by its lot. Raises LookupError if there is no victim."""
         victim = others[int(fault.lot * len(others))]
         if fault.kind == FULL_DISK:
             return [(victim, "")]

@@ -31,13 +31,13 @@ from sluice.loadgen.faults.relay import DEVICE
 
 PREFIX = "sluice"
 NETWORK, ROUTER = "10.77.0", "10.77.255"
-"""Of the machines' addresses, and of the router's; they lead nowhere else."""
+"""The prefixes of the machines' addresses, and of the router's; they lead nowhere else."""
 END_S = 10.0
 RUN_S = 120.0
 """How long a command may take on a busy machine."""
 COMMANDS = ("ip", "nsenter", "unshare", "mount")
 DATA = "sluice-data"
-"""Where Sluice keeps its data, in the home folder."""
+"""The folder of Sluice's data, in the home folder."""
 INIT = """
 mount --bind "$1" "$2" || exit
 [ "$3" = 0 ] || { mkdir "$2/$4" && mount -t tmpfs -o "size=$3,mode=700" data "$2/$4"; } || exit
@@ -122,7 +122,7 @@ class Machine:
         return child.returncode, output, errors
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that runs on this machine but its first process, whoever started it; without zombies."""
+        """Return all processes of this machine but its first one, whichever process started them; without zombies."""
         found = []
         with contextlib.suppress(OSError):  # the machine is gone
             mine = os.stat(f"/proc/{self.first}/ns/pid").st_ino
@@ -249,15 +249,15 @@ class Network:
 
 @contextlib.contextmanager
 def machines(count: int, *, data_bytes: int = 0) -> Iterator[Network]:
-    """So many machines on one network; afterwards nothing of them is left: no process, no namespace, no file.
+    """Make `count` machines on one network; afterwards no process, namespace or file of them is left.
 
-    data_bytes: the folder with the data of each is a file system of so many bytes, in memory.
+    data_bytes: the size of each machine's data folder, a file system in memory.
     """
     run = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
     with contextlib.ExitStack() as cleanup:
         home = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="slm-", dir="/tmp"))
         hub = cleanup.enter_context(_namespace(f"{run}-hub"))
-        # What comes back from a detour does not come from where its sender is.
+        # Packets that come back from a detour do not come from where their sender is.
         settings = "cd /proc/sys/net/ipv4 && echo 1 > ip_forward && echo 0 > conf/all/rp_filter"
         forwards = ["ip", "netns", "exec", hub, "sh", "-c", f"{settings} && echo 0 > conf/default/rp_filter"]
         subprocess.run(forwards, check=True, capture_output=True)

@@ -38,7 +38,7 @@ def rules_of(line: str) -> Rules:
 
 
 class Relay:
-    """What becomes of each packet. Without I/O; times are monotonic seconds."""
+    """The fate of each packet: passed on, delayed or dropped. Without I/O; times are monotonic seconds."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rules: Rules = {}
@@ -54,7 +54,7 @@ class Relay:
             heapq.heappush(self._waiting, (now + delay, self._count, packet))
 
     def due(self, now: float) -> list[bytes]:
-        """What is to go on now, in the order in which it came."""
+        """Take the packets that are to go on now, in the order in which they fall due."""
         found = []
         while self._waiting and self._waiting[0][0] <= now:
             found.append(heapq.heappop(self._waiting)[2])

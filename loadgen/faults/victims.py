@@ -16,11 +16,11 @@ from sluice.loadgen.base.broker import BrokerClient
 from sluice.storage.errors import SluiceError
 
 HOLD_S = 2.0
-"""So long a consumer that is to be killed is stopped at most, until it holds something."""
+"""How long a consumer that is to be killed is stopped at most, until it holds messages."""
 HANG_S = 7.0
-"""So long a consumer hangs at most, until its queue is full: less than its lease, or it would lose its place first."""
+"""How long a consumer hangs at most, until its queue is full: less than its lease, or its session would end first."""
 BEHIND = 200
-"""So many messages are to wait behind full queues."""
+"""The number of messages that are to wait behind full queues."""
 _ASK_EVERY_S = 0.05
 
 
@@ -49,7 +49,9 @@ class Victims:
         return {"held": self.held(name), "behind": behind}
 
     def _rows(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Of each partition its statistics and the consumer's row in them."""
+        """Return for each partition its statistics and the consumer's row in them; none if the statistics cannot be
+        read.
+        """
         try:
             statistics = self._client.stats(self._topic, self._subscription)
         except SluiceError:

@@ -69,7 +69,7 @@ INFORMATION = {
     "redelivery_order": "{:,} redeliveries overtaken by later messages of their key",
     "early": "{:,} delayed messages early by a clock that leapt",
 }
-"""What is told without being a broken promise, in words."""
+"""The findings that are no broken promises, in words."""
 CHECKED = ("messages", "keys", "keys_in_flight_together", "hashes_moved", "delayed", "ordered")
 MAX_EXAMPLES = 5
 _FOREVER = np.iinfo(np.int64).max
@@ -275,7 +275,7 @@ class _Case:
         self.released_at = np.minimum(np.minimum(self.acked_at, self.nacked_at), self.ended_at)
 
     def _share_release(self, deliveries: tuple[Int64s, Int64s, Int64s]) -> None:
-        """A consumer that got a message twice and acknowledges it lets go of both deliveries at once."""
+        """Release both deliveries of a message at once that a consumer got twice and acknowledges."""
         order = np.lexsort((self.received_at, *deliveries[::-1]))
         same = np.ones(max(len(order) - 1, 0), np.bool_)
         for column in deliveries:

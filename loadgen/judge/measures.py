@@ -270,7 +270,7 @@ def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> N
 
 
 def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64s) -> None:
-    """Of each message: when it was sent, how long its first delivery took, when it was acknowledged (0: never)."""
+    """Measure each act. Per message, in µs: when it was sent, the latency of its first delivery, its ack (0: never)."""
     act = result.span.act(since)
     for number in np.unique(act).tolist():
         mine, of_act = act == number, result.acts[number]

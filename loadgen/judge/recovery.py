@@ -171,7 +171,7 @@ class RecoveryTimes:
         return found
 
     def _gaps(self) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """Of each partition: the first steps of its stalls, and their lengths in steps; shapes (stalls,)."""
+        """Yield for each partition the first steps of its stalls, and their lengths in steps; shapes (stalls,)."""
         for partition, counts in sorted(self.deliveries.items(), key=lambda one: int(one[0])):
             busy = np.flatnonzero(counts)
             if len(busy) < 2:

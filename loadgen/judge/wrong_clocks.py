@@ -1,9 +1,8 @@
-"""What a clock that leapt permits: a delayed message may come early by as much as some clock is ahead just then.
+"""Clocks that leapt: a delayed message may come early by as much as some clock is ahead just then.
 
-What a clock says decides when a message is due, and a process whose clock is wrong cannot know that. Which process owns
-a partition may change at any time, so each leap counts for all of them: from when it was asked for until it was over
-and what had been sent meanwhile has arrived. A clock that is behind permits nothing, and none permits that a message
-stays away.
+Clocks decide when a message is due, and a process cannot know that its clock is wrong. The owner of a partition may
+change at any time, so each leap counts for all partitions: from the request until it is over and all messages sent
+meanwhile have arrived. A clock that is behind permits nothing, and none permits that a message stays away.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sluice.loadgen.base.kinds import CLOCK_JUMP
 from sluice.loadgen.judge.column_operations import Mask
 
 ON_ITS_WAY_US = 60_000_000
-"""What was sent by a wrong clock may be received so long after: its consumer, or the process that was asked to have the
+"""How long after a leap its messages may be received: their consumer, or the process that was asked to have the
 wrong clock, may have been stopped or cut off meanwhile."""
 
 
@@ -31,7 +30,7 @@ class WrongClock(NamedTuple):
 
 
 def wrong_clocks(faults: Sequence[dict[str, Any]]) -> list[WrongClock]:
-    """Those of a run, from the rows of its faults."""
+    """Return the wrong clocks of a run, from the rows of its faults."""
     return [
         WrongClock(row["at_us"], row["at_us"] + int(row["lasts_s"] * 1e6) + ON_ITS_WAY_US, row["ahead_ms"])
         for row in faults

@@ -146,7 +146,7 @@ class FloodConsumer:
         On a busy machine that takes seconds, which nobody who waits for a join is to wait for. Raises SluiceError.
         """
         self._client = self._opened.enter_context(self._job.connect())
-        with contextlib.suppress(SluiceError):  # whoever comes first makes the subscription
+        with contextlib.suppress(SluiceError):  # the first one makes the subscription
             self._client.stats(self._job.topic, self._job.subscription)
         return os.getpid()
 
@@ -192,7 +192,7 @@ class FloodConsumer:
                 self._consume(deliveries, events)
             seal_journals(self._job, self._incarnation)
         except Exception as error:
-            # This thread is the consumer's whole life: whatever ends it is told to whoever asks how it is doing.
+            # This thread is the consumer's whole life: the reason of its end is reported to the fleet.
             self._error = f"{type(error).__name__}: {error}"
             self._tell()
 
@@ -230,7 +230,7 @@ class FloodConsumer:
                 self._ask(consumer, events)
                 # The hold ends for the judge before it ends for the broker, never the other way round.
                 self._event(events, DETACH, job.clock.now())
-                # What waits in the queue was never looked at: it goes to the others, in order.
+                # Messages in the queue were never looked at: they go to the others, in order.
                 consumer.close()
 
     def _work_through(self, consumer: BrokerConsumer, batch: BrokerBatch, deliveries: Journal) -> None:
@@ -259,7 +259,7 @@ class FloodConsumer:
         released_at = np.zeros(len(batch.positions), np.int64)
         if not self._job.nack:
             return released_at
-        # By position, so that it is the same whoever gets it; a consumer that is killed changes nothing.
+        # By position, so that it is the same at every consumer; a consumer that is killed changes nothing.
         mixed = (batch.positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
         chosen = np.flatnonzero((mixed < self._job.nack * (1 << 24)) & (batch.redeliveries == 0))
         if len(chosen):

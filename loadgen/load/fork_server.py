@@ -1,14 +1,14 @@
-"""Where a flood's consumer processes come from: one process that has imported everything, and forks.
+"""The server that makes the consumer processes of a flood: it has imported everything, and forks.
 
 A consumer needs Ray, Arrow and the broker's client, which take a second of processor time to import. A run has four of
 them and as many more as faults call for, so they are imported once, here, in a process without threads, while Ray and
 Spark are still starting; each consumer is a fork of it that is there within milliseconds, and a process of its own
-that can be killed or stopped. What takes a second and more is to find the cluster, which it does before it is asked to
-join: where a join must be quick, one is kept ready.
+that can be killed or stopped. Finding the cluster takes a second and more, so a fork does that before it is asked to
+join: if a join must be quick, one is kept ready.
 
 Forks are asked for over a socket, along with which goes the socket that the new process serves: a call is (name,
-arguments), an answer (whether it went well, what it gives). A consumer ends when its socket does, and whoever runs the
-flood may die as it likes: its sockets end with it.
+arguments), an answer (whether it went well, what it gives). A consumer ends when its socket does, and the process that
+runs the flood may die at any time: its sockets end with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         mine, other = Pipe()
-        # A session of its own: Ctrl-C goes to whoever runs the flood, who ends everything in order.
+        # A session of its own: Ctrl-C goes to the process that runs the flood, which ends everything in order.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, str(other.fileno())],
             pass_fds=[other.fileno()],
@@ -79,7 +79,7 @@ class ForkedConsumer:
         self._line = line
         self._waiting = True
         self._pid = 0
-        # It begins at once, whoever waits for it and when.
+        # The process begins at once, even if no caller waits for it.
         with contextlib.suppress(OSError):
             line.send(("begin", (job,)))
 

@@ -23,7 +23,7 @@ from sluice.loadgen.load.consume import CONFIRM_EVERY_S, ConsumeJob, FloodConsum
 
 
 class FloodHandler(FloodConsumer):
-    """What each worker of the pool calls; it travels to it without anything open."""
+    """The handler that each worker of the pool calls; it is sent to the worker without anything open."""
 
     with_dispatch = True
 

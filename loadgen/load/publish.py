@@ -114,9 +114,9 @@ def publish_generated(job: PublishJob, workload: Workload) -> Any:
 
 
 def spread(context: Any, task: Any, tasks: int) -> Any:
-    """What runs a function of `mapInArrow` over rows (id = task) in as many tasks; its rows come as dicts.
+    """Return a runner of a `mapInArrow` function over rows (id = task), in `tasks` tasks; the rows come as dicts.
 
-    It needs no session, no plan and no generated code, which take Spark's Java process seconds to make.
+    The runner needs no session, no plan and no generated code, which take Spark's Java process seconds to make.
     """
 
     def run(ids: Iterator[int]) -> Iterator[dict[str, Any]]:
@@ -339,7 +339,7 @@ class _Sender:
         self._flying.append((receipt, chunk, intended, deliver_at))
         self.sent += count
         self.bytes += int(chunk.rows.column("payload").nbytes)
-        # What is confirmed already is told now: at a low rate, waiting for a full pipeline would tell it much later.
+        # Confirmed rows are reported now: at a low rate, waiting for a full pipeline would report them much later.
         while self._flying and (len(self._flying) > IN_FLIGHT or self._flying[0][0].done()):
             self._settle()
         self._tell()

@@ -165,11 +165,11 @@ class PulsarReceipt:
             self._over.set()
 
     def done(self) -> bool:
-        """Whether every message has its outcome."""
+        """Whether each message was confirmed or refused."""
         return self._over.is_set()
 
     def result(self, timeout_s: float | None = None) -> PulsarReceipt:
-        """Wait until every message has its outcome. Raises Unavailable if one was refused, or none came in time."""
+        """Wait until all messages are confirmed. Raises Unavailable if one was refused, or the time is over."""
         if not self._over.wait(timeout_s):
             raise Unavailable(f"{self._left} messages have no receipt after {timeout_s} s")
         if self._error:
@@ -203,7 +203,7 @@ class PulsarProducer:
         )
 
     def send_batch(self, batch: pa.RecordBatch) -> PulsarReceipt:
-        """Send these rows one after the other; blocks while too much is in flight. Raises Invalid for a binary key."""
+        """Send these rows in order; blocks while too much is in flight. Raises Invalid for a binary key."""
         count = batch.num_rows
         receipt = PulsarReceipt(count)
         keys, payloads = (batch.column(name).to_pylist() for name in ("key", "payload"))

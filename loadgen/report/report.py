@@ -145,7 +145,7 @@ _DRAIN = {
     "blockedAttemptsMedian": "",
     "blockedAttemptsMax": "",
 }
-"""What is told of the drains of a consumer, with units."""
+"""The columns of a consumer's drains, with units."""
 
 
 def _banner(report: Report) -> str:
@@ -454,7 +454,7 @@ def _faults_in_words(report: Report) -> str:
 
 
 def _short_ms(value: float) -> str:
-    """Of nothing there is no time: whatever was measured took some."""
+    """Format milliseconds; 0 is "none", since every measured time is longer."""
     if not value:
         return "none"
     if value >= 10_000:

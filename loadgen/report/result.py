@@ -181,7 +181,7 @@ class Report:
 
     @property
     def two_acts(self) -> bool:
-        """Whether throughput and latency were measured one after the other."""
+        """Whether throughput and latency were measured in acts of their own."""
         return len(self.acts) == 3
 
     def latency(self) -> Any:
@@ -300,7 +300,7 @@ def not_shown(report: Report) -> list[str]:
 
 
 def _ever(stats: pa.Table, name: str) -> int:
-    """What all owners of all partitions have counted: one that is new begins at zero."""
+    """Return the sum of a counter over all owners of all partitions: the counter of a new owner begins at zero."""
     if stats.num_rows == 0:
         return 0
     counted = stats.group_by(["partition", "epoch"]).aggregate([(name, "max")])

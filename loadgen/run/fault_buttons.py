@@ -51,7 +51,7 @@ class FaultButtons:
         }
 
     def press(self, kind: str, target: str) -> None:
-        # Who was shown is there, most likely, and who presses does not wait for another look.
+        # The victim shown is there, most likely, and the person who presses does not wait for another look.
         if not any(victim.target == target and kind in victim.kinds for victim in self._victims or self._known()):
             raise Invalid(f"there is no {kind} for {target or 'the cluster'} here")
         lasts = LASTS_S if KINDS[kind].seconds != (0.0, 0.0) else 0.0

@@ -74,11 +74,11 @@ _LEAST_QUEUE = 25
 READY_FOR_A_PERSON = 3
 """Spare consumers beside those that the plan takes, where faults can be pressed: what hangs takes two."""
 _NEARLY = 0.999
-"""What must be delivered of the first act before it is asked whether anything is left: tasks round their parts."""
+"""The share of the first act to be delivered before owners are asked for the rest: tasks round their parts."""
 
 
 def flood_command(**values: Any) -> int:
-    """What `sluice flood` and `sluice chaos` do, options by name (FloodOptions). Returns the exit code 0 or 1.
+    """Run `sluice flood` or `sluice chaos`, with options by name (FloodOptions). Returns the exit code 0 or 1.
 
     Raises Invalid or Unavailable with one line for the caller to show, KeyboardInterrupt after everything is ended.
     """
@@ -219,7 +219,7 @@ class Flood:
             fleet = pool_of(consume, client, self._connect) if pool else Fleet(consume, self._helpers.spawn)
             client.create_topic(self._topic, partitions=options.partitions, **self._settings)
             stack.callback(fleet.close)
-            # Whoever comes first makes the brokers start: not the consumers, who are only just being made.
+            # The first client makes the brokers start: not the consumers, which are only just being made.
             threading.Thread(target=self._wake_brokers, args=(client,), name="wake-brokers", daemon=True).start()
             processes = ClusterProcesses(client, getattr(self._connect, "address", None), options.s3_endpoint_url)
             faults = plan(options, processes)

@@ -148,13 +148,13 @@ def given_up(trouble: str, spark: Any) -> list[str]:
 
 
 LOOK_S = 1.0
-"""So much of the time between two looks counts at most."""
+"""The most that counts of the time between two looks."""
 
 
 class StallGuard:
-    """Notices that a flood does not move any more.
+    """A guard that notices when a flood does not move any more.
 
-    Time between two looks that are far apart does not count: whoever looks was busy, with processes that it made ready
+    Time between two looks that are far apart does not count: the caller was busy, with processes that it made ready
     between two acts for example, and nothing could move before.
     """
 

@@ -106,7 +106,7 @@ class PoolFleet(Fleet):
         """The pool does it."""
 
     def troubles(self) -> list[str]:
-        """What handlers said when they failed."""
+        """Return the troubles of the fleet, and the last line of each failure of a handler."""
         failures = self._pool.status().failures if self._pool is not None else {}
         return [*super().troubles(), *(f"key {key}: {why.splitlines()[-1]}" for key, why in failures.items() if why)]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 SHOWN = 5
 _KINDS = {"messages": ("count", "counted"), "bytes": ("count", "countedBytes"), "held": ("millis", "heldMillis")}
-"""What is told of each kind by a dispatcher: the field of a key, and that of all keys."""
+"""The fields in a dispatcher's answer, by kind: the field of a key, and that of all keys."""
 _TITLES = {"messages": "by messages", "bytes": "by bytes", "held": "by time held"}
 
 
 def merged(answers: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """What each partition told (the verb `hot_keys`, in order), as one list a kind, heaviest first.
+    """Merge the answers of the partitions (the verb `hot_keys`, in order) into one list a kind, heaviest first.
 
-    key: text, or None if no message of it could be read. share: of everything that was told of, 0 to 1. A key is in one
-    partition, so nothing is added up.
+    key: text, or None if no message of the key could be read. share: of all that the partitions counted, 0 to 1. A key
+    is in one partition, so nothing is added up.
     """
     heaviest = {}
     for kind, (field, whole) in _KINDS.items():

@@ -5,10 +5,10 @@ this breaks a promise in a short run, and all of it ends a long one. So the memo
 report. What counts is not how high a line is (an interpreter with Arrow and Ray takes 80 MB before it does anything)
 but whether it still climbs once everything is warm.
 
-A process's memory is what is resident and its own: libraries and the node's shared memory are left out. Whoever reads
-or writes payloads touches one page of the shared memory after the other, and all of them are resident in each process
-that did; counted there, the store's fixed size would look like a leak of everybody. It has a line of its own, which
-shows what is in use: the payloads of what was published and is not delivered yet.
+A process's memory is what is resident and its own: libraries and the node's shared memory are left out. A process that
+reads or writes payloads touches page after page of the shared memory, and all of them are resident in it; counted
+there, the store's fixed size would look like a leak of every process. The shared memory has a line of its own, which
+shows the part in use: the payloads of messages that were published and are not delivered yet.
 
 A process is warm a minute after its first sample, or after half of its samples if it lived shorter than two minutes;
 its growth is the median of its last samples minus the median of those just after it was warm. Medians, because an
@@ -188,7 +188,9 @@ def summarise(samples: pa.Table) -> list[dict[str, Any]]:
 
 
 def by_role(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of `summarise`, one entry a role: how many processes, and the most that any of them took and grew."""
+    """Return one entry a role from the entries of `summarise`: the number of processes, and the most that any took
+    and grew.
+    """
     rows = []
     for role in dict.fromkeys(entry["role"] for entry in summaries):
         mine = [entry for entry in summaries if entry["role"] == role]

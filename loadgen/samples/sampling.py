@@ -30,7 +30,7 @@ _ALWAYS = {
     "held_back": "heldBackByPolicyTotal",
 }
 COUNTERS = ("cleared", "begun", "blocked", "held_back", "order_checked", "order_violations")
-"""What an owner counts from its start, columns in STATS."""
+"""The counters of an owner since its start, columns in STATS."""
 _SENTINEL = {
     "order_checked": ("checkedOrder", "checkedHolder"),
     "order_violations": ("violationsOrder", "violationsHolder"),
@@ -91,11 +91,11 @@ class Sampler(Sampling):
     taken_at: int = 0
     draining: list[int] = field(default_factory=list)
     drains: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    """What each owner of each partition, by (partition, epoch), told last of finished drains, by consumer."""
+    """The last report of each owner, by (partition, epoch), on finished drains, by consumer."""
     counted: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
     """The last row of each owner of each partition."""
     hot_keys: list[dict[str, Any]] = field(default_factory=list)
-    """What each partition told of its heaviest keys in the end."""
+    """The heaviest keys that each partition reported in the end."""
 
     def stop(self) -> pa.Table:
         """See Sampling; asks for the heaviest keys, which nobody knows any more when the brokers have ended."""
@@ -116,7 +116,7 @@ class Sampler(Sampling):
         sums |= {name: sum(row[name] for row in list(self.counted.values())) for name in COUNTERS}
         self.rows.extend(rows)
         self.draining.append(sums["draining"])
-        # In this order: whoever sees the new time also sees the new sums.
+        # In this order: a reader that sees the new time also sees the new sums.
         self.latest = sums
         self.taken_at = at
         return sums

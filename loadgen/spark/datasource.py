@@ -77,7 +77,7 @@ _QUIET_MS = 200
 
 
 class SluiceDataSource(DataSource):  # type: ignore[misc]
-    """The data source; made anew in each of Spark's planner processes, so it holds options only."""
+    """The data source; each of Spark's planner processes makes its own, so it holds options only."""
 
     @classmethod
     def name(cls) -> str:
@@ -101,13 +101,13 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         return SluiceStreamWriter(_Target.of(self.options))
 
     def reader(self, schema: Any) -> SluiceReader:
-        """Of the columns of `schema`."""
+        """Return a reader of the columns of `schema`."""
         starts = parse_offsets(self.options, "startingOffsets", "earliest")
         stops = parse_offsets(self.options, "endingOffsets", "latest")
         return SluiceReader(self.log_read(), _arrow(schema), starts, stops)
 
     def log_read(self) -> LogRead:
-        """What a batch reads of the log, but for its offsets. Raises Invalid."""
+        """Return the read of the log that a batch makes, without its offsets. Raises Invalid."""
         most = _number(self.options, "maxMessagesPerTask", 1_000_000)
         target = _Target.of(self.options)
         return LogRead.of(self.options, target.topic, target.client, most)
@@ -174,7 +174,7 @@ class SluiceWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """Everything is durable already."""
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """What was sent stays; the same write under the same producer name completes it."""
+        """Keep the messages that were sent: the same write under the same producer name completes them."""
 
 
 class SluiceStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -345,7 +345,7 @@ class _Session:
         return all(row["msgBacklog"] == 0 for row in told)
 
     def close(self) -> None:
-        """Leave; what is spooled and not committed comes again to whoever reads on."""
+        """Leave; messages that are spooled and not committed come again to the next consumer."""
         self._consumer.close()
         self._client.__exit__(None, None, None)
 

@@ -1,14 +1,14 @@
-"""What a batch or a stream of Spark reads of a topic's log: options become ranges, and ranges become tasks.
+"""A read of a topic's log by a batch or a stream of Spark: options become ranges, and ranges become tasks.
 
 Ledgers in the object store are read there, without a broker, and the others by the owners of their partitions
 (cluster.history.scan says why no message is read twice or missed at the seam). The option `history` decides:
 
-    auto   the brokers say what there is, and give what is not in the object store
-    only   only what is in the object store; no broker is asked for anything
+    auto   the brokers list the ledgers, and give those that are not in the object store
+    only   only the ledgers in the object store; no broker is asked for anything
     off    the brokers give everything
 
-Where the stores are the cluster says itself, or the options do: `dataDir`, or `metadata` and `objects` as URLs with
-`s3EndpointUrl`. A data folder that this process does not see is read by the brokers.
+The cluster names its stores, or the options do: `dataDir`, or `metadata` and `objects` as URLs with `s3EndpointUrl`. A
+data folder that this process does not see is read by the brokers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ Offsets = dict[int, int]
 
 @dataclass(frozen=True)
 class Present:
-    """What a topic has at a moment: ranges by partition, in order. records are at least as new; None: nobody looked.
+    """The content of a topic at a moment: ranges by partition, in order.
 
-    scan: reads what lies in the object store; None if everything is read by brokers.
+    records: at least as new as the ranges; None if they were not read. scan: reads the ledgers in the object store;
+    None if everything is read by brokers.
     """
 
     ranges: list[StoredRange]
@@ -66,7 +67,7 @@ class Present:
 
 @dataclass(frozen=True)
 class HistoryTask:
-    """What one task reads of the object store."""
+    """A task that reads pieces of the object store."""
 
     scan: HistoryScan
     pieces: list[StoredPiece]
@@ -74,7 +75,7 @@ class HistoryTask:
 
 @dataclass(frozen=True)
 class LogRead:
-    """What is to be read; pickled to the workers. most: messages of a task."""
+    """A read of a topic, pickled to the workers. most: messages of a task."""
 
     topic: str
     client: Connect
@@ -99,8 +100,10 @@ class LogRead:
     # -- in the planning process -------------------------------------------------------------------------------------
 
     def present(self, client: Any = None, *, unbroken: bool = False) -> Present:
-        """What there is now. client: one that is open already. unbroken: without brokers, only what comes before the
-        first message that they have. Raises NotFound, Unavailable.
+        """Return the content of the topic now. Raises NotFound, Unavailable.
+
+        client: one that is open already. unbroken: without brokers, only the ranges before the first message that is
+        not in the object store.
         """
         if self.history == ONLY:
             assert self.urls is not None
@@ -118,7 +121,7 @@ class LogRead:
         return Present(ranges, scan, scan.records())
 
     def tasks(self, present: Present, ranges: list[StoredRange]) -> list[StoredRange | HistoryTask]:
-        """What each task reads of some ranges."""
+        """Divide ranges into tasks: pieces of the object store, and ranges that brokers give."""
         stored: list[StoredRange | HistoryTask] = []
         if present.scan is not None:
             pieces, ranges = present.scan.divide(ranges, present.records)
@@ -129,16 +132,16 @@ class LogRead:
         return [*stored, *(cut for one in ranges for cut in one.split(self.most))]
 
     def first_at(self, since: int) -> Offsets:
-        """Where each partition begins that has messages which were published at `since` or later (ms)."""
+        """Return the first position of each partition that has messages published at `since` (ms) or later."""
         with self.client() as client:
             found = client.stored(self.topic, since, None)
-        # Of the others whatever comes is later.
+        # All later messages of the other partitions are newer.
         return {ALL_PARTITIONS: LATEST} | {
             part.partition: position(part.ledger, part.first) for part in reversed(found)
         }
 
     def _in_time(self, ranges: list[StoredRange]) -> list[StoredRange]:
-        """What of some ranges was published in the wanted time, as far as the clocks of the producers agree."""
+        """Cut ranges to the wanted time of publishing, as far as the clocks of the producers agree."""
         with self.client() as client:
             timely = client.stored(self.topic, self.wanted.since, self.wanted.until)
         known = {(part.partition, part.ledger): part for part in timely}

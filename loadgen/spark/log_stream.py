@@ -48,11 +48,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-        """What comes later is not part of this query."""
+        """End the query at the current ends of the partitions."""
         self._target = _ends(self._present().ranges)
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 (Spark's name)
-        """Where a new query begins."""
+        """Return the offsets at which a new query begins."""
         present = self._present()
         first, ends, starts = _starts(present.ranges), _ends(present.ranges), self._starts
         if self._log.wanted.since is not None and self._log.history != ONLY:
@@ -124,7 +124,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         )
 
     def _present(self) -> Present:
-        """What there is now, by a client that stays open for as long as it works."""
+        """Return the content of the topic now, by a client that stays open until a call of it fails."""
         if self._log.history == ONLY:
             return self._log.present(unbroken=True)
         if self._client is None:
@@ -147,12 +147,12 @@ def _first_of(ranges: list[StoredRange], most: int) -> list[StoredRange]:
 
 
 def _ends(ranges: list[StoredRange]) -> Offsets:
-    """Of each partition the position behind its last message."""
+    """Return for each partition the position behind its last message."""
     return {part.partition: position(part.ledger, part.last + 1) for part in ranges}
 
 
 def _starts(ranges: list[StoredRange]) -> Offsets:
-    """Of each partition the position of its first message."""
+    """Return for each partition the position of its first message."""
     return {part.partition: position(part.ledger, part.first) for part in reversed(ranges)}
 
 

@@ -106,7 +106,7 @@ class SparkStart:
         conf = SparkConf().setAll(list(self._settings.items())).setAppName("sluice")
         gateway = None
         if SparkContext._gateway is None:
-            # What the Java process writes to standard error would tear the display.
+            # The standard error of the Java process would tear the display.
             with open(self._log, "wb") as log:
                 gateway = launch_gateway(conf, {"stderr": log})
         if self._given_up.is_set():
@@ -150,7 +150,7 @@ def _settings(folder: Path, cores: int, attempts: int, memory: str, java: str) -
     # PySpark writes 6 KB of JSON for a query that is wrong, beside the error that it raises.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     return {
-        # Its ports are open to every user of the machine, so whoever connects must know the session's secret.
+        # Spark's ports are open to every user of the machine, so a client must know the session's secret.
         "spark.authenticate": "true",
         "spark.master": f"local[{cores},{attempts}]",
         "spark.driver.bindAddress": "127.0.0.1",

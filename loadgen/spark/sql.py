@@ -29,15 +29,15 @@ from sluice.storage.errors import Invalid
 FOLDER = "sluice-sql-"
 """Temporary folders begin so. One of a query that was killed is removed by the next query."""
 ATTEMPTS = 3
-"""So often a query is answered anew because objects went away meanwhile."""
+"""The most attempts at a query whose objects go away meanwhile."""
 _STAR = re.compile(r"(?<!count\()\*", re.IGNORECASE)
 _SPARKS = {pa.binary(): "binary", pa.int64(): "long", pa.int32(): "int"}
 
 
 def query(text: str, topics: Iterable[str], options: Mapping[str, str], *, cores: int = 2) -> list[dict[str, Any]]:
-    """The rows of the answer. topics: of which those that the query names are tables. options: of a read.
+    """Return the rows of the answer. topics: those that the query names become tables. options: of a read.
 
-    Raises Invalid if Spark cannot answer it.
+    Raises Invalid if Spark cannot answer the query.
     """
     import os
 

@@ -1,4 +1,4 @@
-"""A topic as a frame of Spark, of which Spark itself reads what lies in the object store.
+"""A topic as a frame of Spark: Spark itself reads the ledgers in the object store.
 
 Rows that come from Python cost Spark much more than those that it reads from Parquet by itself. A ledger in the object
 store is Parquet. So of each partition the oldest ledgers, up to the first that is on bookies alone, are read by Spark
@@ -7,7 +7,7 @@ where they are, with its own pruning of columns and row groups by what a query a
 (cluster.history.scan).
 
 Spark must reach the objects as files, else all of it is left to the data source. An object that is trimmed or written
-anew between the plan and the read ends the query, where the data source would go on: ask again (`is_gone`).
+again between the plan and the read ends the query, where the data source would go on: ask again (`is_gone`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _COLUMNS = (
     "ledger long, entry long, key binary, payload binary, ordering_key binary, properties map<string, string>, "
     "publish_time timestamp, event_time long, sequence_id long, batch_index int, deliver_at timestamp"
 )
-"""Of a file of the history, in Spark's words: so it need not look into one to know."""
+"""The schema of a history file, in Spark's words: so Spark need not look into one to know."""
 _LISTS = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-"""Of more files Spark starts a job to look whether they are there, which takes longer than to look."""
+"""The number of files above which Spark starts a job to look for them, which takes longer than to look."""
 _MADE = {
     "position": f"shiftleft(ledger, {ENTRY_BITS}) | entry",
     "partition": "cast(regexp_extract(_metadata.file_path, '/([0-9]+)([+]|%2B)?/[^/]+$', 1) as int)",
@@ -66,9 +66,10 @@ def is_gone(error: Exception) -> bool:
 
 
 def divided(present: Present, only: bool) -> tuple[list[StoredPiece], Offsets]:
-    """What lies in the store from the first message on, whole ledgers, and where each partition goes on behind that.
+    """Return the whole ledgers that the store has from the first message on, and where each partition goes on behind
+    them.
 
-    only: all that lies in the store, and nothing else.
+    only: all that the store has, and nothing else.
     """
     pieces: list[StoredPiece] = []
     rest: Offsets = {}

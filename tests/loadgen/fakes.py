@@ -66,7 +66,7 @@ class FolderProducer:
         self._sent += 1
         broken = self._folder / f"broke-{self._name}"
         if self._broken or (self._fail_after and self._sent > self._fail_after and not broken.exists()):
-            # What follows a batch whose outcome is unknown must not be stored in its place.
+            # A batch behind one whose outcome is unknown must not be stored in its place.
             self._broken = True
             broken.touch()
             return FolderReceipt(np.zeros(count), np.zeros(count), np.zeros(count), Unavailable("planted"), late=True)
@@ -124,7 +124,7 @@ class FolderClient:
         return FolderProducer(self.folder, topic, producer_name or "p", initial_sequence_id or 0, self.fail_after)
 
     def stats(self, topic: str, subscription: str | None = None) -> list[dict[str, Any]]:
-        """Nobody subscribes to a folder."""
+        """Raise NotFound: a folder has no subscriptions."""
         raise NotFound(f"no subscription {subscription}")
 
     def stored(self, topic: str) -> pa.Table:
@@ -189,7 +189,7 @@ class ListConsumer:
 
 
 class ListClient:
-    """Gives its one consumer to whoever subscribes."""
+    """A client that gives its one consumer to every caller that subscribes."""
 
     def __init__(self, consumer: ListConsumer) -> None:
         self.consumer = consumer

@@ -69,7 +69,7 @@ class Story:
         self.acks.append(row | changes)
 
     def event(self, consumer: str, event: str, at: int, **changes: Any) -> None:
-        """Something that happened to a whole consumer."""
+        """Add an event of a whole consumer."""
         row: dict[str, Any] = {
             "consumer": consumer,
             "session": -1,
@@ -90,7 +90,7 @@ class Story:
         )
 
     def judge(self, clocks: Sequence[WrongClock] = ()) -> Findings:
-        """What the judge says about it. clocks: those that leapt."""
+        """Return the findings of the judge. clocks: those that leapt."""
         return judge(*self.tables(), clocks=clocks)
 
 

@@ -94,7 +94,7 @@ def unreachable() -> Any:
 
 
 def read(reader: SluiceReader, between: Callable[[], object] = lambda: None) -> pa.Table:
-    """What all tasks give; between: what happens after the plan was made."""
+    """Return the rows of all tasks. between: runs after the plan was made."""
     tasks = reader.partitions()
     between()
     return given_by(reader, tasks)

@@ -59,7 +59,7 @@ async def press(page: Tab, button: str, seen: str) -> float:
 
 
 async def look(address: str, folder: Path) -> dict[str, float]:
-    """What a person does, and the seconds from each press until it is seen."""
+    """Do what a person at the browser does; return the seconds from each press until its effect is seen."""
     told: dict[str, float] = {}
     async with browser(folder / "profile") as page:
         await page.open(address)
@@ -83,7 +83,7 @@ async def look(address: str, folder: Path) -> dict[str, float]:
     return told
 
 
-def test_what_is_pressed_in_the_browser_is_seen_in_the_ring(
+def test_fault_pressed_in_the_browser_is_seen_in_the_ring(
     running: tuple[ClusterConnect, Path], spark: Any, tmp_path: Path
 ) -> None:
     """The load lasts until the person at the browser ends it."""

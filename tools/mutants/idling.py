@@ -186,7 +186,7 @@ IDLING: list[Mutant] = [
         old="            await self.cover(lambda record: change(self._closed(record) if whole else record))\n",
         new="            whole = False\n            await self.cover(change)\n",
         world=BROKER,
-        test=f"{RECORDS}::test_what_somebody_waits_for_ends_with_its_owner",
+        test=f"{RECORDS}::test_awaited_ledger_is_closed_when_the_owner_closes",
     ),
     Mutant(
         name="an owner closes a ledger that lacks copies and ends",
@@ -210,7 +210,7 @@ IDLING: list[Mutant] = [
         old="        return then if has_work(record, then, kept, self.settings) else 0\n",
         new="        return then if record.ledgers else 0\n",
         world=BROKER,
-        test=f"{RECORDS}::test_what_stays_in_the_object_store_wakes_nobody",
+        test=f"{RECORDS}::test_ledgers_kept_in_the_object_store_wake_no_owner",
     ),
     Mutant(
         name="a ping that meets an owner's end has it started again",
@@ -218,7 +218,7 @@ IDLING: list[Mutant] = [
         old="        if not self._runs_still(entry, address) or (entry.closing and not wanted):",
         new="        if not self._runs_still(entry, address):",
         world=BROKER,
-        test="tests/actors/controller/test_supervisor.py::test_what_is_closing_is_started_only_for_who_wants_it",
+        test="tests/actors/controller/test_supervisor.py::test_closing_actor_is_started_only_if_wanted",
     ),
     Mutant(
         name="a topic that is used is closed because it was idle once",

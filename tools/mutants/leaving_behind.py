@@ -31,7 +31,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="        return entry.address == address and self._running.has(entry)\n",
         new="        return entry.address == address\n",
         world=BROKER,
-        test=f"{SUPERVISOR}::test_what_was_deleted_during_its_ping_is_not_started",
+        test=f"{SUPERVISOR}::test_actor_deleted_during_its_ping_is_not_started",
     ),
     Mutant(
         name="a topic that is made again is woken with the settings of the one before",

@@ -101,7 +101,7 @@ PLACING: list[Mutant] = [
         old="        replaced = self._placement.replaced(name, known)\n",
         new="        replaced = []\n",
         world="machines",
-        test="tests/actors/placement/test_away.py::test_what_was_replaced_meanwhile_ends_when_it_is_back",
+        test="tests/actors/placement/test_away.py::test_replaced_actor_ends_when_its_machine_is_back",
     ),
     Mutant(
         name="a candidate that hears nobody takes office",
@@ -125,6 +125,6 @@ PLACING: list[Mutant] = [
         old="            entry.misses = 0  # who may be the one that is cut off learns nothing of others\n",
         new="            pass\n",
         world=PLACEMENT,
-        test="tests/actors/controller/test_supervisor.py::test_who_may_not_act_learns_nothing",
+        test="tests/actors/controller/test_supervisor.py::test_controller_that_may_not_act_counts_no_misses",
     ),
 ]

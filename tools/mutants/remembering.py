@@ -70,7 +70,7 @@ REMEMBERING: list[Mutant] = [
         old="            await self._meta.remove(_TOPICS + topic)\n        await forget_topic(self._meta, topic)\n",
         new="            await self._meta.remove(_TOPICS + topic)\n",
         world=PLACEMENT,
-        test=f"{CATALOG}::test_what_comes_while_a_topic_is_removed_goes_as_well",
+        test=f"{CATALOG}::test_record_made_during_a_removal_is_removed_as_well",
     ),
     Mutant(
         name="a keeper that is started again forgets what operators want",

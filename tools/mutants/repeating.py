@@ -31,7 +31,7 @@ REPEATING: list[Mutant] = [
         old="                if request.look:\n",
         new="                if False:\n",
         world=PLACEMENT,
-        test=f"{DRAINING}::test_who_waits_does_not_undo_a_withdrawal",
+        test=f"{DRAINING}::test_waiting_for_a_drain_does_not_undo_a_withdrawal",
     ),
     Mutant(
         name="who withdraws a drain overtakes who began it",

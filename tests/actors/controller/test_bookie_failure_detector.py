@@ -6,7 +6,7 @@ from sluice.actors.controller.bookie_failure_detector import REFUSALS, RETRY_FIR
 
 
 def test_refused_so_many_times_in_a_row() -> None:
-    """A failure of another sort in between begins the count anew."""
+    """A failure of another sort in between starts the count again."""
     losses = BookieFailureDetector(1_000_000)
     for _ in range(REFUSALS - 1):
         losses.failed("b", 0, refused=True)

@@ -1,4 +1,4 @@
-"""Who is the controller when machines cannot reach each other, and who may act; in virtual time."""
+"""The controller when machines cannot reach each other, and which candidate may act; in virtual time."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def play(
 
 
 def acting(offices: Offices) -> list[str]:
-    """Those that may start and end others."""
+    """Return the processes whose candidates may start and end others."""
     return [host for host, candidate in offices.candidates() if candidate.acts]
 
 
 @pytest.mark.parametrize("reaches_store", [True, False])
 def test_another_takes_over_from_one_that_is_cut_off(reaches_store: bool) -> None:
-    """It has not ended, and does nothing any more; when it is back it is one of those that wait."""
+    """The cut-off candidate has not ended, but stops acting; after the cut it waits like the others."""
 
     async def scenario(world: World, offices: Offices) -> None:
         heal = world.partition([FIRST], [A, B])
@@ -63,7 +63,7 @@ def test_another_takes_over_from_one_that_is_cut_off(reaches_store: bool) -> Non
 
 
 def test_one_that_hears_nobody_does_not_take_over() -> None:
-    """It reaches the store, but it is the one that was cut off."""
+    """The candidate reaches the store, but is itself the one that was cut off."""
 
     async def scenario(world: World, offices: Offices) -> None:
         world.partition([A], [FIRST, B])
@@ -83,7 +83,7 @@ def test_one_whose_neighbour_hears_the_controller_waits() -> None:
 
 
 def test_two_on_one_machine_do_not_confirm_each_other() -> None:
-    """What one of them hears, the other one hears: the machine may be the one that was cut off."""
+    """Both candidates hear the same: their machine may be the one that was cut off."""
 
     async def scenario(world: World, offices: Offices) -> None:
         world.partition([A, B], [FIRST, "controller-c"])
@@ -93,7 +93,7 @@ def test_two_on_one_machine_do_not_confirm_each_other() -> None:
     play(scenario, FIRST, A, B, "controller-c", machines={A: "m", B: "m"})
 
 
-def test_of_two_machines_each_can_take_over() -> None:
+def test_either_of_two_machines_can_take_over() -> None:
     """Either side of the cut can reach itself only. The one that lost the record stops to act, and then leaves."""
 
     async def scenario(world: World, offices: Offices) -> None:
@@ -108,7 +108,7 @@ def test_of_two_machines_each_can_take_over() -> None:
 
 
 def test_one_that_died_is_replaced_at_once() -> None:
-    """Its process is known to have ended: nobody waits until it has been silent for long."""
+    """The process is known to have ended, so no candidate waits for a long silence."""
 
     async def scenario(world: World, offices: Offices) -> None:
         offices.hosts = [A, B]
@@ -160,7 +160,9 @@ def test_a_record_of_another_form_ends_no_candidate(odd: dict[str, Any]) -> None
 
 
 def test_a_damaged_record_leaves_the_one_in_office_there() -> None:
-    """It goes on as long as the others hear it; when the record is mended it can be succeeded again."""
+    """The controller goes on as long as the others hear it; once the record is mended a successor can take over
+    again.
+    """
 
     async def scenario(world: World, offices: Offices) -> None:
         world.meta.trouble.refused[f"read {KEY}"] = Corrupt

@@ -104,7 +104,7 @@ async def test_a_topic_outlives_what_is_known_of_its_namespace() -> None:
         await topics.create("sales..eu..orders", FOUR)
 
 
-async def test_what_is_deleted_meanwhile_is_not_listed() -> None:
+async def test_topic_deleted_during_a_listing_is_not_listed() -> None:
     topics = catalog(_Vanishing())
     await topics.create("stays", TWO)
     await topics.create("gone", TWO)
@@ -112,7 +112,7 @@ async def test_what_is_deleted_meanwhile_is_not_listed() -> None:
     assert await topics.all() == {"stays": TWO}
 
 
-async def test_who_changes_what_was_changed_is_told() -> None:
+async def test_change_of_a_changed_topic_is_refused() -> None:
     topics = catalog(MemoryMeta())
     await topics.create("t", TWO)
     number, _ = await topics.record("t")
@@ -136,7 +136,7 @@ async def test_settings_are_read_once_in_a_moment() -> None:
     assert await topics.settings("t") == FOUR
 
 
-async def test_what_is_changed_here_counts_at_once() -> None:
+async def test_own_change_counts_at_once() -> None:
     meta = _Counting()
     topics = catalog(meta)
     await topics.create("t", TWO)
@@ -222,7 +222,7 @@ async def test_a_topic_that_is_half_removed_can_be_removed_again(key: str) -> No
     assert [key for key in meta.records if key.endswith("/t")] == []
 
 
-async def test_what_comes_while_a_topic_is_removed_goes_as_well() -> None:
+async def test_record_made_during_a_removal_is_removed_as_well() -> None:
     meta = _Refusing("", comes="schema/t")
     topics = catalog(meta)
     await topics.create("t", TWO)

@@ -1,4 +1,4 @@
-"""Closed owners that have something to do are woken, whoever knows of it; the others are not."""
+"""Closed owners that have something to do are woken, even by a new controller; the others are not."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def left_open(broker: Broker) -> None:
 
 
 async def gone(broker: Broker) -> None:
-    """Wait until retention has let go of everything."""
+    """Wait until retention has deleted every ledger."""
     left = [0]
 
     async def look() -> None:
@@ -103,8 +103,8 @@ def test_a_shorter_retention_is_carried_out_where_nobody_is(where: str) -> None:
     closing(scenario)
 
 
-def test_what_everybody_has_seen_goes_with_its_owner() -> None:
-    """Also with the ledger that was open; nobody is woken for it."""
+def test_acked_ledgers_are_deleted_when_the_owner_closes() -> None:
+    """The ledger that was open is deleted as well; no owner is woken for it."""
 
     async def scenario(broker: Broker) -> None:
         await seen_by_all(broker, "a", "b")
@@ -115,8 +115,8 @@ def test_what_everybody_has_seen_goes_with_its_owner() -> None:
     closing(scenario)
 
 
-def test_what_somebody_waits_for_ends_with_its_owner() -> None:
-    """How far the last ledger goes is known, so the next owner has nothing to recover; more comes behind it."""
+def test_awaited_ledger_is_closed_when_the_owner_closes() -> None:
+    """The end of the last ledger is known, so the next owner has nothing to recover and appends behind it."""
 
     async def scenario(broker: Broker) -> None:
         await waited_for_by_nobody(broker)
@@ -146,7 +146,7 @@ def test_a_new_controller_knows_what_retention_lets_go_of() -> None:
 
 
 def test_how_old_an_open_ledger_is_the_topic_finds_out() -> None:
-    """Its owner ended without closing it: it counts from when the next one does."""
+    """The owner ended without closing its ledger: the age counts from when the next owner closes it."""
 
     async def scenario(broker: Broker) -> None:
         await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(HOUR_MS, -1))
@@ -168,8 +168,9 @@ def test_how_old_an_open_ledger_is_the_topic_finds_out() -> None:
 
 @pytest.mark.parametrize("open_", [False, True], ids=["closed", "open"])
 def test_a_time_to_live_wakes_nobody_who_waits_for_nothing(open_: bool) -> None:
-    """It holds for a namespace, and most of its topics have nothing that could expire. Where the last ledger is open
-    this is known when its topic was woken once.
+    """The time to live holds for a namespace, and most of its topics have nothing that could expire.
+
+    If the last ledger is open, this is known once its topic has been woken.
     """
 
     async def scenario(broker: Broker) -> None:
@@ -186,7 +187,7 @@ def test_a_time_to_live_wakes_nobody_who_waits_for_nothing(open_: bool) -> None:
 
 
 @pytest.mark.parametrize("limit", ["ttl", "quota"])
-def test_what_waits_expires_where_nobody_is(limit: str) -> None:
+def test_unacked_messages_expire_without_owners_or_clients(limit: str) -> None:
     async def scenario(broker: Broker) -> None:
         await waited_for_by_nobody(broker)
         await stays_closed(broker, WITHIN_MS)
@@ -241,7 +242,9 @@ def test_a_record_the_store_refuses_keeps_none_from_others(key: str) -> None:
 
 
 def test_a_topic_whose_ledgers_have_left_is_closed_as_well() -> None:
-    """What is on its bookies goes an hour later, for which it is woken: also that of the ledger that was open."""
+    """The copies on bookies are deleted an hour later, for which the topic is woken: also those of the ledger that
+    was open.
+    """
 
     async def scenario(broker: Broker) -> None:
         await Lifetimes(broker.ports.meta).change(SPACE, retention=Retention(-1, -1))
@@ -258,7 +261,7 @@ def test_a_topic_whose_ledgers_have_left_is_closed_as_well() -> None:
     closing(scenario, topic=leaving)
 
 
-def test_what_stays_in_the_object_store_wakes_nobody() -> None:
+def test_ledgers_kept_in_the_object_store_wake_no_owner() -> None:
     async def scenario(broker: Broker) -> None:
         await seen_by_all(broker, *"abcdefghij")
         await broker.quiet(WITHIN_MS)
@@ -288,7 +291,7 @@ def test_a_damaged_subscription_hides_no_other(odd: bytes) -> None:
 
 
 def test_a_lifetime_that_is_no_text_is_damage() -> None:
-    """It ends nobody who looks at the records of all topics."""
+    """The damaged record ends no task that looks at the records of all topics."""
 
     async def scenario(broker: Broker) -> None:
         await waited_for_by_nobody(broker)

@@ -72,7 +72,7 @@ class Stub(Actor):
         return Replicated(remaining=self.stage.remaining)
 
     async def on_stats(self, request: Stats) -> Text:
-        """Where it is."""
+        """Answer with the address of this actor, or fail as the stage says."""
         self.stage.asked.append(self.ports.me)
         if self.ports.me in self.stage.broken:
             raise self.stage.broken[self.ports.me]
@@ -90,7 +90,7 @@ class Stub(Actor):
         return Done()
 
     async def on_configure(self, request: Configure) -> Configured:
-        """Those are the settings already."""
+        """Answer that nothing has changed, after the delay of the stage."""
         await self.ports.clock.sleep(self.stage.slow_ms)
         return Configured(changed=False, settings=request.settings)
 
@@ -163,7 +163,7 @@ class Stage:
         await self.ask(CreateTopic(topic=topic, settings=TopicSettings(partitions=partitions, **settings)))
 
     async def locate(self, topic: str = "t") -> list[Address]:
-        """Where the owners are."""
+        """Return the addresses of the owners."""
         located: Located = await self.ask(LocateTopic(topic=topic))
         return located.addresses
 
@@ -202,8 +202,8 @@ def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]], seed: int = 1, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_dies_is_restarted(seed: int) -> None:
-    """Bookies, topics and dispatchers; each gets a new address, and the restart is counted."""
+def test_dead_actor_is_restarted(seed: int) -> None:
+    """Bookies, topics and dispatchers get a new address each, and the restart is counted."""
 
     async def scenario(stage: Stage) -> None:
         (topic,) = await stage.create()
@@ -295,7 +295,7 @@ async def _suspect(stage: Stage, address: Address) -> None:
 
 
 def test_a_dead_actor_is_replaced_before_the_suspect_is_answered() -> None:
-    """Whoever asks next gets a living one."""
+    """The next caller gets the address of a living actor."""
 
     async def scenario(stage: Stage) -> None:
         (topic,) = await stage.create()
@@ -346,7 +346,7 @@ def test_a_new_controller_finds_what_runs() -> None:
 
 
 def test_a_bookie_that_cannot_start_stops_nobody() -> None:
-    """It is shown with its reason; the others work, and topics that fit can be created."""
+    """The bookie is shown with its reason; the others work, and topics that fit can be created."""
 
     async def scenario(stage: Stage) -> None:
         row = await stage.row("bookie/bookie-1")

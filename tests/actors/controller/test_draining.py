@@ -163,7 +163,7 @@ def test_one_of_several_nodes_of_a_machine_is_named_by_id() -> None:
 
 
 def test_a_controller_looks_which_drains_there_are() -> None:
-    """Who waits for a drain asks again and again, and takes a refusal for final."""
+    """A client that waits for a drain asks again and again, and takes a refusal for final."""
 
     async def scenario(site: Site) -> None:
         parts = await Parts(site).start()
@@ -223,8 +223,8 @@ def test_a_damaged_record_concerns_its_own_node_only() -> None:
     play(scenario, "one", "two")
 
 
-def test_who_waits_does_not_undo_a_withdrawal() -> None:
-    """The command looks again and again how far it is, while somebody else lets the node be used again."""
+def test_waiting_for_a_drain_does_not_undo_a_withdrawal() -> None:
+    """The command asks again and again for the state of the drain, while another client lets the node be used again."""
 
     async def scenario(site: Site) -> None:
         parts = await Parts(site).start()
@@ -240,7 +240,7 @@ def test_who_waits_does_not_undo_a_withdrawal() -> None:
 
 
 def test_a_withdrawal_holds_for_what_was_asked_before() -> None:
-    """Who is interrupted while the controller begins to drain a node lets it be used again at once."""
+    """A client that is interrupted while the controller begins to drain a node lets the node be used again at once."""
 
     async def scenario(site: Site) -> None:
         parts = await Parts(site, copies=0).start()
@@ -260,7 +260,7 @@ def test_a_withdrawal_holds_for_what_was_asked_before() -> None:
 
 
 def test_a_drain_goes_on_although_its_answer_is_lost() -> None:
-    """The store's answer: whoever asks again is told how it stands."""
+    """The store's answer is lost: a client that asks again gets the state of the drain."""
 
     async def scenario(site: Site) -> None:
         parts = await Parts(site).start()

@@ -1,4 +1,4 @@
-"""What nobody uses is closed, and comes back for who needs it, with everything that it had."""
+"""Unused owners are closed, and start again for a client that needs them, with everything that they had."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def closed(broker: Broker) -> None:
     await broker.until(lambda: running(broker) == [], SOON_MS)
 
 
-def test_what_has_clients_stays_and_the_rest_goes() -> None:
+def test_owners_close_only_when_no_client_uses_them() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
         await broker.publish("a")
@@ -93,7 +93,7 @@ def test_delayed_messages_of_a_closed_topic_come_in_time(tracker: str) -> None:
 
 
 def test_a_due_message_wakes_its_subscription() -> None:
-    """Whoever attaches then need not wait until the index is read again."""
+    """A client that attaches then need not wait until the index is read again."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -210,7 +210,7 @@ def test_a_topic_that_is_made_again_is_woken_as_it_is_now(partitions: int) -> No
 
 
 def test_an_owner_used_meanwhile_is_not_closed() -> None:
-    """It was idle when it was pinged; a message a second keeps the topic, although it is idle at every ping."""
+    """The owner was idle when it was pinged; a message a second keeps the topic, although every ping finds it idle."""
 
     async def scenario(broker: Broker) -> None:
         await broker.quiet(SOON_MS)

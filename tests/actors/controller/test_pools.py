@@ -90,7 +90,7 @@ async def test_a_keeper_hears_what_is_wanted(stage: Stage) -> None:
 
 
 @played
-async def test_what_cannot_be_is_refused(stage: Stage) -> None:
+async def test_impossible_requests_are_refused(stage: Stage) -> None:
     with pytest.raises(Invalid):
         await stage.claim(min_workers=5)
     with pytest.raises(NotFound):
@@ -114,7 +114,7 @@ async def test_a_pool_that_somebody_keeps_is_not_forgotten(stage: Stage) -> None
 
 @played
 async def test_a_keeper_that_is_started_again_keeps_what_is_wanted(stage: Stage) -> None:
-    """Ray makes it of what it was made of at first: only a program that starts the pool says anew what it is to be."""
+    """Ray starts the keeper with its first arguments: only a program that starts the pool again changes the wish."""
     first = (await stage.claim(start="first")).epoch
     await stage.pools.on_scale_pool(ScalePool(name="billing", min_workers=5, max_workers=9))
     again = await stage.claim(stage.others, start="first")
@@ -130,7 +130,7 @@ async def test_a_keeper_that_is_started_again_keeps_what_is_wanted(stage: Stage)
 
 @played
 async def test_a_pool_that_gave_up_says_why_until_somebody_acts(stage: Stage) -> None:
-    """Its keeper has ended, and its program did so long ago: nobody else knows."""
+    """The keeper has ended, and its program did so long ago: only the controller knows the reason."""
     for act in ("drain", "forget", "claim"):
         epoch = (await stage.claim(start="first")).epoch
         await stage.report(epoch, status='{"handled": 7}')
@@ -157,8 +157,8 @@ async def test_a_keeper_that_comes_again_does_not_start_what_gave_up(stage: Stag
 
 
 @played
-async def test_who_drains_a_pool_need_not_know_that_it_gave_up(stage: Stage) -> None:
-    """And the program whose pool it was knows."""
+async def test_pool_that_gave_up_is_not_shown_once_drained(stage: Stage) -> None:
+    """A program knows the end of its own pool, so that pool is not shown either."""
     epoch = (await stage.claim()).epoch
     await stage.pools.on_drain_pool(DrainPool(name="billing"))
     await stage.report(epoch, ended=True, stopped="ValueError: never")
@@ -170,7 +170,7 @@ async def test_who_drains_a_pool_need_not_know_that_it_gave_up(stage: Stage) -> 
 
 @pytest.mark.parametrize("kind", ["detached", "program"])
 def test_a_new_controller_takes_no_pool_for_abandoned(kind: str) -> None:
-    """Its keeper reports every second, and so the controller before may be the one that heard it."""
+    """The keeper reports every second, so perhaps only the controller before has heard it."""
 
     async def scenario(world: World) -> None:
         stage = Stage(world)
@@ -190,7 +190,7 @@ def test_a_new_controller_takes_no_pool_for_abandoned(kind: str) -> None:
 
 @played
 async def test_a_pool_whose_program_died_is_not_shown(stage: Stage) -> None:
-    """It claims its name again when the program is started again."""
+    """The program claims the name again when it is started again."""
     epoch = (await stage.claim(kind="program")).epoch
     await stage.report(epoch)
     assert len(await stage.rows()) == 1
@@ -231,7 +231,7 @@ async def test_the_last_lines_of_workers_are_asked_for(stage: Stage) -> None:
 
 @played
 async def test_a_damaged_record_concerns_its_own_pool_only(stage: Stage) -> None:
-    """Who asks for it is told, and it can be forgotten."""
+    """Asking for the damaged pool fails, and the pool can be forgotten."""
     await stage.claim()
     await stage.pools.ports.meta.create(PREFIX + "odd", 1, b'{"epoch": "?"}')
     assert [row["name"] for row in await stage.rows()] == ["billing"]
@@ -260,7 +260,7 @@ async def test_a_claim_that_comes_twice_is_one(stage: Stage) -> None:
 
 @played
 async def test_no_epoch_of_a_forgotten_pool_comes_again(stage: Stage) -> None:
-    """Its workers may live, and have heard of a later keeper; and so may the keeper itself."""
+    """Workers of the forgotten pool may live, and have heard of a later keeper; and so may the keeper itself."""
     await stage.claim(keeper="a")
     last = (await stage.claim(keeper="b")).epoch
     await stage.pools.ports.clock.sleep(SILENT_MS + 1)
@@ -273,7 +273,7 @@ async def test_no_epoch_of_a_forgotten_pool_comes_again(stage: Stage) -> None:
 
 
 def meanwhile(stage: Stage, deed: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Something happens at the other controller after this one has looked at the record the next time."""
+    """Run `deed` right after this controller's next look at a record, as the other controller would act."""
     read = stage.pools._read
 
     async def looked(name: str) -> Any:

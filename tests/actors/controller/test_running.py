@@ -14,7 +14,7 @@ def make(*addresses: str, kind: str = "topic") -> tuple[RunningActors, list[Runn
     return table, entries
 
 
-def test_those_of_a_process_come_in_the_order_of_their_numbers() -> None:
+def test_entries_of_a_process_come_in_order_of_number() -> None:
     table, (first, second, third) = make("b/1", "a/2", "b/3")
     assert table.processes() == [[first, third], [second]]
     table.runs_at(first, "a/4")
@@ -23,14 +23,14 @@ def test_those_of_a_process_come_in_the_order_of_their_numbers() -> None:
     assert table.at("b/1") is None
 
 
-def test_what_runs_nowhere_is_in_no_process() -> None:
+def test_entry_without_address_is_in_no_process() -> None:
     table, (first, second) = make("a/1", "")
     assert (list(table.inside(NOWHERE)), table.processes()) == ([second], [[first]])
     table.runs_at(first, "")
     assert (list(table.inside(NOWHERE)), table.processes()) == ([first, second], [])
 
 
-def test_what_is_forgotten_is_found_nowhere() -> None:
+def test_forgotten_entry_is_found_nowhere() -> None:
     table, (first, second) = make("a/1", "a/2")
     table.was_idle(first, 5)
     table.forget(first)
@@ -48,7 +48,7 @@ def test_one_takes_the_place_of_its_namesake() -> None:
     assert (table.processes(), table.find(first.name), table.at("a/1")) == ([[again], [second]], again, None)
 
 
-def test_those_that_nobody_uses_are_found_by_how_long() -> None:
+def test_idle_entries_are_found_by_their_idle_time() -> None:
     table, (first, second, third) = make("a/1", "a/2", "")
     for entry, idle_ms in ((second, 10), (first, 20), (third, 30)):
         table.was_idle(entry, idle_ms)

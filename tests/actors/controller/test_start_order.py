@@ -1,4 +1,4 @@
-"""Who starts first when a process with many owners is lost."""
+"""The order of starts when a process with many owners is lost."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _Begun:
         self.begun.append(start)
 
 
-def test_who_is_wanted_begins_at_once_and_others_in_turn() -> None:
-    """In the order in which they came, and each once."""
+def test_wanted_start_begins_at_once_and_others_in_turn() -> None:
+    """The others begin in the order in which they came, and each once."""
 
     async def run(world: World) -> None:
         scene = _Begun(world)
@@ -81,11 +81,11 @@ class _SlowPlaces:
         self.started: list[str] = []
 
     async def acts(self) -> bool:
-        """Nobody else is the controller."""
+        """Return True: there is no other controller."""
         return True
 
     async def is_away(self, address: Address) -> bool:
-        """It is there."""
+        """Return False: every machine can be reached."""
         return False
 
     async def stop(self, address: Address, *, frozen: bool = False) -> None:
@@ -100,8 +100,8 @@ class _SlowPlaces:
         return answer
 
 
-def test_those_of_a_lost_process_that_are_wanted_come_first() -> None:
-    """It asks where the owner is, and does not wait for all others."""
+def test_wanted_owners_of_a_lost_process_start_first() -> None:
+    """A caller that asks for the address of one owner does not wait for all others."""
 
     async def run(world: World) -> None:
         cluster = SimCluster(world)

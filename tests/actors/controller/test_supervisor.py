@@ -1,4 +1,4 @@
-"""What the controller sees of bookies that are full, that were away, or that keep what nobody names any more.
+"""The controller's view of bookies that are full, that were away, or that keep ledgers without a topic.
 
 Controller, topic and bookies are the real ones; the world around them is simulated.
 """
@@ -107,7 +107,7 @@ class Cluster:
         self._sequences[topic] = first + 1
 
     async def record(self, topic: str) -> PartitionRecord:
-        """What the metadata says of the topic."""
+        """Return the record of the topic's partition 0 in the metadata."""
         version = await self.client.meta.read(record_key(topic, 0))
         assert version is not None
         return unpack_record(version.value)
@@ -118,7 +118,7 @@ class Cluster:
         return listed
 
     async def held(self, bookie: str) -> list[int]:
-        """The ledgers of which a bookie has something."""
+        """Return the ledgers that a bookie has entries of."""
         known = await self.bookies()
         reply = await self.ask(ListLedgers(), known.addresses[known.ids.index(bookie)])
         return list(reply.ledgers)
@@ -202,7 +202,7 @@ def test_a_full_bookie_is_not_chosen_until_it_has_room_again() -> None:
 
 
 def test_a_bookie_that_missed_a_deletion_is_told_again() -> None:
-    """It was cut off while a topic was deleted; what other topics have there stays."""
+    """The bookie was cut off while a topic was deleted; its ledgers of other topics stay."""
 
     async def scenario(cluster: Cluster) -> None:
         for topic in ("gone", "kept"):
@@ -246,8 +246,8 @@ def watching(world: World) -> tuple[Ports, Silent, Supervisor]:
 
 
 @pytest.mark.parametrize("kind", ["bookie", "topic"])
-def test_who_may_not_act_learns_nothing(kind: str) -> None:
-    """A controller that is cut off hears nobody. What was silent then has to be silent again, when it may act."""
+def test_controller_that_may_not_act_counts_no_misses(kind: str) -> None:
+    """A controller that is cut off hears no actor. Misses are counted from 0 when it may act."""
 
     async def run(world: World) -> None:
         ports, places, supervisor = watching(world)
@@ -267,8 +267,8 @@ def test_who_may_not_act_learns_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_what_is_closing_is_started_only_for_who_wants_it(wanted: bool) -> None:
-    """A ping may find it gone before its answer says that it has closed."""
+def test_closing_actor_is_started_only_if_wanted(wanted: bool) -> None:
+    """A ping may find the actor gone before its answer says that it has closed."""
 
     async def run(world: World) -> None:
         ports, places, supervisor = watching(world)
@@ -289,7 +289,7 @@ def test_what_is_closing_is_started_only_for_who_wants_it(wanted: bool) -> None:
     World(5).play(run)
 
 
-def test_what_was_deleted_during_its_ping_is_not_started() -> None:
+def test_actor_deleted_during_its_ping_is_not_started() -> None:
     async def run(world: World) -> None:
         ports, places, supervisor = watching(world)
         entry = supervisor.want("topic", {"topic": "t", "partition": 0})
@@ -323,11 +323,11 @@ class Silent:
         return Alive()
 
     async def start(self, kind: str, name: str, settings: dict[str, Any]) -> str:
-        """It runs at once."""
+        """Return an address at once."""
         return f"host/{name}"
 
     async def stop(self, address: str, *, frozen: bool = False) -> None:
-        """It ends at once."""
+        """Note the address as stopped."""
         self.stopped.append(address)
 
     async def acts(self) -> bool:

@@ -56,7 +56,7 @@ class Site:
         await self.places.stop(f"{process.name}/a")
 
     def runs(self) -> dict[str, list[str]]:
-        """What the living processes run: partitions and bookies, by what the process was made for."""
+        """Return what the living processes run: partitions and bookies, by the name that the process was made with."""
         return {
             stem(process.name): [
                 str(settings.get("partition", "bookie")) for _, settings in process.actors.values()

@@ -13,8 +13,8 @@ from tests.actors.placement.site import BOOKIE, OTHER, TOPIC, Site, play
 LONG_MS = 60_000
 
 
-def test_what_was_replaced_meanwhile_ends_when_it_is_back() -> None:
-    """It does not know that it was replaced. Its process lives, and its slot comes back to it later."""
+def test_replaced_actor_ends_when_its_machine_is_back() -> None:
+    """The process does not know that it was replaced. It lives, and its slot comes back to it later."""
 
     async def scenario(site: Site) -> None:
         await site.places.inventory()
@@ -36,7 +36,7 @@ def test_what_was_replaced_meanwhile_ends_when_it_is_back() -> None:
 
 
 def test_a_bookie_is_started_nowhere_else() -> None:
-    """Its disk is on the machine that is away; when that is back the bookie is found as it was."""
+    """The disk is on the machine that is away; when that is back the bookie is found as it was."""
 
     async def scenario(site: Site) -> None:
         await site.places.inventory()

@@ -24,7 +24,7 @@ def keep(site: Site) -> None:
 
 
 def machines(site: Site) -> list[str]:
-    """Those of the candidates."""
+    """Return the machines of the living candidates, sorted."""
     nodes = [process.node for process in site.cluster.alive() if is_candidate(process.name)]
     return sorted(site.cluster.nodes[node].address for node in nodes)
 
@@ -57,7 +57,7 @@ def test_a_second_one_on_a_machine_counts_for_none() -> None:
 
 
 def test_a_machine_that_is_away_keeps_its_candidate() -> None:
-    """Nobody takes its place meanwhile: it is not known whether it lives, and it mostly does."""
+    """No other candidate takes its place meanwhile: it may be alive, and mostly is."""
 
     async def scenario(site: Site) -> None:
         keep(site)

@@ -28,12 +28,12 @@ def test_processes_of_a_sort_are_spread_before_they_share_a_node() -> None:
 
 
 def test_a_process_that_is_replaced_does_not_count_itself() -> None:
-    """It goes back to where it was rather than to a node with another of its sort."""
+    """The process goes back to its own node rather than to a node with another of its sort."""
     assert least_loaded([A, B], "bookie-0", {"bookie-0": "a", "bookie-1": "b"}).id == "a"
 
 
 def test_the_slot_is_what_a_name_begins_with() -> None:
-    """Of a slot, it is its sort."""
+    """The stem of a slot's name is its sort."""
     assert [stem(name) for name in ("bookie-0-a1b2", "broker-standby-c3d4", "broker-1")] == [
         "bookie-0",
         "broker-standby",
@@ -69,7 +69,7 @@ def test_one_is_taken_once() -> None:
     assert (standby.take(x), standby.take(x)) == (True, False)
 
 
-def test_those_on_lost_nodes_and_those_too_many_are_told() -> None:
+def test_standbys_on_lost_nodes_and_surplus_ones_are_found() -> None:
     standby = Standby(TIMES)
     for process in (x := waiting("x"), y := waiting("y", "b")):
         standby.add(process)

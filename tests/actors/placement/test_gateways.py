@@ -10,7 +10,7 @@ from tests.actors.placement.site import BOOKIE, TIMES, TOPIC, Site, play
 HERE, THERE = {"machine": "m"}, {"machine": "elsewhere"}
 
 
-def test_it_has_a_process_of_its_own_on_its_machine() -> None:
+def test_gateway_has_its_own_process_on_its_machine() -> None:
     async def scenario(site: Site) -> None:
         assert await site.places.machines() == ["elsewhere", "m"]
         for machine in (THERE, HERE):
@@ -24,8 +24,8 @@ def test_it_has_a_process_of_its_own_on_its_machine() -> None:
     play(scenario, "m", "elsewhere")
 
 
-def test_it_is_left_out_when_others_are_placed() -> None:
-    """Two nodes, and a gateway on the first: what comes next goes where it went before there were gateways."""
+def test_gateway_does_not_count_when_others_are_placed() -> None:
+    """With a gateway on the first of two nodes the next process goes to the same node as without gateways."""
 
     async def scenario(site: Site) -> None:
         await site.places.start("gateway", "g", HERE)

@@ -1,4 +1,4 @@
-"""What a controller learns of the processes that another one made."""
+"""Inventory: a controller finds the processes that another one made."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sluice.actors.placement.placement import Placed
 from tests.actors.placement.site import BOOKIE, OTHER, TIMES, TOPIC, Site, play, running
 
 
-def test_who_answers_at_once_is_known_at_once() -> None:
-    """Also one that stands in for the process of another name."""
+def test_process_that_answers_at_once_is_known_at_once() -> None:
+    """A process that serves a slot of another name is known as well."""
     rows: list[Placed] = [("bookie", "bookie-0-a/b", BOOKIE), ("topic", "broker-standby-b/t", TOPIC)]
 
     async def scenario(site: Site) -> None:
@@ -37,7 +37,7 @@ def test_one_that_is_slow_keeps_waiting_who_wants_its_slot() -> None:
 
 
 def test_one_that_never_answers_is_ended() -> None:
-    """It was frozen; its slot gets another process."""
+    """The process is frozen; its slot gets another one."""
 
     async def scenario(site: Site) -> None:
         frozen = site.add("broker-0-a", ("topic", "broker-0-a/t", TOPIC), frozen=True)
@@ -50,7 +50,7 @@ def test_one_that_never_answers_is_ended() -> None:
 
 
 def test_the_second_process_of_a_slot_ends() -> None:
-    """Nobody hears of what it ran."""
+    """The inventory leaves out the actors of the process that ends."""
 
     async def scenario(site: Site) -> None:
         site.add("broker-0-a", ("topic", "broker-0-a/t", TOPIC))
@@ -76,7 +76,9 @@ def test_fallbacks_stay_until_all_is_calm() -> None:
 
 
 def test_a_slot_that_was_moving_goes_on_moving() -> None:
-    """Its own process comes before the one that took it in, and what is still there is ended when all is calm."""
+    """The slot's own process comes before the one that took it in. Actors still in the other one end when all is
+    calm.
+    """
 
     async def scenario(site: Site) -> None:
         site.add("broker-1-a", ("topic", "broker-1-a/g", TOPIC))

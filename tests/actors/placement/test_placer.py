@@ -1,4 +1,4 @@
-"""Who runs what a lost process ran, what is done with processes that do not answer, and when all is put in order."""
+"""The placer: replacements of lost processes, processes that do not answer, and the return to order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_one_more_waits_for_each_slot_in_a_fallback() -> None:
 
 
 def test_a_bookie_falls_back_nowhere_and_takes_nobody_in() -> None:
-    """Its process is its own; so is the first one of a broker, and the last one's successor."""
+    """The bookie's process is its own; so is the first one of a broker, and the last one's successor."""
 
     async def scenario(site: Site) -> None:
         await running(site)
@@ -56,7 +56,9 @@ def test_a_bookie_falls_back_nowhere_and_takes_nobody_in() -> None:
 
 
 def test_when_all_is_calm_slots_move_back() -> None:
-    """What fell back is ended there, so that it is missed and started where it belongs. Its host keeps its own."""
+    """Actors in a fallback are ended there, so that they are missed and started in their own slot. The host keeps
+    its own.
+    """
 
     async def scenario(site: Site) -> None:
         await running(site)
@@ -72,8 +74,8 @@ def test_when_all_is_calm_slots_move_back() -> None:
     play(scenario)
 
 
-def test_it_is_not_calm_while_processes_are_lost() -> None:
-    """Moving would be one more interruption for those who just had one."""
+def test_slots_do_not_move_while_processes_are_lost() -> None:
+    """Moving would be one more interruption for clients that just had one."""
 
     async def scenario(site: Site) -> None:
         await running(site)
@@ -189,7 +191,7 @@ def test_a_bookie_is_started_where_its_disk_is() -> None:
 
 
 def test_a_disk_that_no_machine_has_is_refused() -> None:
-    """Nobody knows where it was; its process never stays."""
+    """No machine is known to have had the disk; the bookie's process never stays."""
 
     async def scenario(site: Site) -> None:
         site.cluster.homes["bookie-0"] = "elsewhere"

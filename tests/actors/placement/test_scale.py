@@ -74,7 +74,7 @@ class _Scene:
         await self.world.loop.pause(CALM_MS)
 
     def owners(self) -> dict[str, Address]:
-        """Where each partition is served."""
+        """Return the address of each partition's owner."""
         return {entry.name: entry.address for entry in self.supervisor.of_kind("topic")}
 
     def node_of(self, address: Address) -> str:

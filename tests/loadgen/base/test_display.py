@@ -1,4 +1,4 @@
-"""What is shown of a running flood."""
+"""The display of a running flood."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_terminal_that_cannot_be_redrawn_gets_lines(
     assert type(make_display(Console(file=StringIO(), force_terminal=True))) is kind
 
 
-def test_what_is_no_terminal_gets_lines() -> None:
+def test_file_that_is_no_terminal_gets_lines() -> None:
     assert type(make_display(Console(file=StringIO()))) is LineDisplay
 
 

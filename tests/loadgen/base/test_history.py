@@ -105,7 +105,7 @@ def test_confirmation_covers_what_was_acknowledged_before() -> None:
     assert acks.column("confirmed_at").to_pylist() == [50, 50, 70, 0, 0]
 
 
-def test_what_a_lost_session_did_not_confirm_is_never_confirmed() -> None:
+def test_unconfirmed_acks_of_a_lost_session_stay_unconfirmed() -> None:
     story = Story()
     for entry, at in enumerate((10, 20)):
         story.ack("c", entry, at)
@@ -118,8 +118,8 @@ def test_what_a_lost_session_did_not_confirm_is_never_confirmed() -> None:
     assert acks.column("confirmed_at").to_pylist() == [15, 0, 50]
 
 
-def test_what_was_said_again_under_a_session_is_lost_with_it() -> None:
-    """A new owner has another session for the same consumer, under which it says again what was not confirmed."""
+def test_acks_sent_again_under_a_session_are_lost_with_it() -> None:
+    """A new owner has another session for the same consumer, which sends the unconfirmed acks again under it."""
     story = Story()
     for session, at in ((1, 10), (2, 20), (3, 40)):
         story.ack("c", session, at, session=session)

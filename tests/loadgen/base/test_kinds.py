@@ -25,7 +25,7 @@ def test_simulated_names_are_the_simulators() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_ends_a_process_is_a_crash_what_stops_it_a_pause(name: str) -> None:
+def test_kill_is_a_crash_and_freeze_is_a_pause(name: str) -> None:
     action = name.partition("-")[0]
     expected = {"kill": "crash", "freeze": "pause", "restart": "churn", "join": "churn"}
     assert KINDS[name].simulated == expected.get(action, KINDS[name].simulated)
@@ -38,7 +38,7 @@ def test_every_kind_says_what_it_means_and_is_known_by_its_name() -> None:
     assert set(FLOOD_KINDS) < set(CONSUMER_KINDS) < set(KINDS)
 
 
-def test_what_a_cluster_can_stand_depends_on_what_it_has() -> None:
+def test_standard_kinds_depend_on_the_cluster() -> None:
     assert set(KINDS) - set(standard_kinds()) == {KILL_NODE, S3_DOWN, *MACHINE_KINDS}
     assert set(standard_kinds(nodes=2, s3=True, machines=True, head=True)) == set(KINDS)
 

@@ -48,7 +48,7 @@ def test_loose_values_are_made_right() -> None:
         ({"colour": "red"}, "no option 'colour'"),
     ],
 )
-def test_what_cannot_be_is_refused(values: dict[str, Any], word: str) -> None:
+def test_impossible_options_are_refused(values: dict[str, Any], word: str) -> None:
     with pytest.raises(Invalid, match=word):
         FloodOptions.of(**values)
 

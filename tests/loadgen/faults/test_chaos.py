@@ -1,4 +1,4 @@
-"""Whom a fault of the broker hits and what is noted of it, with processes that are pretended or ours."""
+"""The victims of the broker's faults and the rows noted of them, with pretended processes or the test's own."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_frozen_owner_goes_on_at_the_end_at_the_latest(chaos: Chaos, signals: li
 def test_a_process_of_another_machine_is_left_alone(
     chaos: Chaos, processes: Processes, signals: list[tuple[int, int]]
 ) -> None:
-    """Its process id is that of somebody else here. Another one of its role is hit, if there is one."""
+    """The process id belongs to another process here. Another victim of its role is hit, if there is one."""
     processes.elsewhere = ["broker-0-a", "bookie-0-a"]
     chaos.inject(Fault("kill-topic", lot=0.0))
     chaos.inject(Fault("kill-bookie", lot=0.0))
@@ -188,7 +188,7 @@ def test_the_disk_of_a_machine_is_slow_for_all_its_bookies(chaos: Chaos, process
 
 
 def test_a_clock_leaps_where_the_lot_says(chaos: Chaos, processes: Processes) -> None:
-    """Of whatever process, wherever it is; or of the one that is named. The row says by how much."""
+    """The clock of any process leaps, on every machine, or that of the named one. The row says by how much."""
     processes.elsewhere = ["broker-0-a", "bookie-0-a"]
     for number in range(len(CLOCK_ROLES) * len(LEAPS_MS)):
         chaos.inject(Fault(CLOCK_JUMP, lot=(number + 0.7) / 1_000, lasts_s=3_600))
@@ -208,7 +208,7 @@ def test_a_clock_leaps_where_the_lot_says(chaos: Chaos, processes: Processes) ->
 
 
 def test_nothing_else_is_broken_while_the_head_is_away(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
-    """Who is killed then could not be replaced: nobody joins."""
+    """A consumer killed then could not be replaced, because none could join."""
     chaos._machines = MachineFaults(MachineControl("nowhere"), "10.0.0.1")
     chaos._machines.headless = True
     chaos.inject(Fault("kill-topic"))
@@ -383,6 +383,6 @@ def test_moves_are_counted_against_what_is_deserved() -> None:
     assert (moves.moved, moves.minimum) == (250, 100 + HASHES / 3)
     moves.count(0, 1, [joined, change(4, "e joined", (1, 50, "c#3", "e#5"), consumers=4)])
     assert (moves.moved, moves.minimum) == (300, 100 + HASHES / 3 + HASHES / 4)
-    moves.count(0, 2, [change(7, "x left", (1, 9, "x#1", "y#2"))])  # another owner begins to number anew
+    moves.count(0, 2, [change(7, "x left", (1, 9, "x#1", "y#2"))])  # another owner begins to number at 0
     moves.count(1, 1, [change(9, "x left", (1, 9, "x#1", "y#2"))])
     assert moves.changes == 3

@@ -104,7 +104,7 @@ def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConne
 def test_the_judge_tells_policies_that_break_the_order(
     connect: ClusterConnect, spark: Any, tmp_path: Path, policy: str
 ) -> None:
-    """Same workload, same seed: newcomers who get a key of which somebody still holds messages are found out."""
+    """Same workload, same seed: joiners that get a key whose messages another consumer still holds are found out."""
     options = FloodOptions.of(workload="joins", policy=policy, seed=3, stall_s=120)
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     violations = report.judgement.findings.violations

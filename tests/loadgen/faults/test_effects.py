@@ -47,7 +47,7 @@ def test_a_newcomer_must_receive_something(fleet: Fleet) -> None:
     assert fleet.history[-1]["effect"].startswith("consumer-3.1")
 
 
-def test_of_a_killed_consumer_the_successor_counts(fleet: Fleet) -> None:
+def test_successor_of_a_killed_consumer_counts(fleet: Fleet) -> None:
     tell(fleet, "consumer-1.1", 50)
     fault = Fault(KILL, lot=0.0)
     effect = Effect(fault, fleet, dict)

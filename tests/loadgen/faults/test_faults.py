@@ -1,4 +1,4 @@
-"""Who is alive and what the history says of those who are not, with processes that are only pretended."""
+"""The working consumers and the history of the dead ones, with processes that are only pretended."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_killed_consumer_is_replaced_and_its_death_written(tmp_path: Path, kil
     assert fleet.history[0]["target"] == dead.name
 
 
-def test_who_is_to_hold_something_is_stopped_until_it_does(tmp_path: Path, killed: list[int]) -> None:
+def test_victim_is_stopped_until_it_holds_messages(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=1)
     asked: list[tuple[str, list[int]]] = []
@@ -129,8 +129,8 @@ def test_who_is_to_hold_something_is_stopped_until_it_does(tmp_path: Path, kille
     assert fleet.history[0]["held"] == 32
 
 
-def test_who_hangs_gets_help_before_it_is_killed(tmp_path: Path, killed: list[int]) -> None:
-    """Of those that can hang, one with a short queue is chosen."""
+def test_hanging_consumer_gets_help_before_it_is_killed(tmp_path: Path, killed: list[int]) -> None:
+    """Among the consumers that can hang, one with a short queue is chosen."""
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=0)
     fleet.prepare(3, 50)
@@ -144,8 +144,8 @@ def test_who_hangs_gets_help_before_it_is_killed(tmp_path: Path, killed: list[in
     assert processes_needed([Fault(JOIN), Fault(HANG)]) == 3
 
 
-def test_who_helped_leaves_when_there_are_enough(tmp_path: Path, killed: list[int]) -> None:
-    """However long a run is, it has no more consumers than may join for good."""
+def test_helper_leaves_when_there_are_enough(tmp_path: Path, killed: list[int]) -> None:
+    """A long run has no more consumers than may join for good."""
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=0)
     for _ in range(3 * MOST_MORE):
@@ -156,10 +156,10 @@ def test_who_helped_leaves_when_there_are_enough(tmp_path: Path, killed: list[in
     assert process.calls == ["stop", "end"], "cleanly"
 
 
-def test_who_hung_for_long_may_have_lost_its_lease(
+def test_consumer_that_hung_for_long_may_have_lost_its_lease(
     tmp_path: Path, killed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its messages may have gone to others before it was killed, and it can write down nothing itself."""
+    """Messages of the victim may have gone to others before it was killed, and it can write down nothing itself."""
     monkeypatch.setattr("sluice.loadgen.faults.faults.SURE_S", 0.0)
     fleet = make_fleet(tmp_path)
     fleet.begin(2, spares=0)
@@ -241,7 +241,7 @@ def test_spare_that_is_dead_is_not_what_a_consumer_comes_back_in(tmp_path: Path,
     assert fleet.working[-1].pid == PretendedProcess.made[3].pid
 
 
-def test_nobody_is_hit_while_half_of_them_are_still_joining(tmp_path: Path, killed: list[int]) -> None:
+def test_fault_passes_over_consumers_while_half_are_joining(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.begin(3, spares=0)
     for member in fleet.working[:2]:

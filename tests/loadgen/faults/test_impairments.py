@@ -40,7 +40,7 @@ class Hosts:
         return self._felt
 
 
-def test_those_of_one_machine_are_found() -> None:
+def test_hosts_of_one_machine_are_found() -> None:
     hosts = Hosts({"b-0": "m", "b-1": "n", "b-2": "m"})
     names = ["b-2", "b-1", "b-0"]
     assert of_a_machine(hosts, names, 0.0, "") == ["b-0", "b-2"]
@@ -55,7 +55,7 @@ def test_those_of_one_machine_are_found() -> None:
 
 
 def effect(hosts: Hosts) -> list[str]:
-    """What is told when it is over."""
+    """Return the effects noted once the impairment is over."""
     told: list[str] = []
     Impairment(hosts, ["b-0", "b-1"], (SLOW_DISK, 200, LONG_S), told.append).end()
     return told
@@ -69,8 +69,8 @@ def test_each_is_asked_and_tells_how_it_felt_that() -> None:
     ]
 
 
-def test_what_nobody_felt_has_no_effect() -> None:
-    """Also where nobody can be reached; and one that is gone does not hide the other."""
+def test_unfelt_impairment_has_no_effect() -> None:
+    """An unreachable host notes no effect either; and one that is gone does not hide the other."""
     assert effect(Hosts({})) == [""]
     hosts = Hosts({}, felt=1)
     hosts.gone = ["b-0"]

@@ -40,7 +40,7 @@ class Control(MachineControl):
 
 
 def done(kind: str, lot: float = 0.0, store: str = STORE) -> tuple[list[tuple[object, ...]], str]:
-    """What is asked for, until it is taken back, and what the history says; the run is on the first machine."""
+    """Return the requests of a fault until it is taken back, and its note; the run is on the first machine."""
     control = Control()
     noted: list[str] = []
     episode = MachineFaults(control, A, store).begin(Fault(kind, lot=lot, lasts_s=LONG_S), [A, B, C], noted.append)
@@ -81,7 +81,7 @@ def test_one_machine_suffers_at_a_time() -> None:
     faults.begin(Fault(ISOLATE, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
 
 
-def test_what_cannot_be_taken_back_is_said() -> None:
+def test_fault_that_cannot_be_taken_back_is_a_trouble() -> None:
     faults = MachineFaults(Control(refuses="join"), A, STORE)
     faults.begin(Fault(CUT, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
     assert faults.troubles == ["cut could not be taken back: it has ended"]

@@ -1,4 +1,4 @@
-"""What becomes of packets that make a detour."""
+"""The fate of packets that make a detour."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_part_is_lost() -> None:
     assert 9_400 < len(relay.due(0.0)) < 9_600
 
 
-def test_what_waits_is_bounded() -> None:
-    """Whoever sends more than the link carries loses it, as everywhere."""
+def test_waiting_packets_are_bounded() -> None:
+    """Packets beyond the capacity of the link are lost, as everywhere."""
     relay = Relay()
     relay.rules = rules_of(f'[["{A}", "{B}", 100, 0]]')
     for _ in range(MOST_WAITING + 100):

@@ -1,4 +1,4 @@
-"""What a consumer holds before it is killed, with owners that are pretended."""
+"""The messages that a consumer holds before it is killed, with owners that are pretended."""
 
 from __future__ import annotations
 

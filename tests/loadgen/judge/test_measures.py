@@ -91,7 +91,7 @@ def test_unconfirmed_sends_and_stray_deliveries_have_no_latency() -> None:
 
 
 def test_an_act_ends_with_its_last_acknowledgement() -> None:
-    """What was given back, or held by one that died, is acknowledged when it comes again, and only then."""
+    """A message that was given back, or held by a dead consumer, is acknowledged when it comes again, and only then."""
     given_back = delivered_row(1, 1_000, negative=True)
     again = [delivered_row(1, 50_000, consumer="d"), delivered_row(2, 70_000, consumer="d")]
     rows = [delivered_row(0, 1_000), given_back, delivered_row(2, 1_000, acked_at=0), *again]

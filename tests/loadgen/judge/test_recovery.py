@@ -51,7 +51,7 @@ class Run:
         )
 
     def event(self, who: str, event: str, at: float) -> None:
-        """Something that happened to a consumer."""
+        """Add an event of a consumer. at: ms since the start."""
         row = {"consumer": who, "session": -1, "partition": -1, "event": event, "at": START + int(at * MS), "upto": 0}
         self.events.append(row)
 
@@ -231,7 +231,7 @@ def test_a_stall_is_a_partitions_longest_silence() -> None:
 
 
 def test_pauses_belong_to_the_fault_before_them() -> None:
-    """Of each fault and partition one is counted, also none at all."""
+    """Each fault and partition counts one pause, also one of 0."""
     run = Run()
     for at in (0, 300, 2_600, 2_700, 3_900, 4_000):
         run.message("c1", 1, at, at)

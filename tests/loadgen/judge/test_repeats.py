@@ -16,7 +16,7 @@ def told(story: Story, nack_order: str = "key") -> int:
 
 
 def three(due: int = 0) -> Story:
-    """Three messages of a key, of which c has the first two; the first one is given back at 20,000."""
+    """Send three messages of a key to a story. c receives the first two; the first one is given back at 20,000."""
     story = Story()
     for seq in range(3):
         story.send(b"a", seq, entry=seq, deliver_at=due if seq == 0 else 0)
@@ -33,14 +33,14 @@ def finish(story: Story, *entries: int, at: int) -> None:
         story.ack("c", entry, at=at + 1_000, confirmed_at=at + 2_000)
 
 
-def test_what_was_taken_back_comes_again_in_order() -> None:
+def test_taken_back_messages_come_again_in_order() -> None:
     story = three()
     story.ack("c", 1, at=20_000, negative=True)
     finish(story, 0, 1, 2, at=30_000)
     assert told(story) == 0
 
 
-def test_what_was_acknowledged_before_is_out_of_the_way() -> None:
+def test_acked_message_does_not_count_as_a_repeat() -> None:
     story = three()
     story.ack("c", 1, at=15_000, confirmed_at=16_000)
     finish(story, 0, 2, at=30_000)

@@ -40,7 +40,7 @@ class Run:
     folder: Path
 
     def deliver(self, sent: pa.Table) -> pa.Table:
-        """Everything delivered in order of its place, by two consumers, one after the other."""
+        """Deliver the messages in order of position: the first half to one consumer, then the rest to another."""
         rows = sent.sort_by([("partition", "ascending"), ("position", "ascending")])
         count = rows.num_rows
         at = np.sort(rows.column("confirmed_at").to_numpy()) + 1_000
@@ -125,7 +125,7 @@ def test_redelivery_after_the_confirmation_event_is_found(run: Run) -> None:
 
 
 def test_each_row_is_let_go_by_its_own_acknowledgement(run: Run) -> None:
-    """What stands in one row is what the judge finds for itself where rows and acknowledgements come apart."""
+    """The ack in a row has the same effect as the judge's own pairing of rows and acks in separate tables."""
     delivered = read_table(run.folder / "deliveries", DELIVERIES)
     some = np.where(np.arange(delivered.num_rows) % 7 == 0, 0, delivered.column("acked_at").to_numpy())
     delivered = delivered.set_column(delivered.schema.get_field_index("acked_at"), "acked_at", pa.array(some))

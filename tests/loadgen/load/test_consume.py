@@ -55,7 +55,7 @@ def run(job: ConsumeJob, consumer: ListConsumer) -> ConsumerProgress:
 
 
 def test_a_join_takes_the_connection_that_is_there(tmp_path: Path) -> None:
-    """Whoever is ready has found the cluster already; who comes back after leaving finds it again."""
+    """A consumer that is ready has found the cluster already; one that comes back after leaving finds it again."""
     consumer = ListConsumer(deque([make_batch(0)]))
     job = make_job(tmp_path, consumer)
     flood = FloodConsumer(job)

@@ -102,7 +102,7 @@ def test_a_task_ends_when_it_has_sent_for_its_time(tmp_path: Path) -> None:
     assert sum(row["sent"] for row in run_tasks(job, WORKLOAD)) < WORKLOAD.messages
 
 
-def test_what_is_confirmed_is_told_while_more_is_sent(tmp_path: Path) -> None:
+def test_progress_shows_confirmed_rows_while_more_are_sent(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     seen = []
 
@@ -162,7 +162,7 @@ def test_two_acts_are_one_numbering_at_intended_times(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_first_act_is_delayed(tmp_path: Path) -> None:
-    """Its throughput would be that of the delays, and half of that the rate of the second act."""
+    """Throughput with delays would be that of the delays, and half of that would be the rate of the second act."""
     job = replace(make_job(tmp_path), first_part=0.5)
     Pace(1_000_000.0, job.clock.now()).write(job.pace)
     run_tasks(job, replace(WORKLOAD, delayed=0.5, delay_min_ms=5_000, delay_max_ms=6_000))

@@ -1,4 +1,4 @@
-"""What stands between a flood and Pulsar's client: receipts, places, and what is missing."""
+"""The layer between a flood and Pulsar's client: receipts, positions, and what is missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_receipt_of_a_refused_message_says_so() -> None:
         receipt.result(0)
 
 
-def test_who_holds_a_key_is_not_known_when_owners_are_broken() -> None:
+def test_holder_of_a_key_is_unknown_when_owners_are_broken() -> None:
     assert set(untold(ACT_KINDS)) == {"unexplained_redelivery", "acked_redelivered"}
     assert set(untold(["kill-dispatcher"])) == {"unexplained_redelivery", "acked_redelivered", "overlap"}
 
@@ -72,7 +72,7 @@ def test_a_cluster_without_a_gateway_is_told_apart(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("more", [{"policy": "read_position"}, {"strict": True}, {"input": "a.csv", "key_column": "k"}])
-def test_what_does_not_go_together_is_refused(more: dict[str, object]) -> None:
+def test_incompatible_options_are_refused(more: dict[str, object]) -> None:
     with pytest.raises(Invalid, match="--client pulsar"):
         FloodOptions.of(client="pulsar", **more)
     with pytest.raises(Invalid, match="--client is one of"):

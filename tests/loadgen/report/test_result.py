@@ -95,8 +95,8 @@ def test_the_page_tells_of_each_fault_what_was_seen() -> None:
     assert '<td class="note">no effect was seen</td>' in page
 
 
-def test_what_was_not_shown_is_named_and_counts_when_strict() -> None:
-    """A joiner without a message, a fault without effect, one that never came, no draining."""
+def test_missing_effects_are_named_and_count_when_strict() -> None:
+    """The run has a joiner without a message, a fault without effect, one that never came, and no draining."""
     fault = {"at_us": START + 1_000_000, "at_s": 1.0, "kind": "join-consumer", "target": "consumer-11", "effect": ""}
     no_draining = pa.Table.from_pylist([sample(START, 0)], STATS)
     report = make_report(faults=[fault], planned=["join-consumer", "kill-consumer"], stats=no_draining)
@@ -118,7 +118,7 @@ def test_what_was_not_shown_is_named_and_counts_when_strict() -> None:
     assert (strict.verdict, strict.exit_code) == ("ok", 1)
 
 
-def test_who_came_to_help_and_received_nothing_is_named() -> None:
+def test_helper_that_received_nothing_is_named() -> None:
     fault = {"at_us": START + 1, "at_s": 1.0, "kind": "hang-consumer", "target": "consumer-2", "helper": "consumer-11"}
     report = make_report(faults=[fault | {"effect": "it held 9; consumer-2.2 went on"}], planned=["hang-consumer"])
     assert report.not_shown == ["consumer-11 joined and received nothing"]
@@ -133,8 +133,8 @@ def test_a_run_whose_faults_were_all_passed_over_says_so() -> None:
     assert make_report(faults=[], passed_over=["kill-bookie: x"], strict=True, moves_expected=False).exit_code == 1
 
 
-def test_where_everything_was_delayed_no_order_was_shown() -> None:
-    """Its line had a tick, although it had looked at nothing."""
+def test_run_with_only_delayed_messages_shows_no_order() -> None:
+    """The line of the order has no tick, because no message was checked."""
     report = make_report()
     report.judgement.findings.checked["ordered"] = 0
     assert report.not_shown == ["order: every message with a key was delayed, and of those none is promised"]
@@ -178,7 +178,7 @@ def test_each_act_has_its_figures() -> None:
 
 
 def test_counters_go_on_when_an_owner_is_replaced() -> None:
-    """Of a partition whose dispatcher was killed only what the busier of its owners had counted was told."""
+    """Counters of a partition whose dispatcher was killed are the sum over its owners, not those of the busier one."""
     stats = [
         sample(START, 0, epoch=1, begun=6, cleared=5, blocked=9, order_violations=1),
         sample(START, 1, epoch=1, begun=2, cleared=2),
@@ -347,8 +347,8 @@ def test_page_shows_the_memory_of_each_kind_of_process() -> None:
     assert 'id="memory"' not in render(make_report())
 
 
-def test_where_nothing_was_delivered_there_is_no_latency() -> None:
-    """It was 0 ms, the best of all."""
+def test_run_without_deliveries_has_no_latency() -> None:
+    """A latency of 0 ms would look like the best of all."""
     empty = make_report(
         judgement=Judgement(Findings(), Measures(Span.over(0, 1))), stats=STATS.empty_table(), faults=[]
     )

@@ -69,7 +69,7 @@ def test_the_one_that_was_pressed_is_hit(breaker: FaultInjector, signals: list[t
 @pytest.mark.parametrize(
     ("kind", "target"), [(KILL, "consumer-9"), ("kill-topic", "topic/t-other/0"), (JOIN, "consumer-1"), ("fire", "")]
 )
-def test_what_is_not_of_this_run_is_refused(breaker: FaultInjector, kind: str, target: str) -> None:
+def test_kind_or_target_outside_the_run_is_refused(breaker: FaultInjector, kind: str, target: str) -> None:
     begin(breaker)
     with pytest.raises(Invalid, match=f"no {kind}"):
         pressing(breaker).press(kind, target)
@@ -89,7 +89,7 @@ def test_without_a_load_nothing_is_broken(breaker: FaultInjector) -> None:
         pressing(breaker).press(JOIN, "")
 
 
-def test_who_has_seen_enough_ends_the_load(breaker: FaultInjector) -> None:
+def test_end_button_ends_the_load(breaker: FaultInjector) -> None:
     ended: list[bool] = []
     page = pressing(breaker, lambda: ended.append(True))
     with pytest.raises(Conflict, match="no load"):
@@ -102,7 +102,7 @@ def test_who_has_seen_enough_ends_the_load(breaker: FaultInjector) -> None:
     assert ended == [True]
 
 
-def test_what_lasts_is_taken_back_soon(breaker: FaultInjector) -> None:
+def test_pressed_lasting_fault_is_taken_back_soon(breaker: FaultInjector) -> None:
     begin(breaker)
     pressing(breaker).press(SLOW, "consumer-1")
     breaker.end()
@@ -111,7 +111,7 @@ def test_what_lasts_is_taken_back_soon(breaker: FaultInjector) -> None:
 
 
 def test_a_planned_fault_waits_for_its_own_effect(breaker: FaultInjector) -> None:
-    """Its row is its own, whatever is pressed before it came."""
+    """A planned fault has a row of its own, even if others are pressed before it comes."""
     fleet = breaker._chaos.fleet
     effect = Effect(Fault(FREEZE), fleet, dict)
     begin(breaker)
@@ -137,10 +137,10 @@ def test_known_victims_stay_while_the_controller_is_away(
     assert page.state()["victims"] == before
 
 
-def test_what_is_pressed_does_not_wait_for_what_is_planned(
+def test_pressed_fault_does_not_wait_for_a_planned_one(
     breaker: FaultInjector, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """A consumer that hangs until its queue is full takes seconds; somebody who joins is there at once."""
+    """A consumer that hangs until its queue is full takes seconds; a pressed join happens at once."""
     hangs, pressed = threading.Event(), threading.Event()
 
     def until_behind(name: str) -> dict[str, int]:

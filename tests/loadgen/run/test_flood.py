@@ -28,7 +28,7 @@ from sluice.loadgen.run.flood import run_flood
 from sluice.loadgen.spark.datasource import SluiceDataSource
 
 TOPICS = ("source", "middle")
-"""What the streaming program reads."""
+"""The topics that the streaming program reads."""
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -71,7 +71,8 @@ def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: A
 
 @pytest.mark.release
 def test_the_older_policy_is_found_out(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    """Whoever comes to help one that hangs gets newer messages of keys that it holds, and the older ones afterwards.
+    """A helper of a hanging consumer gets newer messages of keys that the consumer holds, and the older ones
+    afterwards.
 
     Each run shows it with another load: test_the_judge_tells_policies_that_break_the_order, in test_chaos_live.py.
     """

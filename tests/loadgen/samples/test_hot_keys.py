@@ -10,7 +10,7 @@ from tests.loadgen.report.test_result import make_report, shown
 
 
 def told_by(*keys: tuple[str | None, int], whole: int) -> dict[str, Any]:
-    """What a partition tells, the same by messages, by bytes and by time held."""
+    """Return the answer of a partition, the same by messages, by bytes and by time held."""
     rows = [{"key": key, "hash": 1, "count": number, "share": 0.5, "countAtMost": number} for key, number in keys]
     held = [{"key": key, "hash": 1, "millis": number, "share": 0.5, "millisAtMost": number} for key, number in keys]
     return {
@@ -49,7 +49,7 @@ def test_a_key_is_shown_as_it_is_and_obeyed_by_nobody() -> None:
     assert "\x1b" not in render(report)
 
 
-def test_who_could_not_be_asked_names_nobody() -> None:
+def test_unreachable_dispatchers_name_no_keys() -> None:
     report = make_report()
     assert report.to_dict()["hot_keys"] == {}
     assert "hot keys" not in shown(report)

@@ -23,7 +23,7 @@ def samples(role: str, process: str, megabytes: list[float], every_s: float = 1.
     return pa.Table.from_pylist(rows, MEMORY)
 
 
-def test_what_a_process_takes_while_it_warms_up_is_no_growth() -> None:
+def test_memory_taken_while_warming_up_is_no_growth() -> None:
     warming = [*np.linspace(80, 200, 60), *([200.0] * 140)]
     (told,) = summarise(samples("broker", "broker-0", [float(size) for size in warming]))
     assert told == {
@@ -78,7 +78,7 @@ def test_roles_come_in_order_with_the_worst_of_each() -> None:
     ]
 
 
-def test_who_cannot_be_asked_is_left_out() -> None:
+def test_unreachable_source_is_left_out() -> None:
     def away() -> list[tuple[str, str, int]]:
         raise Unavailable("the controller is just being replaced")
 
@@ -107,8 +107,8 @@ with mmap.mmap(-1, 40 * MB) as common:  # an anonymous map is shared with childr
 """
 
 
-def test_what_is_shared_is_not_counted_nor_taken_by_the_gone() -> None:
-    """In a process of its own, where nothing else takes memory meanwhile."""
+def test_shared_memory_and_ended_processes_count_nothing() -> None:
+    """The sizes are measured in a process of its own, whose memory nothing else takes meanwhile."""
     told = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["True", "True"]
     child = subprocess.Popen([sys.executable, "-c", "pass"])

@@ -128,7 +128,7 @@ class StoredClient(ListClient):
     """A topic of two partitions that stores 25 and 10 messages; the second was trimmed after it was listed."""
 
     def status(self) -> dict[str, Any]:
-        """Of a cluster whose folders are on another machine."""
+        """Return the status of a cluster whose folders are on another machine."""
         return {"storage": {"metadata": "sqlite:///not/here.db", "objects": "file:///not/here"}}
 
     def stored(self, topic: str) -> list[StoredRange]:

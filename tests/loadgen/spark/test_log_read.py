@@ -55,7 +55,7 @@ def test_the_store_alone_is_read_without_a_broker(topic: OffloadedTopic) -> None
     assert numbers_in(table) == list(range(table.num_rows))
 
 
-def test_what_moves_between_plan_and_read_is_there_once(topic: OffloadedTopic) -> None:
+def test_messages_moved_between_plan_and_read_come_once(topic: OffloadedTopic) -> None:
     topic.publish(2)
     topic.offload()
     topic.publish(3)
@@ -92,7 +92,7 @@ def test_ledgers_that_move_while_the_plan_is_made(topic: OffloadedTopic) -> None
     assert numbers_in(given_by(reader, tasks)) == list(range(topic.next))
 
 
-def test_what_was_trimmed_is_not_left_out_in_silence(topic: OffloadedTopic) -> None:
+def test_read_of_trimmed_messages_raises(topic: OffloadedTopic) -> None:
     topic.publish(3)
     topic.offload()
     reader = topic.reader()
@@ -104,7 +104,7 @@ def test_what_was_trimmed_is_not_left_out_in_silence(topic: OffloadedTopic) -> N
 
 
 def test_a_read_goes_on_in_the_objects_that_the_record_names(topic: OffloadedTopic) -> None:
-    """The objects of a ledger were written anew under other names after the plan was made."""
+    """A ledger's objects were written again under other names after the plan was made."""
     topic.publish(3)
     topic.offload()
     reader = topic.reader(history="only")
@@ -200,7 +200,7 @@ def test_options_of_a_read_are_checked(options: dict[str, str], told: str) -> No
         SluiceDataSource({"topic": "t", "dataDir": "/nowhere"} | options).reader(None)
 
 
-def test_what_is_left_out_is_not_read(topic: OffloadedTopic) -> None:
+def test_filtered_out_objects_are_not_read(topic: OffloadedTopic) -> None:
     topic.publish(6)
     topic.offload()
     topic.publish(2)

@@ -35,7 +35,7 @@ def step(stream: LogStreamReader, start: dict[str, str], most: int) -> tuple[dic
     return end, numbers_in(rows), {type(task.value) for task in tasks}
 
 
-def test_it_begins_in_the_store_and_passes_over_to_brokers(topic: OffloadedTopic) -> None:
+def test_stream_begins_in_the_store_and_goes_on_at_brokers(topic: OffloadedTopic) -> None:
     topic.publish(4)
     topic.offload()
     topic.publish(2)
@@ -103,7 +103,7 @@ def test_the_store_alone_is_followed_without_brokers(topic: OffloadedTopic) -> N
     assert len(more) >= EACH
 
 
-def test_where_a_stream_begins(topic: OffloadedTopic) -> None:
+def test_stream_begins_at_its_starting_offset_or_time(topic: OffloadedTopic) -> None:
     topic.publish(3)
     topic.offload()
     latest = topic.stream(startingOffsets="latest")
@@ -114,7 +114,7 @@ def test_where_a_stream_begins(topic: OffloadedTopic) -> None:
     assert step(timed, timed.initialOffset(), 1_000)[1] == list(range(EACH, 4 * EACH))
 
 
-def test_what_is_there_now_has_an_end(topic: OffloadedTopic) -> None:
+def test_available_now_query_ends_at_the_current_end(topic: OffloadedTopic) -> None:
     topic.publish(2)
     stream = topic.stream()
     stream.prepareForTriggerAvailableNow()

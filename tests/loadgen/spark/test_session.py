@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def test_no_port_but_loopback_is_open(spark: Any) -> None:
-    """Of the Java process and of Python's workers; and who connects to Spark's own ports needs the session's secret."""
+    """Ports of the Java process and of Python's workers count; a client of Spark's own ports needs the session's
+    secret.
+    """
     rows = spark.range(10).mapInArrow(lambda batches: batches, "id long").count()
     found = [place for process in psutil.Process().children(recursive=True) for place in _listening(process)]
     assert rows == 10

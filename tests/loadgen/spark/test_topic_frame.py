@@ -48,7 +48,7 @@ def topic(tmp_path: Path) -> Iterator[OffloadedTopic]:
 
 
 def present(topic: OffloadedTopic, **options: str) -> Present:
-    """What there is."""
+    """Return the content of the topic now."""
     log: LogRead = topic.reader(**options)._log
     return log.present()
 
@@ -61,7 +61,7 @@ def entries(pieces: list[Any]) -> dict[int, int]:
     return found
 
 
-def test_what_is_on_bookies_alone_ends_what_spark_reads_itself(topic: OffloadedTopic) -> None:
+def test_spark_reads_up_to_the_first_ledger_on_bookies_alone(topic: OffloadedTopic) -> None:
     topic.publish(3)
     assert divided(present(topic), only=False) == ([], {0: position(1, 0)})
     topic.offload()
