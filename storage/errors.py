@@ -32,8 +32,8 @@ class Unavailable(SluiceError):
 class AccessDenied(Unavailable):
     """A store refuses the caller: credentials, permissions, a bucket that is not there.
 
-    It says nothing about what is stored. An expired token is renewed after some seconds, so whoever runs waits as for a
-    store that is away; whoever starts tells the person who started it.
+    The error says nothing about the stored data. An expired token is renewed after some seconds, so a running process
+    waits as for a store that is away; a starting process reports the error to the person who started it.
     """
 
 
@@ -54,7 +54,7 @@ class ProducerFenced(Fenced):
 
 
 class Conflict(SluiceError):
-    """A conditional write lost its race, or a sequence does not follow. Read again and decide anew."""
+    """A conditional write lost its race, or a sequence does not follow. Read and decide again."""
 
 
 class NotFound(SluiceError):

@@ -109,7 +109,7 @@ class SealedBucket:
 
 
 def cut_points(times: Times, step_ms: int, max_entries: int, *, last: bool) -> list[int]:
-    """Where segments end in sorted due times: exclusive ends. max_entries <= 0: no limit by number.
+    """Return the exclusive ends of the segments in sorted due times. max_entries <= 0: no limit by number.
 
     last=False: more entries follow, so a segment that might still grow is left uncut.
     """

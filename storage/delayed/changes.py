@@ -36,14 +36,14 @@ class DelayChanges:
         return len(self.moved) + len(self.cancelled)
 
     def move(self, entries: Entries) -> None:
-        """These (positions ascending) have new due times; of a position that has one already the new one counts."""
+        """Record new due times of entries (positions ascending). A new time replaces an earlier one of its position."""
         if not len(entries):
             return
         both = concat([self.moved.take(~np.isin(self.moved.positions, entries.positions)), entries])
         self.moved = both.take(np.argsort(both.positions, kind="stable"))
 
     def cancel(self, positions: Positions) -> None:
-        """Nobody gets these any more; a new due time of one of them is void."""
+        """Mark positions as never to be delivered. Their new due times are dropped."""
         self.cancelled.add(positions)
         if len(self.moved):
             self.moved = self.moved.take(~np.isin(self.moved.positions, positions))
@@ -136,7 +136,10 @@ class DelayChanges:
         return found
 
     def _rows(self, positions: Positions) -> Positions | None:
-        """Where each position would stand among the new due times; None if there are none."""
+        """Return the row of each position among the new due times; None if there are none.
+
+        A position without a new due time has the row of the next higher one, or the last row.
+        """
         if not len(self.moved):
             return None
         return np.minimum(np.searchsorted(self.moved.positions, positions), len(self.moved) - 1)

@@ -173,7 +173,7 @@ class DelayedCore:
 
 
 def tracked(parts: Iterable[Entries], index: PositionIndex) -> Entries:
-    """Of all entries in some columns, each tracked position once, in the order (deliver_at, position)."""
+    """Return each tracked position in some columns once, in the order (deliver_at, position)."""
     entries = concat([part for part in parts if len(part)])
     if not len(entries):
         return EMPTY

@@ -1,7 +1,7 @@
 """The index in memory: which positions are tracked, as one roaring bitmap for each ledger.
 
 It is the only truth about "is this message delayed" and about the count (BD-9): buckets, segments and columns may hold
-a position twice, or still hold one that was given out; whoever takes a position out of the index first is the one that
+a position twice, or still hold one that was given out. The first caller that takes a position out of the index
 delivers it. So a merge, a reload or a rescan can never deliver twice, and never has to be exact about what it keeps.
 
 Consecutive entries cost next to nothing, and the worst case is one bit a message: 12.5 MB for 100 million.
@@ -85,7 +85,7 @@ class PositionIndex:
         self._count += len(present) - before
 
     def overlap(self, ledger: int, bitmap: BitMap) -> BitMap:
-        """Those entries of a bitmap that are in the set."""
+        """Return the entries of a bitmap that are in the set."""
         present = self._ledgers.get(ledger)
         return BitMap() if present is None else present & bitmap
 

@@ -3,7 +3,7 @@
     building    its entries are all in memory, the object is being written
     parked      writing failed for good; its entries stay in memory and the object is tried again later (BD-15)
     live        the manifest names it; only loaded segments are in memory
-    gone        retired, merged, lost or cleared; whoever still waits for something of it drops the result
+    gone        retired, merged, lost or cleared; a task that still waits for its data drops the result
 
 There is no bookkeeping of "the last entry of the loaded segment": the first entry of the next segment is a horizon,
 and nothing at or after the least horizon is given out before that segment is here.

@@ -19,12 +19,12 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
-    """What the manifest says of one sealed bucket.
+    """The entry of one sealed bucket in the manifest.
 
     epoch, number: name of the object. start, end: lowest and highest position. count: entries. segments: their
     number. min_time, max_time: due times in ms. header_bytes: length of prefix and header. size: of the object.
     damaged: the object could not be read when it was needed; its range was given to a rescan, and the object stays
-    for whoever wants to look at it until the range is trimmed.
+    for inspection until the range is trimmed.
     """
 
     epoch: int

@@ -12,7 +12,7 @@ A pull cuts everything before one bound off the heads of all runs, so a later pu
 `ready` never has to be merged again. The caller names the least entry that may still be missing (the first of a
 segment that is not loaded); nothing at or after it is pulled, so the order (deliver_at, position) holds over
 everything, loaded or not, even if a hundred million messages are due in the same millisecond. If the clock jumps back,
-or an earlier entry comes in, `ready` goes back to be a run and is pulled anew.
+or an earlier entry comes in, `ready` goes back to be a run and is pulled again.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Mutable:
         return len(self._staging) + sum(map(len, self._runs))
 
     def add(self, new: Entries) -> None:
-        """Take in entries, the last of which has the highest ledger."""
+        """Take in entries. The last one has the highest ledger."""
         self._staging.append(new)
         self.last_ledger = max(self.last_ledger, ledger_of(int(new.positions[-1])))
         if len(self._staging) >= STAGING_LIMIT:

@@ -1,9 +1,9 @@
 """Which neighbouring buckets to merge (BD-21).
 
-Of all windows of `width` neighbours, every one of which has a segment that is not loaded and is not being merged,
-the one with the fewest messages; among equals the one whose next segment starts first. If there is none, narrower
+A window is `width` neighbours. Each of them has a segment that is not loaded, and none is being merged. The window with
+the fewest messages is chosen; among equals the one whose next segment starts first. If there is none, narrower
 windows are tried, down to two. A window larger than `max_entries` is chosen only if no other fits, and then the
-smallest pair: a merge holds its new object in memory, so whoever allows few buckets for many messages has large ones.
+smallest pair: a merge holds its new object in memory, so few allowed buckets for many messages means large ones.
 Any limit from one bucket on works.
 """
 

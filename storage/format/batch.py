@@ -123,8 +123,9 @@ def stored_schema(optional: Sequence[str]) -> pa.Schema:
 
 
 def keys_of_keyless(producer: str | pa.Array, sequence: pa.Array, sequence_id: pa.Array | None) -> pa.Array:
-    """What is hashed of messages without a key, binary: `producer-sequence`, with the client's own sequence id where
-    there is one (KS-4).
+    """Return the bytes to hash for messages without a key, binary: `producer-sequence` (KS-4).
+
+    A client's own sequence id, where it is set, stands in place of the sequence.
     """
     numbers = sequence if sequence_id is None else pc.coalesce(sequence_id, sequence)
     return pc.binary_join_element_wise(producer, numbers.cast(pa.string()), "-").cast(pa.binary())
@@ -182,7 +183,7 @@ def make_batch(
 
 
 class HasColumns(Protocol):
-    """What has columns by name: a record batch, or messages that lie in several."""
+    """A source of columns by name: a record batch, or messages that lie in several."""
 
     @property
     def schema(self) -> pa.Schema: ...
@@ -226,9 +227,9 @@ def encode_body(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buff
 
 
 def body_parts(rows: pa.RecordBatch) -> list[pa.Buffer | bytes]:
-    """What `encode_body` returns without compression, in parts that lie behind one another; columns are not copied.
+    """Return the uncompressed body of `encode_body` in consecutive parts; columns are not copied.
 
-    Costs more than a copy does where the batch takes less than some ten thousand bytes.
+    The parts cost more than a copy where the batch takes less than some ten thousand bytes.
     """
     written = _Written()
     stream = pa.ipc.new_stream(pa.PythonFile(written, "w"), rows.schema)
@@ -289,7 +290,7 @@ def decode_body(body: bytes | memoryview, shape: int, count: int) -> pa.RecordBa
 
 
 def rows_of_body(body: bytes | memoryview, shape: int) -> pa.RecordBatch:
-    """What `decode_body` returns, of a body that needs no check: this process has made it."""
+    """Decode a body without a check, as `decode_body` does with one. Only for a body that this process has made."""
     return pa.ipc.read_record_batch(pa.py_buffer(body), schema_of(shape))
 
 

@@ -23,9 +23,9 @@ whole, and one of 1.2 MB is even at a quarter of its rows (benchmarks/cutting.py
 def cut_run(
     payload: Buffer, count: int, delayed: bool, shape: int, rows: npt.NDArray[np.uint32], most: float = MOST
 ) -> Run | None:
-    """These rows (ascending) of a payload whose checksum was verified; None where that is hardly less than all of it.
+    """Return a run of some rows (ascending) of a payload whose checksum was verified; None if that saves too little.
 
-    most: the share of the payload's bytes that they may take, about. Raises Corrupt if the payload is no run.
+    most: the share of the payload's bytes that the rows may take, about. Raises Corrupt if the payload is no run.
     """
     view = memoryview(payload).cast("B")
     columns = count * (12 if delayed else 4)

@@ -157,9 +157,9 @@ def make_run(batch: StoredBatch, compression: str | None = None) -> Run:
 
 
 def run_parts(batch: StoredBatch) -> list[Buffer]:
-    """The payload of `make_run` without compression, in parts that lie behind one another: nothing large is copied.
+    """The payload of `make_run` without compression, in consecutive parts: nothing large is copied.
 
-    Whoever has written them into one piece makes it a run with `run_of`. Raises Invalid as make_run does.
+    `run_of` makes a run of the parts once they are written into one piece. Raises Invalid as make_run does.
     """
     return _checked(batch, [memoryview(part).cast("B") for part in body_parts(batch.rows)])
 

@@ -1,9 +1,9 @@
 """Finds out how large a compressed body becomes, before it is inflated.
 
 A few kilobytes of zstd can stand for gigabytes. Arrow writes in front of each compressed buffer how long it is
-without compression, and takes that much memory before it looks further. So these lengths are read first. Where the
-buffers lie stands in the message's metadata, a flatbuffer, of which exactly the path to the list of buffers is
-followed here; every step is checked against the bytes that are there.
+without compression, and takes that much memory before it looks further. So these lengths are read first. The
+message's metadata, a flatbuffer, says where the buffers lie. This module follows exactly the path to the list of
+buffers in it, and checks every step against the bytes that are there.
 
     encapsulated message    0xFFFFFFFF, int32 length of the metadata, metadata, body
     metadata                table Message: field 1 kind of header, field 2 header
@@ -89,7 +89,10 @@ def _one(data: memoryview, offset: int, length: int) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Where a field of a table lies; None if it is not set. Raises struct.error beyond the end, Corrupt before 0."""
+    """Return the offset of a field of a table; None if it is not set.
+
+    Raises struct.error beyond the end, Corrupt before 0.
+    """
     slots = table - int(_I32.unpack_from(metadata, table)[0])
     if slots < 0:
         raise Corrupt("the body's metadata points before its beginning")

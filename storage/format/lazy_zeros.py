@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 
 def untouched(count: int, *dtypes: type[Any]) -> list[npt.NDArray[Any]]:
-    """So many numbers of each type, all 0, each of shape (count,). A page of them takes memory from when something else
-    is written there.
+    """Return an array of zeros of each type, each of shape (count,). A page of them takes memory only once it is
+    written to.
 
-    For tables of which most are never used: numpy's zeros come from memory that was used before. Those that are used
-    together are made together, because a process may have only so many mappings.
+    For tables that mostly stay unused: numpy's zeros come from memory that was used before. Arrays that are used
+    together are made together, because a process may have only a limited number of mappings.
     """
     starts = [0]
     for dtype in dtypes:

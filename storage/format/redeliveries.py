@@ -1,6 +1,6 @@
 """Redelivery counts and delays of messages, as columns, and their encoding.
 
-The bytes are part of a subscription's record, which is written anew with every group of acknowledgements: each column
+The bytes are part of a subscription's record, which is rewritten with every group of acknowledgements: each column
 takes the narrowest numbers that hold it, and nothing at all is written for no rows.
 """
 

@@ -1,7 +1,7 @@
-"""A Parquet file that is read in parts, of which each is believed only by its checksum.
+"""A Parquet file that is read in parts. Each part is accepted only by its checksum.
 
-Whoever names a file keeps the checksum of its footer. In the footer, under METADATA, stands what Parquet has no place
-for, and with it of each row group where its bytes begin, how many they are, and their checksum. So one row group is
+The record that names a file keeps the checksum of its footer. The footer holds, under METADATA, the values that Parquet
+has no place for, and for each row group the start of its bytes, their number and their checksum. So one row group is
 read with two requests, and nothing else of the file.
 """
 
@@ -154,7 +154,7 @@ def read_pieces(
 
 
 class _Pieces(io.RawIOBase):
-    """A file of which only some pieces are here. Arrow asks for no others."""
+    """A file that holds only some of its pieces. Arrow asks for no others."""
 
     def __init__(self, pieces: list[tuple[int, bytes]], size: int) -> None:
         self._pieces, self._starts, self._size, self._at = pieces, [start for start, _ in pieces], size, 0

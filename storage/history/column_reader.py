@@ -69,7 +69,7 @@ EVERYTHING = Selection()
 
 
 def column_extents(metadata: Any, number: int, columns: Iterable[str]) -> list[tuple[int, int]]:
-    """Where columns of a row group lie, start and stop, in order; what lies close together is one extent.
+    """Return the extents (start, stop) of some columns of a row group, in order. Columns that lie close share one.
 
     metadata: Parquet's, of the file.
     """
@@ -103,7 +103,7 @@ class PartColumns:
 
     @property
     def bytes_read(self) -> int:
-        """What was asked of it so far, the footer included."""
+        """Return the bytes requested so far, the footer included."""
         return sum(self._lengths)
 
     def groups(self, first: int, last: int, wanted: Selection) -> list[int]:

@@ -1,12 +1,13 @@
 """The last message of each key: found in columns, and kept as Parquet files that every engine reads.
 
 A table holds rows of the log with the columns of storage.history.part, in order of their positions, which have gaps. A
-row without payload says that its key is gone. Whoever reads the table from its beginning never knew the key and is not
-told; whoever knew earlier messages needs that row. So it stays for a while (actors.topic.background.compaction).
+row without payload says that its key was deleted. A reader from the beginning of the table never knew the key and does
+not get the row; a reader that had earlier messages needs it. So it stays for a while
+(actors.topic.background.compaction).
 
 A row group holds rows of any ledgers. The footer says of each group which positions it holds
-(storage.history.checked_parquet). A row comes out as a message of its own, whatever batch of a client it came in: of a
-batch of which some are gone nobody could tell how many there are.
+(storage.history.checked_parquet). A row comes out as a message of its own, whatever batch of a client it came in: the
+size of a batch that lost some of its messages is unknown.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class CompactedWriter:
 
 
 class CompactedFooter:
-    """What the footer of such a file says. table: see CompactedWriter.finish."""
+    """The decoded footer of a compacted file. table: see CompactedWriter.finish."""
 
     def __init__(self, metadata: Any, size: int, groups: Sequence[CompactedGroup], table: Any = None) -> None:
         self.metadata, self.size, self.groups, self.table = metadata, size, groups, table
@@ -219,9 +220,10 @@ class CompactedRows:
         self._empty = is_empty(self._rows)
 
     def pieces(self, start: int, *, limit: int, max_bytes: int, empty: bool) -> tuple[list[CompactedPiece], int | None]:
-        """Messages from a position on, and where to go on; None: there are no more in this group.
+        """Return messages from a position on, and the position to go on from; None at the end of this group.
 
-        limit, max_bytes: at most so many, and so much, but at least one. empty: also those that say that a key is gone.
+        limit, max_bytes: the most messages and bytes; at least one message is returned. empty: also return rows that
+        say that a key was deleted.
         """
         rows = np.arange(int(self.positions.searchsorted(start)), len(self.positions))
         if not empty:

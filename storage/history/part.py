@@ -1,4 +1,4 @@
-"""A part of a sealed ledger as a Parquet file: what brokers read back is the table that every engine reads.
+"""A part of a sealed ledger as a Parquet file: brokers read back the same table that every engine reads.
 
 A file holds consecutive whole runs of one ledger, a row for each message, in order. The columns are those of a stored
 batch (storage.format.batch), and these:
@@ -16,8 +16,8 @@ milliseconds. Their unit is microseconds, because Iceberg knows no larger one; i
 is milliseconds. `milliseconds` reads either.
 
 A row group holds whole runs, so a position is found in one row group. What Parquet has no place for stands in the
-footer: the runs, and of each row group its bytes and their checksum (storage.history.checked_parquet). The checksum of
-the footer is kept by whoever names the file (actors.ledger.record).
+footer: the runs, and of each row group its bytes and their checksum (storage.history.checked_parquet). The record that
+names the file keeps the checksum of the footer (actors.ledger.record).
 
 A run that comes out has the rows, hashes and sequences of the run that went in. Its bytes are mostly the same too, but
 not if the producer compressed them, or Arrow wrote the same rows in another way; its checksum is that of the bytes that
@@ -75,7 +75,7 @@ class PayloadColumns(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, none of which is in SCHEMA."""
+        """Return the additional columns. No name is one of SCHEMA."""
 
     def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
         """The columns for rows with SCHEMA, and how many payloads did not decode. Never raises for what they hold."""
@@ -146,29 +146,29 @@ class PartWriter:
 
 
 class PartFooter:
-    """What the footer of a file says. Made by `decode_footer`."""
+    """The decoded footer of a file. Made by `decode_footer`."""
 
     def __init__(self, metadata: Any, size: int, values: dict[str, Any]) -> None:
         """metadata: Parquet's own. size: of the whole file. Raises KeyError, TypeError, ValueError, struct.error."""
         self.metadata, self.size = metadata, size
         self.times_per_ms = 1 if values["format"] == IN_MILLISECONDS else 1000
-        """What a millisecond is in a timestamp of the file."""
+        """Units of the file's timestamps in a millisecond."""
         self.ledger: int = values["ledger"]
         self.groups = [RowGroup(*group) for group in values["groups"]]
         self.counts: npt.NDArray[np.uint32] = np.frombuffer(values["counts"], np.uint32)
-        """How many messages each run has."""
+        """Messages in each run."""
         self.epochs: npt.NDArray[np.int64] = np.frombuffer(values["epochs"], np.int64)
         self.shapes: npt.NDArray[np.uint8] = np.frombuffer(values["shapes"], np.uint8)
         self.delayed: npt.NDArray[np.bool_] = np.frombuffer(values["delayed"], np.bool_)
         self.positions: dict[int, bytes] = dict(values["positions"])
-        """What runs of results were made of (storage.format.frame), by run; others are not there."""
+        """Source positions of runs of results (storage.format.frame), by run. Other runs have none."""
         runs = self.groups[-1].stop_run - self.groups[0].first_run
         if any(len(column) != runs for column in (self.counts, self.epochs, self.shapes, self.delayed)):
             raise ValueError("its columns differ in length")
 
     @cached_property
     def first_entries(self) -> npt.NDArray[np.int64]:
-        """Of each run."""
+        """Return the first entry of each run."""
         return self.groups[0].first_entry + np.cumsum(self.counts, dtype=np.int64) - self.counts
 
     def group_of(self, run: int) -> int:
@@ -286,7 +286,7 @@ def same_rows(found: Frame, wanted: Frame) -> bool:
 
 
 def _places(header: Header) -> tuple[object, ...]:
-    """What of a run stands in its header, but for its checksum and what its writer knew at that time."""
+    """Return the fields of a header that identify its run: all but the checksum and the writer's state at that time."""
     return (
         header.ledger, header.run, header.first_entry, header.count, header.epoch, header.producer,
         header.first_sequence, header.delayed, header.shape, header.positions,
@@ -333,7 +333,7 @@ def batch_of_table(table: pa.Table) -> pa.RecordBatch:
 
 
 def _said(groups: Sequence[RowGroup], headers: Sequence[Header]) -> dict[str, Any]:
-    """What stands in a footer."""
+    """Return the values that a footer holds beside Parquet's own."""
     columns: dict[str, npt.NDArray[Any]] = {
         "counts": np.array([header.count for header in headers], np.uint32),
         "epochs": np.array([header.epoch for header in headers], np.int64),

@@ -288,7 +288,7 @@ def _array(field: _Field, values: list[Value]) -> pa.Array:
 
 
 def _text(value: Value) -> str | None:
-    """What is nested, as JSON; text stays as it is."""
+    """Return a nested value as JSON text; text and None stay as they are."""
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

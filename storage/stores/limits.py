@@ -1,4 +1,4 @@
-"""What every store takes: the names of objects and metadata records, and how large a record may be."""
+"""Limits of every store: the names of objects and metadata records, and the size of a record."""
 
 from __future__ import annotations
 

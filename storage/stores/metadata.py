@@ -1,8 +1,8 @@
 """Versioned records: small facts that must have one owner.
 
 **Theory.** A record is a series of immutable versions numbered 1, 2, 3, ... without gaps. The only write is "create
-version n if it is absent and n-1 is the newest". Whoever wants to change a record reads the newest version, decides,
-and creates the next; of several who read the same version exactly one succeeds. Losing is therefore not an error of
+version n if it is absent and n-1 is the newest". A writer reads the newest version, decides, and creates the next; of
+several writers that read the same version exactly one succeeds. Losing is therefore not an error of
 the store but the message "there is a newer owner", and an owner that loses stops. No locks, no leases, no clocks.
 
 Old versions are trimmed, so that a record that is rewritten a million times stays small. The newest and the one
@@ -57,7 +57,7 @@ class Metadata(Protocol):
         """Every live key that starts with the prefix, sorted. Raises Unavailable."""
 
     def remove(self, key: str, number: int | None = None) -> bool:
-        """Forget the record with all its versions; fine if there is none. It can be created anew with number 1.
+        """Forget the record with all its versions; fine if there is none. A new record may begin with number 1.
 
         number: only if that is the newest version; False if it is not, and then the newest one stays.
         """
@@ -66,7 +66,7 @@ class Metadata(Protocol):
         """Refuse a store beneath that ignores the condition; at start-up. Raises Invalid, Unavailable."""
 
     def close(self) -> None:
-        """Let go of files and connections. Idempotent."""
+        """Close files and connections. Idempotent."""
 
 
 NewVersion = tuple[str, int, bytes]
@@ -129,9 +129,9 @@ class MemoryMetadata:
 
 
 def probe_versions(metadata: Metadata) -> None:
-    """What every store's `probe` does at least: create a version twice and with a gap, then remove the record.
+    """Create a version twice and another with a gap, then remove the record. Every store's `probe` does at least this.
 
-    Raises Invalid when the store allows it; Unavailable.
+    Raises Invalid when the store allows either; Unavailable.
     """
     key = f"probe/{os.getpid()}-{next(_numbers)}-{os.urandom(8).hex()}"
     try:

@@ -5,7 +5,7 @@
 The log is write-ahead with synchronous=FULL: a version that was confirmed is on disk, and a process that is killed
 at any point leaves a whole version or none. Trimming rides in the same transaction and costs no sync of its own.
 
-**Few statements.** The caller is a thread beside a busy one. With each statement it lets go of the interpreter's lock,
+**Few statements.** The caller is a thread beside a busy one. With each statement it releases the interpreter's lock,
 and waits up to 5 ms until it has it again: beside a thread that never stops, a group of 16 versions took 65 ms in 50
 statements, and takes 22 in four. So a group goes in whole, and only if one of it is refused are they taken one by one.
 
@@ -348,7 +348,7 @@ def _copy_whole(path: Path, copy: Path) -> None:
 
 
 def _state(path: Path, log: Path) -> tuple[tuple[int, int], bytes]:
-    """What only a checkpoint changes: size and time of the file, and the beginning of its log (empty without)."""
+    """Return the state that only a checkpoint changes: size and time of the file, head of its log (b"" without one)."""
     found = path.stat()
     try:
         with log.open("rb") as file:

@@ -168,12 +168,12 @@ class LocalObjects:
             raise self._unavailable(error) from error
 
     def url_of(self, name: str) -> str:
-        """Where other programs find an object. Nothing in it is escaped, as these expect it."""
+        """Return the URL of an object for other programs. The path is not escaped: they expect it so."""
         return f"file://{self._path(name)}"
 
     def _check_there(self) -> None:
-        """Whoever finds nothing looks whether there is a store. Raises Unavailable if its disk is not mounted, or its
-        folder was moved: then nothing is known of any object. An empty folder may be where a disk was mounted.
+        """Check on a miss that the store is there. Raises Unavailable if its disk is not mounted, or its folder was
+        moved: then nothing is known of any object. An empty folder may be the mount point of a missing disk.
         """
         if not self._read_only and not self._temporary.is_dir():
             raise Unavailable(f"the object folder {self.folder} is not there: {self._temporary} is missing")

@@ -167,7 +167,7 @@ class S3Objects:
             self._client.delete_object(Bucket=self.bucket, Key=self._key(name))
 
     def url_of(self, name: str) -> str:
-        """Where other programs find an object."""
+        """Return the URL of an object for other programs."""
         return f"s3://{self.bucket}/{self._key(name)}"
 
     def _key(self, name: str) -> str:

@@ -2,16 +2,16 @@
 
 **Theory.** SQLite reads its log up to the first frame whose checksum fails, and takes that for the end: what a crash
 left half-written was never confirmed. But a flipped byte in the middle looks the same to it, and everything behind it,
-confirmed and synced, is gone without a word; the next write overwrites it.
+confirmed and synced, is lost silently; the next write overwrites it.
 
 Yet the two can be told apart. Checksums are cumulative, and every frame carries the two salts of the log that it was
-written to, which change whenever the log begins anew. With synchronous=FULL a transaction is synced before the next one
+written to, which change whenever the log restarts. With synchronous=FULL a transaction is synced before the next one
 begins. So at most one transaction at the end of a log may be torn. If the checksum fails, and behind that place a frame
 of the same salts ends a transaction, and another frame of the same salts follows that, then the transaction was synced
 once: its bytes were damaged. A crash cannot leave this, and such a log must not be opened.
 
-A log whose last transaction alone is damaged, or whose end was cut off, looks just as a crash leaves it. That is for
-somebody who knows how far the log went (`storage.stores.sqlite_witness`).
+A log whose last transaction alone is damaged, or whose end was cut off, looks just as a crash leaves it. Only the
+witness knows how far the log went (`storage.stores.sqlite_witness`).
 
     header, 32 bytes, big-endian           frame, 24 bytes and a page
     0   magic 0x377f0682, or 3: the        0   page number
@@ -61,7 +61,7 @@ def check_log(path: Path, shown: Path | None = None) -> None:
     """Look through a log, which others may be writing to. shown: the name for the message, if not `path`.
 
     Raises Corrupt, in one line that says what to do, for a log that SQLite would cut off at damage; Unavailable if it
-    begins anew again and again while it is read. A log that is not there, or ends as a crash leaves it, is fine.
+    restarts again and again while it is read. A log that is not there, or ends as a crash leaves it, is fine.
     """
     found = b"", ""
     for _ in range(_TRIES):
@@ -79,7 +79,7 @@ def check_log(path: Path, shown: Path | None = None) -> None:
                 " metadata; put back a whole copy of the metadata file and this log beside it, or remove the log to go"
                 " on without what only it holds"
             )
-        # What was just being written, or began anew, has come to an end the next time; damage is there again.
+        # A write or a restart in progress has ended by the next try; damage is still there.
         found = head, problem
     raise Unavailable(f"{shown or path} changes faster than it can be checked; try again")
 

@@ -1,10 +1,10 @@
 """The witness of a metadata file: a small file beside it with the number of the last confirmed change.
 
-**Theory.** SQLite's log cannot say that its end was cut off: that looks as after a crash. So whoever has committed a
-change writes its number here, behind the sync and before it tells anybody. The witness itself is not synced. It
-outlives the end of the process; a loss of power may leave it a few seconds behind, and it is never ahead of what is
-durable. So a file that knows less than its witness has gone back in time for certain, and must not be used as if
-nothing had happened.
+**Theory.** SQLite's log cannot say that its end was cut off: that looks as after a crash. So a process that has
+committed a change writes its number here, after the sync and before it reports the change to anybody. The witness
+itself is not synced. The witness outlives the end of the process. A loss of power may leave it a few seconds behind,
+and it is never ahead of the durable changes. So a file that knows less than its witness has gone back in time for
+certain, and must not be used as if nothing had happened.
 
 Each process writes a slot of its own, chosen by its id, and the highest of the slots counts: two processes that commit
 in turn and write in another turn take nothing back. A slot that is torn or damaged says nothing. There is room for
@@ -26,7 +26,7 @@ _EMPTY = bytes(_SLOT.size * SLOTS)
 
 
 def witness_of(path: Path) -> Path:
-    """Where the witness of a metadata file is."""
+    """Return the path of the witness of a metadata file."""
     return path.with_name(path.name + "-witness")
 
 
@@ -61,7 +61,7 @@ class Witness:
                 os.pwrite(self._file, _SLOT.pack(number, _crc(number)), self._at)
 
     def close(self) -> None:
-        """Bring it to disk and let go of it. Idempotent."""
+        """Sync the witness to disk and close it. Idempotent."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.fsync(self._file)

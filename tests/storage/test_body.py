@@ -104,7 +104,7 @@ def test_the_size_before_inflating_is_the_size_after_it(compression: str) -> Non
     assert decode_body(body_of(batch, compression), SHAPE, 2000).equals(batch)
 
 
-def test_what_a_producer_sends_is_held_to_the_limits() -> None:
+def test_published_batch_over_a_limit_is_refused() -> None:
     hashes = np.zeros(1, np.uint32)
 
     def one(key: bytes = b"k", payload: bytes = b"", time: int = 1) -> pa.RecordBatch:

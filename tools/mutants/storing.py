@@ -346,7 +346,7 @@ STORING: list[Mutant] = [
         old="            except FileExistsError:\n                created = False\n",
         new="            except FileExistsError:\n                return False\n",
         world=LEDGER,
-        test="tests/storage/stores/test_objects.py::test_a_name_that_is_taken_is_durable",
+        test="tests/storage/stores/test_objects.py::test_taken_name_is_synced_before_the_refusal",
     ),
     Mutant(
         name="where the folder of objects is gone every object counts as deleted",

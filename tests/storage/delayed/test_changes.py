@@ -14,7 +14,7 @@ from sluice.storage.format.position import position
 
 
 def entries(*rows: tuple[int, int]) -> Entries:
-    """Of (position, due time)."""
+    """Return entries made of rows (position, due time)."""
     places = np.array([place for place, _ in rows], np.int64)
     return Entries(np.array([due for _, due in rows], np.int64), places, (places & 7).astype(np.uint32))
 
@@ -50,7 +50,7 @@ def test_due_times_go_when_they_are_passed() -> None:
     assert changes.moved.deliver_at.tolist() == [200]
 
 
-def test_who_seeks_back_wants_what_was_cancelled() -> None:
+def test_reopen_restores_cancelled_messages_behind_the_seek() -> None:
     changes = DelayChanges()
     first, second = position(1, 5), position(3, 2)
     changes.cancel(positions(first, second))

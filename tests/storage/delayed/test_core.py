@@ -41,7 +41,7 @@ def test_iq_2_many_runs_come_out_sorted_and_whole() -> None:
 
 
 def test_iq_3_the_time_at_the_head_is_that_of_the_next_entry_out() -> None:
-    """Whether it waits unsorted, sorted, loose or pulled: whoever sets a timer by the bound wakes for that entry."""
+    """The bound is exact for an unsorted, sorted, loose or pulled entry: a timer set by it wakes for that entry."""
     rng = np.random.default_rng(3)
     core, due = DelayedCore(), dict[int, int]()
     for step in range(60):

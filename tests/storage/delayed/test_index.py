@@ -63,7 +63,7 @@ def test_bt_8_bitmaps_keep_content_and_bytes() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "contains", "range"]), PLACES), max_size=12))
-def test_it_is_a_set(steps: list[tuple[str, list[int]]]) -> None:
+def test_index_behaves_as_a_set(steps: list[tuple[str, list[int]]]) -> None:
     index, model = PositionIndex(), set[int]()
     for step, places in steps:
         if step == "add":

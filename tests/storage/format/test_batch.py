@@ -1,4 +1,4 @@
-"""What a producer may hand over, and the shape in which it is stored."""
+"""Batches that a producer may send, and the shape in which they are stored."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def test_due_times_of_zero_are_no_delay() -> None:
         ({"payload": pa.array([], pa.binary())}, "the batch is empty"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_name(columns: dict[str, object], words: str) -> None:
-    """One clear line each."""
+def test_unstorable_column_is_refused_by_name(columns: dict[str, object], words: str) -> None:
+    """Each message is one clear line."""
     with pytest.raises(Invalid, match=words):
         make_batch(pa.record_batch(columns), now=1, producer="p")
 

@@ -12,7 +12,7 @@ def test_a_sealed_body_comes_back() -> None:
     assert unseal(b"KIND", seal(b"KIND", b"what it says"), "the note") == b"what it says"
 
 
-def test_what_is_not_whole_is_named() -> None:
+def test_damaged_bytes_are_reported_by_name() -> None:
     whole = seal(b"KIND", b"what it says")
     with pytest.raises(Corrupt, match=r"^the note is cut off$"):
         unseal(b"KIND", whole[:7], "the note")

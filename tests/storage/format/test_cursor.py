@@ -143,7 +143,7 @@ def test_reset_is_the_only_way_back_and_skip_to_is_not() -> None:
     assert cursor.mark_delete == EARLIEST
 
 
-def test_what_was_trimmed_behind_a_place_is_done() -> None:
+def test_trimmed_range_behind_a_position_is_acknowledged() -> None:
     cursor = Cursor(position(3, 4))
     cursor.chain([(3, None)])
     cursor.trimmed(position(3, 5), 7)

@@ -55,14 +55,14 @@ def test_the_rows_are_those_of_the_run(compression: str | None, delayed: bool, r
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_most_of_a_run_is_not_cut_out_of_it(compression: str | None) -> None:
-    """Of a compressed run less is most of it: what is cut is larger than it was there."""
+    """A compressed run reaches the limit at a smaller share: its rows take more bytes once they are cut out."""
     run = run_of(compression, delayed=False)
     share = 0.9 if compression is None else 0.6
     rows = np.arange(int(COUNT * share), dtype=np.uint32)
     assert cut_run(run.payload, run.count, run.delayed, run.shape, rows) is None
 
 
-def test_what_is_no_run_is_not_cut() -> None:
+def test_damaged_payload_is_not_cut() -> None:
     run = run_of(None, delayed=False)
     damaged = bytes(run.payload[: COUNT * 4]) + b"\x00" * (len(run.payload) - COUNT * 4)
     with pytest.raises(Corrupt):

@@ -118,8 +118,7 @@ def test_a_payload_that_is_trusted_is_not_summed_again() -> None:
     assert decode_frame(damaged, verify=False).header == header
 
 
-def test_what_is_too_large_is_refused() -> None:
-    """An empty run, and a producer name longer than a header."""
+def test_empty_run_or_too_long_producer_name_is_refused() -> None:
     batch = make_batch(pa.record_batch({"payload": ["x"]}), now=1, producer="p")
     with pytest.raises(Invalid, match="1 to 65536"):
         make_run(batch.slice(0, 0))

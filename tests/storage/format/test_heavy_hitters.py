@@ -43,7 +43,7 @@ def test_nothing_stands_out_of_many_equal_ones() -> None:
     assert found.error <= len(items) // 64 + 1
 
 
-def test_what_was_heavy_fades() -> None:
+def test_former_heavy_hitter_fades() -> None:
     found = HeavyHitters(8)
     found.add(np.array([1], np.uint32), np.array([100]))
     for _ in range(4):

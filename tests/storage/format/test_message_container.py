@@ -42,7 +42,7 @@ def columns(messages: list[dict[str, object]]) -> pa.RecordBatch:
 
 @settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=12), st.booleans())
-def test_it_builds_what_make_batch_makes(messages: list[dict[str, object]], many: bool) -> None:
+def test_container_builds_the_same_batch_as_make_batch(messages: list[dict[str, object]], many: bool) -> None:
     messages = messages * (SCALAR // len(messages) + 2 if many else 1)
     container = MessageContainer()
     for number, message in enumerate(messages):
@@ -74,7 +74,7 @@ def test_it_builds_what_make_batch_makes(messages: list[dict[str, object]], many
         ({"payload": b"", "key": None, "properties": [("a", "b")]}, "maps text to text"),
     ],
 )
-def test_what_it_refuses_leaves_nothing(message: dict[str, object], words: str) -> None:
+def test_refused_message_leaves_no_trace_in_the_container(message: dict[str, object], words: str) -> None:
     container = MessageContainer()
     container.add(b"before", b"k", 1)
     with pytest.raises(Invalid, match=words):

@@ -49,8 +49,8 @@ def test_a_run_is_consecutive() -> None:
     assert run_positions(2, 5, 3).tolist() == [position(2, 5), position(2, 6), position(2, 7)]
 
 
-def test_what_stands_before_a_ledger_is_shown_as_pulsar_does() -> None:
-    """And not as four billion of the one before."""
+def test_position_before_a_ledger_is_shown_as_in_pulsar() -> None:
+    """The position is not shown as entry four billion of the ledger before."""
     assert show(position(6, MAX_ENTRY)) == "7:-1"
     assert parse("7:-1") == position(6, MAX_ENTRY)
     assert show(EARLIEST) == "earliest"

@@ -40,7 +40,7 @@ def table_of(messages: Sequence[Message], each: int = 3, **more: object) -> pa.T
 
 
 def kept_of(messages: Sequence[Message], limit: int = 1 << 20, each: int = 3) -> tuple[list[Message], int]:
-    """What is found to be last, and in how many passes."""
+    """Return the messages found to be the last of their keys, and the number of passes."""
     rows = table_of(messages)
     last, passes = LastOfKeys(limit), 0
     while True:
@@ -66,7 +66,7 @@ def test_the_last_message_of_each_key_is_kept(messages: list[Message], limit: in
     assert found == [(key, value) for key, (_, value) in sorted(wanted.items(), key=lambda one: one[1][0])]
 
 
-def test_what_does_not_fit_is_found_in_another_pass() -> None:
+def test_keys_over_the_limit_are_found_in_another_pass() -> None:
     messages = [(b"key-%d" % (number % 100), b"%d" % number) for number in range(300)]
     found, passes = kept_of(messages, limit=1_000)
     assert found == messages[200:]

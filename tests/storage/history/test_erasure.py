@@ -1,4 +1,4 @@
-"""What is left of a message whose key must be forgotten."""
+"""Erasure of keys: the remains of a message whose key must be forgotten."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def frame_of(keys: list[bytes | None], **columns: object) -> Frame:
 
 
 def anew(frame: Frame, keys: list[bytes]) -> tuple[Frame, list[int], bytes]:
-    """A run out of a file that was written anew without keys, how many each had, and the file."""
+    """Return the run of a file rewritten without some keys, the number of rows each key had, and the new file."""
     file = write(frame)
     footer = decode_footer(bytes(file.data[-file.footer_bytes :]), len(file.data), file.footer_crc)
     group = footer.groups[0]
@@ -65,14 +65,14 @@ def test_nothing_of_a_key_is_left_but_its_place() -> None:
         assert word not in data
 
 
-def test_what_a_client_sent_is_as_if_it_had_sent_no_key() -> None:
+def test_erased_message_hashes_like_a_message_without_key() -> None:
     numbers = [30, 31, 32, 33, 34]
     left, _, _ = anew(frame_of(KEYS, sequence_id=numbers), [b"ada"])
     without_key = frame_of([None] * 5, sequence_id=numbers)
     assert [left.hashes[row] == without_key.hashes[row] for row in (0, 2, 3)] == [True, True, True]
 
 
-def test_who_has_nothing_of_a_key_stays_as_it_is() -> None:
+def test_rows_without_the_erased_key_are_unchanged() -> None:
     frame = frame_of(KEYS)
     left, counts, _ = anew(frame, [b"nobody"])
     assert counts == [0]

@@ -55,7 +55,7 @@ def encoded(fields: list[Any], values: dict[str, Any]) -> bytes:
 
 
 def rows(fields: SchemaFields, payloads: list[bytes], versions: list[int]) -> tuple[list[dict[str, Any]], int]:
-    """What stands in the columns, without what is null, and how many did not decode."""
+    """Return the columns as a dict for each row, without nulls, and the number of rows that did not decode."""
     columns, failed = fields.columns(pa.array(payloads, pa.binary()), np.array(versions, np.int64))
     table = pa.Table.from_arrays(columns, schema=fields.schema)
     return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()], failed
@@ -85,7 +85,7 @@ def test_versions_only_add_columns() -> None:
     assert list(earlier.schema) == list(fields.schema)[:4]
 
 
-def test_what_does_not_decode_is_null_and_counted() -> None:
+def test_undecodable_payload_is_null_and_counted() -> None:
     fields = SchemaFields([definition(0, ORDER), definition(1, ORDER, JSON)], ["key"])
     good = encoded(ORDER, VALUES)
     wrong = [good[:-1], good + b"\0", b"", good[:3], b"\xff" * 20]
@@ -122,7 +122,7 @@ def test_any_bytes_are_taken(payloads: list[tuple[bytes, int]]) -> None:
         "none",
     ],
 )
-def test_what_a_payload_could_make_endless_has_no_columns(fields: Any) -> None:
+def test_unbounded_schema_has_no_columns(fields: Any) -> None:
     found = SchemaFields([definition(0, fields), Definition(1, AVRO, b"\xff"), Definition(2, 1, b"")], [])
     assert found.schema.names == []
     assert rows(found, [b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f"] * 3, [0, 1, 2]) == ([], 0)

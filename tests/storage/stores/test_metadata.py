@@ -82,7 +82,7 @@ class TestObjectMetadataInAFolder(TestObjectMetadataInMemory):
 
 
 class _Overwrites(MemoryObjects):
-    """What rclone and others do: the condition is ignored, the answer is a cheerful 200."""
+    """A store like rclone and others: it ignores the condition and answers a cheerful 200."""
 
     def put(self, name: str, data: Buffer) -> bool:
         self.delete(name)

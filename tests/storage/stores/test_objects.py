@@ -113,8 +113,8 @@ def test_content_is_synced_before_name_and_name_before_answer(tmp_path: Path, mo
     assert events == ["sync folder+"]
 
 
-def test_a_name_that_is_taken_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who wrote it was told that nobody knows, and takes it for stored when it finds its own bytes there."""
+def test_taken_name_is_synced_before_the_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer got Unavailable, and takes the object for stored when it finds its own bytes there."""
     store = LocalObjects(tmp_path)
     fsync, synced, broken = os.fsync, list[str](), [tmp_path]
 

@@ -322,7 +322,7 @@ def test_a_server_killed_under_load_keeps_confirmed_objects(mortal: S3Server) ->
 
 
 def mortal_names(store: S3Objects) -> list[str]:
-    """What is there, or nothing while the server is down."""
+    """Return the names of the objects, or none while the server is down."""
     try:
         return store.names("")
     except Unavailable:
@@ -466,7 +466,7 @@ def test_a_bucket_that_cannot_be_one_is_invalid(bucket: str) -> None:
         S3Objects(bucket, "", "http://127.0.0.1:9")
 
 
-def test_nobody_listening_is_unavailable_and_names_the_endpoint() -> None:
+def test_unreachable_endpoint_is_unavailable_and_named() -> None:
     store = S3Objects(BUCKET, "", "http://127.0.0.1:9", attempts=1, connect_seconds=0.5)
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:9"):
         store.get("a")

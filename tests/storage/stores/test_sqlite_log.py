@@ -49,7 +49,7 @@ def _flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_what_a_kill_leaves_is_opened_whole(killed: Path) -> None:
+def test_store_of_a_killed_process_is_opened_whole(killed: Path) -> None:
     assert _frames(killed) > RECORDS
     check_log(_log(killed))
     store = SqliteMetadata(killed)
@@ -102,8 +102,8 @@ def test_a_log_that_lost_its_end_is_refused(killed: Path, kept: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_crash_tears_is_opened(killed: Path, seed: int) -> None:
-    """A transaction that was never confirmed: any of its pages may be missing, also one in front of others."""
+def test_store_with_a_torn_transaction_is_opened_without_it(killed: Path, seed: int) -> None:
+    """The transaction was never confirmed: any of its pages may be missing, also one in front of others."""
     store = SqliteMetadata(killed)
     before = _frames(killed)
     store.create_many([(f"late/{number}", 1, b"x" * 3000) for number in range(20)])
@@ -151,7 +151,7 @@ def test_a_log_of_nothing_is_fine(tmp_path: Path) -> None:
 
 
 def test_a_log_is_checked_while_others_write(tmp_path: Path) -> None:
-    """A reader that comes while the log grows and begins anew finds no damage in it."""
+    """A reader finds no damage in a log that grows and restarts meanwhile."""
     path = tmp_path / "metadata.db"
     SqliteMetadata(path).close()
     command = [sys.executable, "-m", "tests.conformance.writer", "sqlite", str(tmp_path), "w"]
@@ -161,7 +161,7 @@ def test_a_log_is_checked_while_others_write(tmp_path: Path) -> None:
         for number, _ in enumerate(writer.stdout):
             if number % 10 == 0:
                 check_log(_log(path))
-            if number > 1200:  # the log begins anew after about five hundred
+            if number > 1200:  # the log restarts after about five hundred
                 break
     finally:
         writer.kill()
