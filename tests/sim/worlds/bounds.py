@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sluice.actors.delayed.shared import SharedView
 from sluice.actors.dispatcher import Dispatcher
-from sluice.storage.format.position import show
 from tests.sim.world import World
 
 EVERY_MS = 100
@@ -22,7 +19,6 @@ async def watch_bounds(world: World) -> None:
                 _check(name, actor)
                 if not actor.ended():
                     _check_view(name, actor)
-                    _check_open(name, actor)
 
 
 def _check(name: str, dispatcher: Dispatcher) -> None:
@@ -43,16 +39,3 @@ def _check_view(name: str, dispatcher: Dispatcher) -> None:
     if isinstance(view, SharedView) and dispatcher.parts.deletion._outcome is None:
         there = view._index.views.get(dispatcher.ports.me)
         assert there is view, f"L3: {name} serves without its view of the shared delayed index"
-
-
-def _check_open(name: str, dispatcher: Dispatcher) -> None:
-    """Each open message up to where the log was read is in the window or delayed, or is to be read again."""
-    parts = dispatcher.parts
-    context, reader = parts.context, parts.reader
-    cursor, tracker, core = context.state.cursor, context.tracker, context.core._core
-    at = cursor.next_unacknowledged(cursor.mark_delete + 1)
-    while at <= reader.end and at < reader.position:
-        place = np.array([at], np.int64)
-        known = bool(tracker.contains(place)[0]) or any(t.find(place).size for t in (core.window, core.parked.table))
-        assert known or reader.reads_again(at), f"L3: {name} knows {show(at)} in none of its tables"
-        at = cursor.next_unacknowledged(at + 1)
