@@ -164,7 +164,7 @@ class Loader:
         self._pass_by(bucket)
 
     def _pass_by(self, bucket: Bucket) -> None:
-        """Its horizon does not count any more, until it is loaded."""
+        """Mark a bucket as stalled: its horizon does not count any more, until it is loaded."""
         if not bucket.stalled:
             bucket.stalled = True
             self._stalled.append(bucket)

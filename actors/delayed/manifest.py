@@ -10,8 +10,9 @@ whole wanted state, never a change: if an outdated version of our own lands late
 While the outcome of a version is open, `settled` is False and nobody may delete an object.
 
 A version that cannot be read is followed by a good one: at the start by one that names nothing, later by what is
-wanted now. The log is the truth, and whoever starts reads it from the mark-delete position; only readers that were
-there before have to be told (`rebuilt`). An owner of an older epoch that did so is overruled in the same way.
+wanted now. The log is the truth, and a dispatcher that starts reads it from the mark-delete position; only readers
+that were there before have to learn of the change (`rebuilt`). An owner of an older epoch that did so is
+overruled in the same way.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from sluice.storage.format.position import Positions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnIndex:
-    """What the index of a subscription's own buckets is made of. epoch: the owner's. changed, look_ahead_ms: see
+    """The arguments for the index of a subscription's own buckets. epoch: the owner's. changed, look_ahead_ms: see
     BucketTracker.
     """
 
@@ -152,7 +152,7 @@ class IndexOnDemand:
         return False
 
     def undelayed(self) -> None:
-        """Of no interest to an index that never pauses reading."""
+        """Do nothing: the index never pauses reading."""
 
     def count(self) -> int:
         return 0 if self._index is None else self._index.count()
@@ -185,4 +185,4 @@ class IndexOnDemand:
 
 
 def _nobody() -> None:
-    """Nobody is told of changes in an index that is looked at once."""
+    """Do nothing: an index that is looked at once has no listener for its changes."""

@@ -27,7 +27,7 @@ TRIM_MS = 1_000
 
 
 def _nothing() -> int:
-    """What is passed before the owner has begun."""
+    """Return the passed position before the owner has begun: -1."""
     return -1
 
 

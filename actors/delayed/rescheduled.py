@@ -41,7 +41,7 @@ class RescheduledTracker:
     # -- what is rescheduled ----------------------------------------------------------------------------------------
 
     def reschedule(self, entries: Entries, now: int) -> None:
-        """These are in the table from now on, with these times: they wait here, and are given out by `take` alone."""
+        """Move entries into the table with their new times: they wait here, and only `take` gives them out."""
         self._inner.untrack(entries.positions)
         if self._moved.forget(entries.positions):
             self._moved.purge()  # else their columns of before would give them out at the time of before

@@ -1,14 +1,14 @@
 """One delayed index for all subscriptions of a partition (PIP-195, `delayed_delivery_shared_index_enabled`).
 
-The index holds each delayed message once, whoever read it first. Every subscription has a view: a roaring bitmap of
-what of the index is done for it, and an inbox of what has fallen due and it has not taken yet. Whoever asks first takes
-what is due out of the index and puts it into the inbox of every view (the text of PIP-195), so a message leaves the
-index once and reaches every subscription that is there.
+The index holds each delayed message once, whichever subscription read it first. Every subscription has a view: a
+roaring bitmap of the messages that are done for it, and an inbox of due messages that it has not taken yet. The first
+subscription that asks takes the due messages out of the index and puts them into the inbox of every view (the text of
+PIP-195), so a message leaves the index once and reaches every subscription that is there.
 
 A subscription that is not there, or comes later, loses nothing: it reads the log from its own mark-delete position, and
-what has fallen due by then is delivered at once. An inbox that nobody empties is given up when it grows too long, and
-its range is read from the log again. The bitmap of what is done is never stored: acknowledged messages are known to
-the cursor, others have to be delivered again anyway.
+messages that are due by then are delivered at once. An inbox that nobody empties is given up when it grows too long,
+and its range is read from the log again. The bitmap of done messages is never stored: the cursor knows acknowledged
+messages, and others have to be delivered again anyway.
 
 The index itself is strict: it gives out nothing before its time. A subscription with a tick has a message early only if
 it reads it within its tick, so a tick of one never makes a message early for another.
@@ -18,9 +18,9 @@ no call (`docs/decisions/0005-the-shared-delayed-index-lives-beside-the-topic.md
 process; what may change under it is the tracker, which the topic's owner opens under its epoch and hands in
 (`actors.delayed.owner`). Until the first one is there, and if the partition goes to an owner elsewhere, a tracker in
 memory takes its place. Before somebody wants the index there is neither, and that of most partitions is never wanted;
-nor is there when the owner and the last view have gone, since whoever comes later reads the log.
-At each change what only memory held moves along; what buckets held the new owner finds in the manifest. What a view had
-is done for it until its cursor has passed it, so nothing is given to it again.
+nor is there when the owner and the last view have left, since a later subscription reads the log.
+At each change the entries that only memory held move along; the new owner finds the buckets in the manifest. A message
+that a view had is done for it until its cursor has passed it, so nothing is given to it again.
 
 Objects and manifest lie under the subscription name `_shared`, which no subscription can have.
 """
@@ -84,7 +84,7 @@ class SharedIndex:
 
     @property
     def tracker(self) -> Tracker:
-        """What the index is kept by: the owner's tracker, or one in memory."""
+        """Return the tracker that keeps the index: the owner's, or one in memory."""
         if self._tracker is None:
             self._tracker = InMemoryTracker(lookahead=0, most=WAITING_MOST)
         return self._tracker
@@ -401,11 +401,11 @@ class SharedView:
         }
 
     def histogram(self, slots: int = 20) -> list[Slot]:
-        """Of the whole index."""
+        """Return the due times of the whole index as (first ms, last ms, messages)."""
         return self._index.tracker.histogram(slots)
 
     def next_messages(self, n: int) -> list[tuple[int, int]]:
-        """Of the whole index, as far as they wait for this subscription."""
+        """Return those of the next n messages of the whole index that wait for this subscription."""
         rows = self._index.tracker.next_messages(n)
         wanted = self.contains(np.array([place for _, place in rows], np.int64))
         return [row for row, here in zip(rows, wanted.tolist(), strict=True) if here]

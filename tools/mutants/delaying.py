@@ -71,7 +71,7 @@ DELAYING: list[Mutant] = [
         old="reread=tracker.rebuilt)",
         new="reread=False)",
         world=BROKER,
-        test="tests/actors/delayed/test_shared.py::test_what_a_damaged_manifest_named_is_read_from_the_log",
+        test="tests/actors/delayed/test_shared.py::test_damaged_manifest_makes_readers_read_the_log_again",
     ),
     Mutant(
         name="buckets that wait for a failing store are not counted",
@@ -79,7 +79,7 @@ DELAYING: list[Mutant] = [
         old="return sum(len(bucket.run) for bucket in self.buckets if bucket.state is not BucketState.LIVE)",
         new="return sum(len(bucket.run) for bucket in self.buckets if bucket.state is BucketState.BUILDING)",
         world=BROKER,
-        test=f"{_AWAY}test_what_waits_for_a_failing_store_is_bounded_and_tells_so",
+        test=f"{_AWAY}test_entries_waiting_for_a_failing_store_are_bounded",
     ),
     Mutant(
         name="a bucket that nobody could read stays named",
@@ -111,7 +111,7 @@ DELAYING: list[Mutant] = [
         old="        self._index.share_rescans()\n",
         new="",
         world=BROKER,
-        test="tests/actors/delayed/test_shared.py::test_who_reads_the_log_is_told_what_an_index_lost",
+        test="tests/actors/delayed/test_shared.py::test_lost_index_range_is_reported_to_the_log_reader",
     ),
     Mutant(
         name="what an index lost is read when the reader has waited",
@@ -119,7 +119,7 @@ DELAYING: list[Mutant] = [
         old="            self._rescans += lost\n            self.stop_waiting()\n",
         new="            self._rescans += lost\n",
         world=BROKER,
-        test="tests/actors/delayed/test_bucket_delivery.py::test_what_lost_buckets_held_comes_at_its_time",
+        test="tests/actors/delayed/test_bucket_delivery.py::test_messages_of_lost_buckets_arrive_at_their_time",
     ),
     Mutant(
         name="what is read during the recovery is stored twice",
@@ -135,7 +135,7 @@ DELAYING: list[Mutant] = [
         old="        if count and 2 * self.stale > self.loaded():\n",
         new="        if False:\n",
         world=BROKER,
-        test=f"{_AWAY}test_what_expired_leaves_the_mutable_bucket",
+        test=f"{_AWAY}test_expired_messages_leave_the_mutable_bucket",
     ),
     Mutant(
         name="an object of an earlier life of the name is taken for ours",
@@ -175,7 +175,7 @@ DELAYING: list[Mutant] = [
         old="        others = ~self._changes.is_moved(taken[0])\n",
         new="        others = taken[0] >= 0\n",
         world=CANCELS,
-        test="tests/actors/delayed/test_rescheduled.py::test_what_the_index_finds_again_is_passed_over",
+        test="tests/actors/delayed/test_rescheduled.py::test_restored_entry_of_a_rescheduled_message_is_skipped",
     ),
     Mutant(
         name="the log gives out what was rescheduled",
@@ -191,7 +191,7 @@ DELAYING: list[Mutant] = [
         old="            self._moved.purge()",
         new="            pass",
         world=CANCELS,
-        test="tests/actors/delayed/test_rescheduled.py::test_of_several_new_times_the_last_one_counts",
+        test="tests/actors/delayed/test_rescheduled.py::test_last_of_several_new_times_counts",
     ),
     Mutant(
         name="a change while the table is written is lost",
@@ -207,7 +207,7 @@ DELAYING: list[Mutant] = [
         old="inside & self.core.index.contains(memory.positions)]",
         new="inside]",
         world=BROKER,
-        test="tests/actors/delayed/test_corruption.py::test_what_was_given_out_is_not_tracked_again",
+        test="tests/actors/delayed/test_corruption.py::test_delivered_message_of_a_lost_bucket_stays_untracked",
     ),
     Mutant(
         name="a table of changed delays is believed after a seek",
@@ -223,7 +223,7 @@ DELAYING: list[Mutant] = [
         old="            self._index = self._own.make()\n        await self._index.delete()\n",
         new="            return\n        await self._index.delete()\n",
         world=BROKER,
-        test="tests/actors/delayed/test_on_demand.py::test_what_an_older_owner_left_meanwhile_is_deleted",
+        test="tests/actors/delayed/test_on_demand.py::test_delete_removes_buckets_of_an_older_owner",
     ),
     Mutant(
         name="an index that comes behind the end of its owner writes",

@@ -215,7 +215,7 @@ DISPATCHING: list[Mutant] = [
         old="            under_readers=True,\n",
         new="",
         world=BROKER,
-        test="tests/actors/delayed/test_shared.py::test_what_falls_due_between_owners_is_given_to_the_reader",
+        test="tests/actors/delayed/test_shared.py::test_message_due_between_owners_is_given_to_the_reader",
     ),
     Mutant(
         name="merge without the first segment",

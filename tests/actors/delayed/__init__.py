@@ -5,8 +5,8 @@ All run in the simulator: the trackers alone on its stores, whose calls fail one
 
 Not here, and why:
 
-* FB-2: a fallback to memory cannot fail, so nothing is delivered at once because of one; only whoever switches delays
-  off has that (BD-1).
+* FB-2: a fallback to memory cannot fail, so nothing is delivered at once because of one; only a subscription
+  with delays switched off does that (BD-1).
 * TS-1, BD-8 with threads: a tracker lives on one event loop; the crowd are tasks.
 * NA-1 with a time-out of acknowledgements: the client has none; giving back everything stands for it.
 """

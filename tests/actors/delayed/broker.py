@@ -40,7 +40,7 @@ def bucket_settings(
 
 
 class Log:
-    """What is durable beside the index: messages in order of position, and which are acknowledged."""
+    """The durable state beside the index: messages in order of position, and the acknowledged ones."""
 
     def __init__(self) -> None:
         self.due: dict[int, int] = {}

@@ -92,7 +92,7 @@ class Desk(Broker):
         return customer
 
     async def configure(self, **changed: Any) -> None:
-        """Other settings of the first subscription; its dispatcher starts anew if its delays are concerned."""
+        """Change settings of the first subscription; its dispatcher restarts if they concern delays."""
         await super().configure(**changed)
         self.subscriptions[SUBSCRIPTION] = self.settings
         await self.quiet(OWNERS_MS)
@@ -112,7 +112,7 @@ class Desk(Broker):
             self.arrivals.append(arrival)
 
     def came(self, subscription: str = SUBSCRIPTION) -> list[Arrival]:
-        """What came to the consumers of a subscription, in order."""
+        """Return the messages that came to the consumers of a subscription, in order."""
         return [arrival for arrival in self.arrivals if arrival.client.subscription == subscription]
 
     def names(self, subscription: str = SUBSCRIPTION) -> list[tuple[str, int]]:
@@ -129,7 +129,7 @@ class Desk(Broker):
     # -- operators --
 
     async def manage(self, request: RemoveTopic | RemoveSubscription) -> None:
-        """Something is deleted; asked again if somebody was away, as its answer says."""
+        """Delete a topic or a subscription. Ask up to three times if a process was away."""
         for _ in range(3):
             with contextlib.suppress(Unavailable):
                 reply: Reply | Unknown = await self.ports.net.call(CONTROLLER, request, 30_000)

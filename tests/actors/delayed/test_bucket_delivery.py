@@ -65,7 +65,7 @@ def test_bl_1_buckets_stay_while_nobody_is_connected(tracker: str) -> None:
 
 
 @both
-def test_what_lost_buckets_held_comes_at_its_time(tracker: str) -> None:
+def test_messages_of_lost_buckets_arrive_at_their_time(tracker: str) -> None:
     """The log is read again at once, although the reader waits at its end for minutes."""
 
     async def scenario(desk: Desk) -> None:
@@ -115,8 +115,8 @@ def test_bl_2_who_unsubscribes_leaves_no_object(tracker: str, restart: bool) -> 
     serve(scenario, tracker=tracker, topic=LEDGERS, **RULE)
 
 
-def test_who_is_connected_when_it_is_deleted_starts_over() -> None:
-    """Whoever is sent away comes back at once; what it then makes is not half of what is being deleted."""
+def test_connected_consumers_start_over_after_a_deletion() -> None:
+    """A disconnected consumer comes back at once, and must not use the subscription that is being deleted."""
 
     async def scenario(desk: Desk) -> None:
         consumers = [await desk.consume(f"consumer-{number}") for number in range(3)]
@@ -140,7 +140,7 @@ def test_who_is_connected_when_it_is_deleted_starts_over() -> None:
 
 
 def check_counts(stats: dict[str, Any], stored: int, **operations: int) -> None:
-    """What the metrics of one index say of one another and of the store."""
+    """Check the metrics of one index against one another and against the store."""
     counts, latencies = stats[METRIC + "bucket_op_count"], stats[METRIC + "bucket_op_latency_ms"]
     for kind, states in counts.items():
         assert states["all"] == states["succeed"] + states["failed"]

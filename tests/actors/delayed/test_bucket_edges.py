@@ -1,4 +1,4 @@
-"""What lies beside the published scenarios of the bucket tracker: stores that are away, equal times, deletes."""
+"""Cases beside the published scenarios of the bucket tracker: stores that are away, equal times, deletes."""
 
 import numpy as np
 import pytest
@@ -154,7 +154,7 @@ async def test_a_merge_goes_on_from_what_its_sources_had_loaded(look_ahead_ms: i
 
 
 @simulated
-async def test_what_recovery_gave_out_does_not_come_with_a_header() -> None:
+async def test_late_header_does_not_repeat_delivered_messages() -> None:
     scenario = Scenario(cap=10, scale=100)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 6)

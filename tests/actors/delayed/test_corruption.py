@@ -143,7 +143,7 @@ async def test_a_damaged_object_is_kept_until_its_range_is_done() -> None:
 
 
 @simulated
-async def test_what_was_in_memory_of_a_lost_bucket_stays_tracked() -> None:
+async def test_loaded_entries_of_a_lost_bucket_stay_tracked() -> None:
     world, log = World(), Log()
     await written(world, log)
     broker = Broker(world, log, SETTINGS, 2, look_ahead_ms=100_000)
@@ -195,8 +195,8 @@ async def test_buckets_out_of_reach_at_recovery_are_rescanned() -> None:
 
 
 @simulated
-async def test_what_was_given_out_is_not_tracked_again() -> None:
-    """A column may still name it when the bucket that held it as well is lost."""
+async def test_delivered_message_of_a_lost_bucket_stays_untracked() -> None:
+    """A column may still name the message when the bucket that held it as well is lost."""
     world, log = World(), Log()
     log.publish(1, [10_000 + entry for entry in range(5)])
     broker = Broker(world, log, SETTINGS, 1)

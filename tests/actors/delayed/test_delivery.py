@@ -30,7 +30,7 @@ TOPIC = {"roll_entries": 20}
 
 @pytest.fixture
 def tracker() -> str:
-    """Of the DL- tests; BL-6 has others."""
+    """Return the tracker of the DL- tests; BL-6 has others."""
     return "memory"
 
 
@@ -40,7 +40,7 @@ def in_time(arrivals: list[Arrival]) -> bool:
 
 
 def parted(desk: Desk, subscription: str = "billing") -> tuple[list[Arrival], list[Arrival]]:
-    """What came with a delay, and what without."""
+    """Return the messages that came with a delay, and those without."""
     came = desk.came(subscription)
     return [a for a in came if a.due], [a for a in came if not a.due]
 

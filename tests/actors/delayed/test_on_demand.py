@@ -103,7 +103,7 @@ def look(tracker: DelayedTracker, now: int) -> list[object]:
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 @simulated
-async def test_it_answers_as_one_that_is_there_from_the_start(steps: list[tuple[str, Any]]) -> None:
+async def test_late_index_answers_like_one_from_the_start(steps: list[tuple[str, Any]]) -> None:
     now, life, other = 0, Life(World()), Life(World())
     late, early = IndexOnDemand(own(life)), own(other).begin()
     for what, value in steps:
@@ -147,7 +147,7 @@ async def test_its_buckets_are_stored_and_found_by_the_next_owner() -> None:
 
 
 @simulated
-async def test_what_an_older_owner_left_meanwhile_is_deleted() -> None:
+async def test_delete_removes_buckets_of_an_older_owner() -> None:
     world, rule = World(), bucket_settings(min_count=4)
     life, older = Life(world), Life(world)
     tracker, before = IndexOnDemand(own(life, rule)), own(older, rule, 1).begin()

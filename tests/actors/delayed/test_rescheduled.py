@@ -21,21 +21,21 @@ class Delays:
         self.tracker = RescheduledTracker(self.inner, self.changes)
 
     def read(self, *places: int, due: int = DUE, now: int = 0) -> list[bool]:
-        """These were read from the log."""
+        """Read messages from the log; return for each whether it waits."""
         positions = np.array(places, np.int64)
         waits = self.tracker.add(positions, positions.astype(np.uint32), np.full(len(places), due), now)
         answer: list[bool] = waits.tolist()
         return answer
 
     def move(self, due: int, *places: int, now: int = 0) -> None:
-        """Somebody gave these another time."""
+        """Give messages another due time."""
         positions = np.array(places, np.int64)
         entries = Entries(np.full(len(places), due, np.int64), positions, positions.astype(np.uint32))
         self.changes.move(entries)
         self.tracker.reschedule(entries, now)
 
     def take(self, now: int, limit: int = 100) -> list[int]:
-        """What is given out now, however many calls that takes."""
+        """Take all due messages, with as many calls as needed."""
         taken: list[int] = []
         while (places := self.tracker.take(limit, now)[0].tolist()) != []:
             taken += places
@@ -71,7 +71,7 @@ def test_a_time_that_is_over_is_the_next_moment() -> None:
     assert delays.take(501) == [1]
 
 
-def test_of_several_new_times_the_last_one_counts() -> None:
+def test_last_of_several_new_times_counts() -> None:
     delays = Delays()
     delays.read(*range(1, 8))
     delays.move(2_000, 1, 3, 4, 5, 6, 7)
@@ -80,8 +80,8 @@ def test_of_several_new_times_the_last_one_counts() -> None:
     assert delays.take(3_000) == [1]
 
 
-def test_what_the_index_finds_again_is_passed_over() -> None:
-    """A bucket that was written before holds it still, and a new owner restores that."""
+def test_restored_entry_of_a_rescheduled_message_is_skipped() -> None:
+    """A bucket that was written before still holds the message, and a new owner restores the bucket."""
     delays = Delays()
     delays.read(1, 2)
     delays.move(5_000, 1)
@@ -104,7 +104,7 @@ async def test_a_new_owner_knows_the_times_from_the_table() -> None:
     assert after.take(5_000) == [1, 4]
 
 
-async def test_what_was_rescheduled_leaves_the_index_that_is_restored() -> None:
+async def test_rescheduled_message_leaves_the_restored_index() -> None:
     changes = DelayChanges()
     Delays(changes).move(5_000, 1)
     after = Delays(changes)
@@ -114,7 +114,7 @@ async def test_what_was_rescheduled_leaves_the_index_that_is_restored() -> None:
     assert after.tracker.count() == 2
 
 
-def test_what_was_given_out_is_read_again_as_due() -> None:
+def test_delivered_message_is_due_when_read_again() -> None:
     delays = Delays()
     delays.read(1)
     delays.move(500, 1)
@@ -130,7 +130,7 @@ def test_whole_stretches_are_skipped_over_both() -> None:
     assert delays.tracker.next_untracked(6, 10) == 7
 
 
-def test_what_the_index_cannot_give_now_holds_up_nothing() -> None:
+def test_skipped_messages_in_the_index_delay_no_others() -> None:
     """Skipped messages stay at the head of the index until they are looked at."""
     delays = Delays()
     delays.read(1, 2, 3, 4, 5, due=100)

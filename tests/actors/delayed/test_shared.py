@@ -1,4 +1,4 @@
-"""One index for all subscriptions of a partition: each gets everything once, whoever comes, goes or is late."""
+"""One index for all subscriptions of a partition: each gets everything once, also if some come, leave or are late."""
 
 from typing import cast
 
@@ -269,8 +269,8 @@ async def test_a_new_owner_goes_on_with_what_only_memory_held() -> None:
 
 
 @simulated
-async def test_what_falls_due_between_owners_is_given_to_the_reader() -> None:
-    """The one who reads the log is past it and counts on the index, so the new owner must not skip it as due."""
+async def test_message_due_between_owners_is_given_to_the_reader() -> None:
+    """The reader of the log is past the message and counts on the index, so the new owner must not skip it as due."""
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
         log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
@@ -295,7 +295,7 @@ async def test_what_falls_due_between_owners_is_given_to_the_reader() -> None:
 
 
 @simulated
-async def test_what_a_damaged_manifest_named_is_read_from_the_log() -> None:
+async def test_damaged_manifest_makes_readers_read_the_log_again() -> None:
     world, log, index = World(), Log(), SharedIndex()
     for ledger in range(1, 5):
         log.publish(ledger, [1000 + 10 * ledger + entry for entry in range(4)])
@@ -324,8 +324,8 @@ async def test_what_a_damaged_manifest_named_is_read_from_the_log() -> None:
 
 
 @simulated
-async def test_who_reads_the_log_is_told_what_an_index_lost() -> None:
-    """Nothing else may ever fall due: whoever waits for that alone, is never told (delays, seed 7340075)."""
+async def test_lost_index_range_is_reported_to_the_log_reader() -> None:
+    """No other message may ever fall due, and a reader that waits for one learns nothing (delays, seed 7340075)."""
     world, log, index = World(), Log(), SharedIndex()
     for ledger in (1, 2):
         log.publish(ledger, [1000 + entry for entry in range(4)])
@@ -445,7 +445,7 @@ def test_a_view_is_a_tracker() -> None:
 
 @pytest.mark.parametrize("first", ["early", "strict"])
 def test_the_tick_of_one_makes_nothing_early_for_another(first: str) -> None:
-    """Whoever asked first, and whoever takes first."""
+    """The tick is private in either order of the views."""
     index, place = SharedIndex(), np.array([position(1, 1)], np.int64)
     ticks = {"early": 1_000, "strict": 0}
     views = {}

@@ -11,7 +11,7 @@ from tests.sim.loop import simulated
 
 
 @simulated
-async def test_what_was_due_stays_due_when_the_clock_goes_back() -> None:
+async def test_due_message_stays_due_when_the_clock_goes_back() -> None:
     world, log, index = World(), Log(), SharedIndex()
     log.publish(1, [10, 20, 30])
     (one,) = attached(index, world, log, "one")

@@ -1,4 +1,4 @@
-"""Who has the view of a subscription when its dispatchers overtake each other, and which owner opens the index."""
+"""Views of subscriptions whose dispatchers overtake each other, and the owner that opens the index."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_an_owner_that_comes_behind_the_view_opens_it() -> None:
 
 
 @simulated
-async def test_what_an_earlier_owner_left_is_opened_unwanted() -> None:
+async def test_manifest_of_an_earlier_owner_opens_unwanted_index() -> None:
     world, index = World(), SharedIndex()
     life, later = Life(world), Life(world)
     begun(life, index, 2)
@@ -183,7 +183,7 @@ async def test_an_index_stays_while_its_owner_is_there() -> None:
 
 
 def test_a_dispatcher_that_failed_holds_no_view() -> None:
-    """Its process lets go of it, and asks it nothing any more. A view would keep the index from being trimmed."""
+    """The process releases a failed dispatcher and does not call it any more. A view would keep the index untrimmed."""
 
     async def scenario(broker: Broker) -> None:
         index = broker.shared.of(TOPIC, 0)

@@ -95,7 +95,7 @@ async def test_unreadable_objects_take_no_place_from_readable_ones(unreadable: i
 @pytest.mark.parametrize("silent", [1, 20])
 @simulated
 async def test_a_store_that_says_nothing_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch, silent: int) -> None:
-    """Its answer may take minutes: until every attempt at every connection has run out of time."""
+    """An answer may take minutes: until every attempt at every connection has run out of time."""
     scenario = Scenario(min_count=2, max_buckets=-1, scale=1000)
     broker = await scenario.begin()
     last = 2 * silent + 12
@@ -205,7 +205,7 @@ async def test_deleting_after_a_fall_back_leaves_nothing(recovered: bool) -> Non
 async def earlier_buckets_that_stay(
     settings: SubscriptionSettings,
 ) -> tuple[Scenario, Store, Life, DelayedTracker]:
-    """A subscription that had buckets begins with settings of which it has none, and the store refuses deletes."""
+    """Start a subscription that had buckets with settings that use none, while the store refuses deletes."""
     scenario, store = Scenario(), Store()
     first = await scenario.begin()
     await scenario.publish(first, 1, 12)
@@ -282,7 +282,7 @@ async def test_a_damaged_manifest_stops_neither_delivery_nor_deleting() -> None:
 
 
 @simulated
-async def test_what_waits_for_a_failing_store_is_bounded_and_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_waiting_for_a_failing_store_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.actors.delayed.buckets.WAITING_MOST", 15)
     scenario, store = Scenario(scale=100_000), Store()
     broker = await scenario.begin(store)
@@ -397,7 +397,7 @@ async def test_an_object_of_an_earlier_life_is_never_taken_for_ours() -> None:
 
 
 @simulated
-async def test_what_expired_leaves_the_mutable_bucket() -> None:
+async def test_expired_messages_leave_the_mutable_bucket() -> None:
     scenario = Scenario(min_count=100, scale=100_000)
     broker = await scenario.begin()
     await scenario.publish(broker, 1, 20)

@@ -153,7 +153,7 @@ class Life:
 
 
 class _Scripted:
-    """A simulated store, each call of which is under the script of a life."""
+    """A simulated store. The script of a life decides over each call."""
 
     def __init__(self, life: Life, store: SimObjects | SimMeta) -> None:
         self._life, self._store = life, store
