@@ -1,4 +1,4 @@
-"""What faults of machines cost: chaos on three machines with networks of their own, TLS between them, a store beside.
+"""Measure faults of machines: chaos on three machines with networks of their own, TLS between them, a store beside.
 
     .venv/bin/python benchmarks/machines.py [--minutes N] [--every 30s] [--faults A,B] [--rate N] [--seed N] [--small]
         [--delayed FRACTION]

@@ -1,4 +1,4 @@
-"""What Spark's reads of a topic cost: through brokers, and from the object store without a broker, in one run.
+"""Measure Spark's reads of a topic: through brokers, and from the object store without a broker, in one run.
 
     .venv/bin/python -m benchmarks.spark_history [--messages N] [--bytes N] [--keys N] [--rounds N] [--folder PATH]
 

@@ -63,6 +63,20 @@ class PoolStatus:
 
 
 @dataclass(slots=True)
+class _Deaths:
+    """Workers in a row that did not stay, and when the next one may begin."""
+
+    count: int = 0
+    not_before: float = 0.0
+
+    def add(self) -> None:
+        """Count one more; the wait doubles with each, and the first is followed at once."""
+        wait = min(REPLACE_FIRST_S * 2**self.count, REPLACE_MOST_S) if self.count else 0.0
+        self.not_before = time.monotonic() + wait
+        self.count = min(self.count + 1, MOST_DEATHS)
+
+
+@dataclass(slots=True)
 class _Member:
     """A worker of the pool under its name, which outlives the process or thread it has now."""
 
@@ -73,10 +87,8 @@ class _Member:
     stopping: bool = False
     leaving: bool = False
     """The old one ends before the new one begins."""
-    deaths: int = 0
+    deaths: _Deaths = field(default_factory=_Deaths)
     """In a row, without a message handled between."""
-    not_before: float = 0.0
-    """When it may be started again."""
     reason: str = ""
 
     @property
@@ -86,15 +98,6 @@ class _Member:
         if self.successor is not None or self.leaving:
             return "rolling"
         return "starting" if self.report is None else "running"
-
-
-@dataclass(slots=True)
-class _Deaths:
-    """Successors that did not stay, in a row; when the next one may begin; and why the last one did not stay."""
-
-    count: int = 0
-    not_before: float = 0.0
-    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -120,6 +123,7 @@ class PoolKeeper:
         self._events: deque[tuple[int, str]] = deque(maxlen=MOST_EVENTS)
         self._roll_since: float | None = None
         self._successors = _Deaths()
+        self._no_successor_reason = ""
         self._lock = threading.Lock()
         """Guards what `status` reads."""
         self._stopping = threading.Event()
@@ -230,7 +234,7 @@ class PoolKeeper:
         if member.placed is None:
             if member.stopping:
                 self._forget(number, member)
-            elif time.monotonic() >= member.not_before:
+            elif time.monotonic() >= member.deaths.not_before:
                 self._begin(number, member)
             return
         try:
@@ -244,7 +248,7 @@ class PoolKeeper:
         with self._lock:
             member.report, member.reason = report, ""
             if report.handled:
-                member.deaths = 0
+                member.deaths = _Deaths()
         if report.ended:
             member.placed.kill()
             self._ended(number, member, report)
@@ -298,7 +302,7 @@ class PoolKeeper:
             return
         if time.monotonic() < self._successors.not_before:
             with self._lock:
-                self._reason = self._successors.reason
+                self._reason = self._no_successor_reason
             return
         self._roll_since = self._roll_since or time.monotonic()
         number, member = old[0]
@@ -368,19 +372,16 @@ class PoolKeeper:
 
     def _no_successor(self, number: int, why: str) -> None:
         """The old one goes on; the next try comes later with each that fails."""
-        lost = self._successors
-        lost.reason = f"the successor of {self._name(number)} {why}"
-        lost.not_before = time.monotonic() + _wait_after(lost.count)
-        lost.count = min(lost.count + 1, MOST_DEATHS)
-        self._note(lost.reason)
+        self._no_successor_reason = f"the successor of {self._name(number)} {why}"
+        self._successors.add()
+        self._note(self._no_successor_reason)
 
     def _succeeded(self, number: int, member: _Member) -> None:
         self._successors = _Deaths()
         with self._lock:
             self._add_up(member.report)
             member.placed, member.successor = member.successor, None
-            member.report, member.leaving, member.deaths = None, False, 0
-            member.not_before = 0.0
+            member.report, member.leaving, member.deaths = None, False, _Deaths()
         if member.stopping and member.placed is not None:
             member.placed.stop()
 
@@ -418,13 +419,13 @@ class PoolKeeper:
             member.placed = member.report = None
             member.leaving = False
         self._wait_longer(member, f"{self._name(number)} died: {_last_line(why)}")
-        if not member.stopping and time.monotonic() >= member.not_before:
+        if not member.stopping and time.monotonic() >= member.deaths.not_before:
             self._begin(number, member)
 
     def _wait_longer(self, member: _Member, reason: str) -> None:
         with self._lock:
-            member.not_before = time.monotonic() + _wait_after(member.deaths)
-            member.deaths, member.reason = min(member.deaths + 1, MOST_DEATHS), reason
+            member.deaths.add()
+            member.reason = reason
 
     def _forget(self, number: int, member: _Member) -> None:
         with self._lock:
@@ -445,11 +446,6 @@ class PoolKeeper:
             for placed in (member.placed, member.successor):
                 if placed is not None:
                     placed.stop()
-
-
-def _wait_after(deaths: int) -> float:
-    """Seconds until the next one begins, after so many before this one."""
-    return min(REPLACE_FIRST_S * 2**deaths, REPLACE_MOST_S) if deaths else 0.0
 
 
 def _last_line(why: str) -> str:

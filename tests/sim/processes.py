@@ -1,8 +1,8 @@
 """Nodes and host processes of a simulated cluster, as placement sees them through `actors.ports.Processes`.
 
 A process is slow to start, may die meanwhile, freezes, thaws, and dies with its node. If a node is given up without
-having died, its processes are no longer found, asked or ended, but whoever is connected to them is answered, and they
-keep their locks, until they notice that and end themselves (`cluster/node/own_node.py`). What it was asked while
+having died, its processes are no longer found, asked or ended, but they answer on open connections and keep
+their locks, until they notice that and end themselves (`cluster/node/own_node.py`). What it was asked while
 it was frozen it does when it thaws, also if nobody waits for it any more. One that is frozen outlives its end by
 seconds, and does so with the lock of its bookie's disk. A bookie's disk is in the machine where the bookie started
 first; on every other machine it is refused, and its process keeps the lock of the empty folder there.

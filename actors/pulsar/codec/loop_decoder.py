@@ -1,8 +1,8 @@
 """Decodes the SEND frames of a read in a plain loop: for a few dozen frames that is cheaper than columns.
 
-The loop takes messages that travel alone, unencrypted and not compressed. A producer of which one frame is otherwise
-has all of its frames of that read decoded by actors.pulsar.codec.send_decoder, so that their order stays. Either way
-gives the same rows.
+The loop takes messages that travel alone, unencrypted and not compressed. If one frame of a producer is otherwise,
+actors.pulsar.codec.send_decoder decodes all of its frames of that read, so that their order stays. Either way gives the
+same rows.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the wire does not tell of a frame, for the judge: see actors.consumer.unacked_messages.Received."""
+    """The facts of a frame that the wire lacks, for the judge: see actors.consumer.unacked_messages.Received."""
 
     session: int
     epoch: int
