@@ -1,9 +1,9 @@
 """The world `history` in which keys are forgotten while all of it goes wrong.
 
-Somebody asks again and again that messages of a key be erased, while ledgers leave, owners crash between any two steps
-and live beside their successors. Each message is known by its event time, which stays. A subscription holds all messages
-and gives them back again and again, and at the end they come once more. All checks of that world hold: a reader finds a
-message as it was, or finds that it was erased. And these:
+Somebody asks again and again that messages of a key be erased, while ledgers leave, owners crash between any two
+steps and live beside their successors. Each message is known by its event time, which stays. A subscription holds all
+messages and gives them back again and again, and at the end they come once more. All checks of that world hold: a
+reader finds a message as it was, or finds that it was erased. And these:
 
 E1   a message is erased only if that was asked for its key
 E2   once all is well, what was asked is done in bounded time
