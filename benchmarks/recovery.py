@@ -17,6 +17,7 @@ import json
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -42,10 +43,12 @@ from sluice.cluster.base.arguments import ArgumentParser, count
 from sluice.cluster.base.real import RealClock, Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
+from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import make_batch
 from sluice.storage.format.frame import Buffer, Run, make_run
 from sluice.storage.stores.metadata import MemoryMetadata
 from sluice.storage.stores.objects import MemoryObjects
+from tests.kit.asking import ask_in_task
 
 R = TypeVar("R", bound=Reply)
 SETTINGS = TopicSettings(ensemble=3, write_quorum=3, ack_quorum=2)
@@ -64,6 +67,12 @@ class Direct:
         if actor is None:
             return Unknown("not here", gone=True)
         return cast("R | Unknown", await actor.handle(request))
+
+    def ask(
+        self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
+    ) -> None:
+        """See call."""
+        ask_in_task(self, to, request, timeout, on_answer)
 
     async def share(self, *parts: Buffer) -> Blob:
         """Everything is in one process."""

@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 
 from sluice.actors.ports.wire import Packed
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.base.arguments import ArgumentParser, count
 from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from sluice.cluster.wire.listener import Listener
 from sluice.cluster.wire.payloads import SharedPayload
 from sluice.cluster.wire.peers import Peers
 from sluice.storage.format.frame import payload_crc
+from tests.kit.asking import answer_in_task
 
 KEY = b"benchmark"
 READERS = 3
@@ -46,6 +47,9 @@ def _spent() -> float:
 
 class Reader:
     """Answers with nothing; a payload is read whole first."""
+
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         """kind: how the payload came."""

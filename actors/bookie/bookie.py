@@ -6,8 +6,9 @@ See `ledgers` for epochs and limbo, `commit` for the journal's writing end, stor
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from sluice.actors.bookie.store import BookieStore
 from sluice.actors.ownership.ids import stay_above
 from sluice.actors.ports import Disk, DiskFailed, DiskFull, Ports
 from sluice.actors.ports.wire import Blob, Reply, Request
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.actor import Actor, Outcome
 from sluice.actors.runtime.shared_future import SharedFuture, all_of
-from sluice.storage.errors import Conflict, Corrupt, Invalid, Unavailable
+from sluice.storage.errors import Conflict, Corrupt, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
 from sluice.storage.format.journal import Envelope, Kind
 from sluice.storage.format.position import MAX_ENTRY, MAX_LEDGER
@@ -124,8 +125,33 @@ class Bookie(Actor):
 
     # -- requests --
 
+    def now_add_run(self, request: messages.AddRun, answer: Callable[[Outcome], None]) -> bool:
+        """Queue a run for the journal, unless something must be fetched, read or waited for before that."""
+        store, payload = self.store, request.payload.data
+        header = _check_add(request)
+        store.ledgers.refuse_older(request.ledger, request.epoch)
+        key = (header.ledger, header.run)
+        new = header.run > store.ledgers.peek(header.ledger).last_run and key not in self._busy
+        if payload is None or not new or self.refuses or header.ledger >= store.watermark:
+            return False
+        _check_payload(request, header, payload)
+        self._busy[key] = SharedFuture()
+        try:
+            written = self._queue(request, header, payload)
+        except SluiceError:
+            self._release(key)
+            raise
+        written.then(lambda: self._written(key, written, answer))
+        return True
+
+    def _written(
+        self, key: tuple[int, int], written: SharedFuture[Envelope], answer: Callable[[Outcome], None]
+    ) -> None:
+        self._release(key)
+        answer(messages.Done() if written.error is None else cast(SluiceError, written.error))
+
     async def on_add_run(self, request: messages.AddRun) -> messages.Done:
-        """BookieStore one frame; see messages.AddRun."""
+        """Store one frame; see messages.AddRun."""
         header = _check_add(request)
         self.store.ledgers.refuse_older(request.ledger, request.epoch)
         payload = await self._payload(request, header)
@@ -153,13 +179,16 @@ class Bookie(Actor):
         known = await self._known(header)
         if known is None:
             await self._check_writable(header.ledger)
-        # From here to the end of `submit` there is no await: the epoch is checked and the run queued in one step.
+            return self._queue(request, header, payload)
         self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
-        if known is None:
-            return self.store.log.submit(_record(request, header), [request.head, payload])
         if (known.crc, known.first_entry, known.count) != (header.crc, header.first_entry, header.count):
             raise Conflict(f"run {header.run} of ledger {header.ledger} is stored with other contents")
         return None
+
+    def _queue(self, request: messages.AddRun, header: Header, payload: memoryview) -> SharedFuture[Envelope]:
+        """Check the epoch and queue the run in one step, in which nothing is awaited."""
+        self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
+        return self.store.log.submit(_record(request, header), [request.head, payload])
 
     def _release(self, key: tuple[int, int]) -> None:
         self._busy.pop(key).set_result(None)
@@ -276,8 +305,7 @@ class Bookie(Actor):
             payload = await self.ports.net.fetch(request.payload)
         if payload is None:
             raise Unavailable("the process that shared the payload is gone; send the payload itself")
-        if len(payload) != sum(head_size(request.head)[1:]) or payload_crc(payload) != header.crc:
-            raise Corrupt(f"the payload of run {header.run} of ledger {header.ledger} does not fit its header")
+        _check_payload(request, header, payload)
         return payload
 
     async def _known(self, header: Header) -> Header | None:
@@ -345,6 +373,11 @@ def _check_add(request: messages.AddRun) -> Header:
     if not -1 <= header.last_confirmed <= MAX_ENTRY or not 0 <= header.crc < 1 << 32:
         raise Invalid("the header's last confirmed entry or checksum is out of range")
     return header
+
+
+def _check_payload(request: messages.AddRun, header: Header, payload: memoryview) -> None:
+    if len(payload) != sum(head_size(request.head)[1:]) or payload_crc(payload) != header.crc:
+        raise Corrupt(f"the payload of run {header.run} of ledger {header.ledger} does not fit its header")
 
 
 def _record(request: messages.AddRun, header: Header) -> Envelope:

@@ -14,7 +14,8 @@ from typing import TypeVar
 from sluice.actors.messages import BookieList
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.storage.errors import Unavailable
+from sluice.actors.runtime.asking import ask
+from sluice.storage.errors import SluiceError, Unavailable
 
 R = TypeVar("R", bound=Reply)
 
@@ -99,9 +100,28 @@ class Bookies:
             address = self._addresses.get(bookie)
         if address is None:
             raise NoAnswer(f"bookie {bookie} is not known")
-        reply = await self._ports.net.call(address, request, timeout)
-        if isinstance(reply, Unknown):
-            self.suspect(bookie)
-            raise NoAnswer(f"bookie {bookie}: {reply.reason}")
-        self._avoid.pop(bookie, None)
+        reply = self._heard(bookie, await self._ports.net.call(address, request, timeout))
+        if isinstance(reply, SluiceError):
+            raise reply
         return reply
+
+    def ask_now(
+        self, bookie: str, request: Request[R], timeout: int, on_answer: Callable[[R | SluiceError], None]
+    ) -> bool:
+        """Call a bookie by id without a task. on_answer: called once, with the reply, its refusal or NoAnswer.
+
+        False: its address must be looked up first, and it was not called.
+        """
+        address = self._addresses.get(bookie)
+        if address is None or bookie in self._avoid:
+            return False
+        ask(self._ports, address, request, timeout, lambda outcome: on_answer(self._heard(bookie, outcome)))
+        return True
+
+    def _heard(self, bookie: str, outcome: R | Unknown | SluiceError) -> R | SluiceError:
+        if isinstance(outcome, Unknown):
+            self.suspect(bookie)
+            return NoAnswer(f"bookie {bookie}: {outcome.reason}")
+        if not isinstance(outcome, SluiceError):
+            self._avoid.pop(bookie, None)
+        return outcome

@@ -1,8 +1,9 @@
 """The writer of one ledger: sends runs to bookies, several at a time, and reports them confirmed in order.
 
-`append` gives a run its place and starts one sender a bookie of its write set; nothing in it waits. A sender repeats
-its AddRun until the bookie has the run, is replaced, or the ledger is closed: an append never fails by itself. It is
-confirmed sooner or later, or the owner is fenced and stops - so the caller never has to take back a sequence.
+`append` gives a run its place and sends it to each bookie of its write set; nothing in it waits. The answers come by
+calls. Only where a bookie does not store a run at once a task repeats the AddRun, until the bookie has the run, is
+replaced, or the ledger is closed: an append never fails by itself. It is confirmed sooner or later, or the owner is
+fenced and stops - so the caller never has to take back a sequence.
 
 The payload is shared once (Net.share) by the caller; when a bookie cannot serve an add that went by handle, the same
 run is sent again with its bytes, because a handle is never the only copy.
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sluice.actors.ledger.bookies import Bookies, NoAnswer
 from sluice.actors.ledger.record import Fragment, LedgerRecord
 from sluice.actors.ledger.write_state import PendingRun, WriteState
-from sluice.actors.messages import AddRun
+from sluice.actors.messages import AddRun, Done
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.backoff import Backoff
@@ -142,14 +144,28 @@ class LedgerWriter:
 
     def _start(self, append: Append, bookie: str) -> None:
         append.senders += 1
-        self._ports.spawn(self._send(append, bookie), "add")
+        on_answer = partial(self._answered, append, bookie)
+        if not self._bookies.ask_now(bookie, self._add(append, append.blob), ADD_TIMEOUT, on_answer):
+            self._ports.spawn(self._repeat(append, bookie, None), "add")
 
-    async def _send(self, append: Append, bookie: str) -> None:
+    def _add(self, append: Append, blob: Blob) -> AddRun:
+        return AddRun(ledger=self.ledger_id, epoch=self._epoch, head=append.head, payload=blob)
+
+    def _answered(self, append: Append, bookie: str, outcome: Done | SluiceError) -> None:
+        if isinstance(outcome, SluiceError):
+            self._ports.spawn(self._repeat(append, bookie, outcome), "add")
+        else:
+            self._sent(append, bookie, stored=True)
+
+    async def _repeat(self, append: Append, bookie: str, error: SluiceError | None) -> None:
         try:
-            stored = await self._deliver(append, bookie)
-        except Fenced as error:
-            self._stop(str(error))
+            stored = await self._deliver(append, bookie, error)
+        except Fenced as fenced:
+            self._stop(str(fenced))
             return
+        self._sent(append, bookie, stored=stored)
+
+    def _sent(self, append: Append, bookie: str, *, stored: bool) -> None:
         append.senders -= 1
         if self.closed:
             return
@@ -157,39 +173,53 @@ class LedgerWriter:
             self._tell(self.state.acked(append.pending, bookie))
         self._settle(append)
 
-    async def _deliver(self, append: Append, bookie: str) -> bool:
-        """Try until the bookie has the run; False when the run is not needed there any more. Raises Fenced."""
+    async def _deliver(self, append: Append, bookie: str, error: SluiceError | None) -> bool:
+        """Try until the bookie has the run; False when the run is not needed there any more. Raises Fenced.
+
+        error: the outcome of the first try, if there was one.
+        """
         blob = append.blob
         wait, refusals = Backoff(self._ports, RETRY_FIRST, RETRY_MOST), 0
         while not self.closed and bookie in self.state.bookies:
-            add = AddRun(ledger=self.ledger_id, epoch=self._epoch, head=append.head, payload=blob)
-            try:
-                await self._bookies.ask(bookie, add, ADD_TIMEOUT)
+            if error is None and (error := await self._try(append, bookie, blob)) is None:
                 return True
-            except Fenced:
-                raise
-            except NotFound as error:
-                # The ledger was deleted: when it is closed, because everybody has read it; else only by a newer owner.
-                if self.retired:
-                    return False
-                raise Fenced(str(error)) from error
-            except (Conflict, Invalid) as error:
-                self._stop(str(error))
-                raise InvariantViolation(f"bookie {bookie} refuses {append.header}: {error}") from error
-            except SluiceError as error:
-                if isinstance(error, Corrupt):
-                    self._check_payload(append)
-                if blob.handle is not None and not isinstance(error, NoAnswer):
-                    blob = append.inline
-                    continue
-                self._ports.log("add_failed", ledger=self.ledger_id, bookie=bookie, error=str(error))
-                refusals += 1
-                if not isinstance(error, Overloaded) or refusals >= OVERLOADED_TRIES:
-                    self._bookies.suspect(bookie)
-                    self._report(bookie)
+            if self._is_needless(append, bookie, error):
+                return False
+            if blob.handle is not None and not isinstance(error, NoAnswer):
+                blob, error = append.inline, None
+                continue
+            self._ports.log("add_failed", ledger=self.ledger_id, bookie=bookie, error=str(error))
+            refusals += 1
+            if not isinstance(error, Overloaded) or refusals >= OVERLOADED_TRIES:
+                self._bookies.suspect(bookie)
+                self._report(bookie)
             if self.retired and refusals >= RETIRED_TRIES:
                 break
             await wait.pause()
+            error = None
+        return False
+
+    async def _try(self, append: Append, bookie: str, blob: Blob) -> SluiceError | None:
+        try:
+            await self._bookies.ask(bookie, self._add(append, blob), ADD_TIMEOUT)
+        except SluiceError as error:
+            return error
+        return None
+
+    def _is_needless(self, append: Append, bookie: str, error: SluiceError) -> bool:
+        """Whether the run is not needed there, as the error says. Raises Fenced, InvariantViolation for a defect."""
+        if isinstance(error, Fenced):
+            raise error
+        if isinstance(error, NotFound):
+            # The ledger was deleted: when it is closed, because everybody has read it; else only by a newer owner.
+            if self.retired:
+                return True
+            raise Fenced(str(error)) from error
+        if isinstance(error, Conflict | Invalid):
+            self._stop(str(error))
+            raise InvariantViolation(f"bookie {bookie} refuses {append.header}: {error}") from error
+        if isinstance(error, Corrupt):
+            self._check_payload(append)
         return False
 
     def _check_payload(self, append: Append) -> None:

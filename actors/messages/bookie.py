@@ -11,7 +11,7 @@ from sluice.actors.messages.common import Done, no_rows
 from sluice.actors.ports.wire import Blob, Reply, Request
 
 
-class AddRun(Request[Done], kw_only=True):
+class AddRun(Request[Done], kw_only=True, frozen=True):  # type: ignore[misc]
     """Store one frame: head (storage.format.frame.encode_head) and payload. Answered when durable.
 
     Refused with Fenced if `epoch` is below the ledger's; with Overloaded or Unavailable if the bookie is read-only.

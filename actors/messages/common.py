@@ -28,7 +28,7 @@ def no_rows() -> np.ndarray:
     return NO_ROWS
 
 
-class Done(Reply):
+class Done(Reply, frozen=True):  # type: ignore[misc]
     """The request was carried out, now or before."""
 
 

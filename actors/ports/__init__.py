@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sluice.actors.ports.wire import Blob, Reply, Request
+from sluice.storage.errors import SluiceError
 from sluice.storage.format.frame import Buffer
 from sluice.storage.history.part import PayloadColumns
 
@@ -76,6 +77,14 @@ class Net(Protocol):
         """Ask a peer and wait at most `timeout` ms: a reply or `Unknown`, nothing else.
 
         An explicit refusal by the peer (Fenced, NotFound, ...) is raised as that SluiceError: it *is* an answer.
+        """
+
+    def ask(
+        self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
+    ) -> None:
+        """Ask a peer as `call` does, without a task of the caller. Actors use it through actors.runtime.asking.
+
+        `on_answer` is called once, with the reply, `Unknown` or the refusal, and never before this has returned.
         """
 
     async def share(self, *parts: Buffer) -> Blob:
@@ -382,9 +391,12 @@ class Log(Protocol):
 class InCommon:
     """The objects that some parts have in common: one of each class, made when it is first asked for. Such an object
     has no ports, because it outlives the part that asked for it first: each part that works with it lends it its own.
+
+    over: whether the actor that has these parts has ended; its host says so.
     """
 
     def __init__(self) -> None:
+        self.over = False
         self._objects: dict[type, Any] = {}
 
     def of(self, kind: type[T]) -> T:

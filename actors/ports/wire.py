@@ -11,6 +11,7 @@ Nothing here is ever unpickled. Unknown fields are ignored, missing ones take th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
@@ -69,6 +70,16 @@ class Request(msgspec.Struct, Generic[R], kw_only=True, omit_defaults=True):
     reply: ClassVar[type[Reply]]
     repeatable: ClassVar[bool] = True
     removes: ClassVar[bool] = False
+
+
+@cache
+def is_value(kind: type[Request[Any] | Reply]) -> bool:
+    """Whether a message of this class never changes, so that actors of one process may share it as it is."""
+    fields = msgspec.structs.fields(kind)
+    return kind.__struct_config__.frozen and all(field.type in _VALUES for field in fields)
+
+
+_VALUES = (bool, int, float, str, bytes, Blob)
 
 
 class Packed(msgspec.Struct, frozen=True):

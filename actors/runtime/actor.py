@@ -3,6 +3,11 @@
 A handler is a method `on_<request_in_snake_case>`; `AddRun` is handled by `on_add_run`. Handlers run concurrently and
 in no promised order. A SluiceError raised in a handler is an answer to the caller; anything else is a defect and
 stops the actor.
+
+A handler that only has to wait for something may be *immediate*: `now_<request>(request, answer)`. It takes the
+request in the turn in which that comes, without a task. It calls `answer` once, then or later, with the reply or a
+SluiceError. It does not await, asks no other actor, and returns whether it took the request. If it did not, it has
+changed nothing, and `on_<request>` handles the request.
 """
 
 from __future__ import annotations
@@ -16,12 +21,16 @@ import msgspec
 from sluice.actors import messages
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Reply, Request
-from sluice.storage.errors import Invalid
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.storage.errors import Invalid, SluiceError
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
-HANDLERS: dict[type, str] = {}
-"""The name of the handler by request class, as far as it was needed."""
+HANDLERS: dict[tuple[type, type], tuple[str, str]] = {}
+"""The names of the handlers by class of actor and class of request, as far as they were needed."""
+
+Outcome = Reply | SluiceError
+"""The answer of an immediate handler: a reply, or a refusal."""
 
 NO_USE: tuple[type[Request[Any]], ...] = (messages.Stats, messages.CloseIdle)
 """Requests that keep no actor open (Ping is another one)."""
@@ -99,21 +108,46 @@ class Actor:
     def release(self) -> None:
         """Drop what takes much memory after the actor has ended, as its process goes on. Idempotent."""
 
+    def immediate(self, kind: type[Request[Any]]) -> Callable[[Any, Callable[[Outcome], None]], bool] | None:
+        """The immediate handler of a class of requests, if there is one."""
+        now, _ = handlers(type(self), kind)
+        return getattr(self, now) if now else None
+
+    def began(self) -> None:
+        """A request is under way that keeps the actor open."""
+        self._under_way += 1
+
+    def done(self) -> None:
+        """It has its answer."""
+        self._under_way -= 1
+        self._idle_since = None
+
     async def handle(self, request: Request[Any]) -> Reply:
+        """Answer a request. Raises the refusal."""
         if isinstance(request, messages.Ping):
             return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=self.idle_ms())
-        kind = type(request)
-        name = HANDLERS.get(kind)
-        if name is None:
-            name = HANDLERS[kind] = "on_" + _WORD.sub("_", kind.__name__).lower()
-        handler: Callable[[Request[Any]], Awaitable[Reply]] | None = getattr(self, name, None)
-        if handler is None:
+        now, later = handlers(type(self), type(request))
+        if not later:
             raise Invalid(f"{type(self).__name__} does not answer {type(request).__name__}")
+        handler: Callable[[Request[Any]], Awaitable[Reply]] = getattr(self, later)
         if isinstance(request, NO_USE):
             return await handler(request)
-        self._under_way += 1
+        self.began()
         try:
+            answered: SharedFuture[Reply] = SharedFuture()
+            if now and getattr(self, now)(request, answered.set_outcome):
+                return await answered
             return await handler(request)
         finally:
-            self._under_way -= 1
-            self._idle_since = None
+            self.done()
+
+
+def handlers(actor: type[Actor], kind: type[Request[Any]]) -> tuple[str, str]:
+    """The names of the immediate handler and the other one that an actor has for a request; empty for none."""
+    known = HANDLERS.get((actor, kind))
+    if known is None:
+        name = _WORD.sub("_", kind.__name__).lower()
+        now, later = f"now_{name}", f"on_{name}"
+        known = now if hasattr(actor, now) else "", later if hasattr(actor, later) else ""
+        HANDLERS[actor, kind] = known
+    return known

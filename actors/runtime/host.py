@@ -1,9 +1,11 @@
 """The duties of a host to its actor, for any transport: between processes, within one, or simulated.
 
 * No request reaches an actor before it has started: requests that come earlier wait.
-* Every request and every reply passes the codec, even between two actors of one process. So a caller may change its
-  columns afterwards, and a value that cannot be encoded fails where it is first tried: in a test.
-* A request belongs to the callee. It runs in a task of the host, and goes on when its caller gives up.
+* Every request and every reply passes the codec, even between two actors of one process, unless it can never change.
+  So a caller may change its columns afterwards, and a value that cannot be encoded fails where it is first tried: in a
+  test, because the simulator's requests all pass the codec.
+* A request belongs to the callee, and goes on when its caller gives up. An immediate handler has it in the turn in
+  which it comes; every other one runs in a task of the host.
 * An actor ends once. Callers that wait for an answer then learn at once that it is gone, and so do later ones.
 
 A SluiceError raised by a handler is an answer. Anything else is a defect of the actor: the host is told, and ends it.
@@ -17,9 +19,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from sluice.actors.ports import Address, Unknown
-from sluice.actors.ports.wire import Packed, Reply, Request, pack, pack_error, unpack, unpack_error
-from sluice.actors.runtime.actor import REQUESTS, Actor
+from sluice.actors.ports import Address, Spawn, Unknown
+from sluice.actors.ports.wire import Packed, Reply, Request, is_value, pack, pack_error, unpack, unpack_error
+from sluice.actors.runtime.actor import REQUESTS, Actor, Outcome
 from sluice.actors.runtime.gc_pressure import LET_GO, OWNER
 from sluice.storage.errors import SluiceError, Unavailable
 
@@ -28,23 +30,31 @@ R = TypeVar("R", bound=Reply)
 Refusal = tuple[str, str]
 """A SluiceError on its way: the name of its class, and what it says."""
 
-Answer = Packed | Refusal | Unknown
-"""The outcome of a request: a packed reply, a refusal, or no answer."""
+Answer = Packed | Reply | Refusal | Unknown
+"""The outcome of a request: a reply, a refusal, or no answer. A reply is packed unless its request came as a value."""
+
+Message = Packed | Request[Any]
+"""A request on its way: packed, or as it is, because it never changes (`is_value`)."""
+
+OnAnswer = Callable[[Answer], None]
+"""Called once with the outcome of a request. Raises nothing."""
 
 
 class HostedActor:
     """One actor and the requests that it is answering.
 
     broken: called with the exception when a handler or a background task raised what it must not; it is expected to
-    call `end`.
+    call `end`. spawn: starts the tasks of handlers, which the end of the actor does not cancel by itself.
     """
 
-    def __init__(self, actor: Actor, broken: Callable[[str, Exception], None]) -> None:
+    def __init__(self, actor: Actor, broken: Callable[[str, Exception], None], spawn: Spawn) -> None:
         self.actor = actor
+        self._spawn = spawn
         self.born: asyncio.Future[SluiceError | None] = asyncio.get_running_loop().create_future()
         """Done when the actor has started (None), or ended before it had."""
         self._broken = broken
         self._calls: dict[asyncio.Task[Any], None] = {}
+        self._waiting: dict[_PendingAnswer, None] = {}
         self._over = ""
         self._looks = LET_GO.looks
 
@@ -79,45 +89,114 @@ class HostedActor:
         if not self._over:
             LET_GO.add(OWNER, self._looks)
         self._over = self._over or reason or "stopped"
+        self.actor.ports.actor.over = True
         self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
         self.actor.release()
         for call in list(self._calls):
             call.cancel()
+        for waiting in list(self._waiting):
+            waiting.give_up(self._ended())
 
-    async def answer(self, kind: str, packed: Packed) -> Answer:
-        """Answer a request. Runs in a task that belongs to the host; raises nothing but its own cancellation."""
+    def accept(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """Answer a request: in this turn if an immediate handler takes it, else in a task of the host."""
+        wanted = REQUESTS.get(kind)
+        immediate = self.actor.immediate(wanted) if wanted is not None and self.serves else None
+        if wanted is None or immediate is None:
+            self._spawn(self._answer(kind, message, on_answer), kind)
+            return
+        waiting = _PendingAnswer(self, on_answer, isinstance(message, Packed))
+        self._waiting[waiting] = None
+        self.actor.began()
+        try:
+            if not immediate(_opened(wanted, message), waiting) and waiting.take_back():
+                self._spawn(self._answer(kind, message, on_answer), kind)
+        except SluiceError as error:
+            waiting(error)
+        except Exception as error:
+            waiting.give_up(self._defect(kind, error))
+
+    async def _answer(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """Answer a request in a task of its own. Raises nothing but its own cancellation."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._calls[task] = None
+        answer: Answer
         try:
             if not self.born.done():
                 await self.born
             if self._gone():
-                return self._ended()
-            wanted = REQUESTS.get(kind)
-            if wanted is None:
-                raise Unavailable(f"{self.actor.ports.me} does not know {kind}; is it an older version?")
-            request = unpack(wanted, packed.head, packed.attachments, packed.handles)
-            del packed  # a poll waits for long
-            return pack(await self.actor.handle(request))
+                answer = self._ended()
+            else:
+                wanted = REQUESTS.get(kind)
+                if wanted is None:
+                    raise Unavailable(f"{self.actor.ports.me} does not know {kind}; is it an older version?")
+                packs = isinstance(message, Packed)
+                request = _opened(wanted, message)
+                del message  # a poll waits for long
+                answer = _closed(await self.actor.handle(request), packs=packs)
         except SluiceError as error:
-            return pack_error(error)
+            answer = pack_error(error)
         except asyncio.CancelledError:
             if not self._over:
                 raise
             task.uncancel()
-            return self._ended()
+            answer = self._ended()
         except Exception as error:
             self._calls.pop(task, None)  # it has its answer: the end that follows is for those who wait
-            self._broken(kind, error)
-            return self._ended()
+            answer = self._defect(kind, error)
         finally:
             self._calls.pop(task, None)
+        on_answer(answer)
+
+    def _defect(self, kind: str, error: Exception) -> Unknown:
+        self._broken(kind, error)
+        return self._ended()
 
     def _gone(self) -> str:
         return self._over or self.actor.stopped or ""
 
     def _ended(self) -> Unknown:
         return ended(self.actor.ports.me, self._gone())
+
+
+class _PendingAnswer:
+    """The answer to one request that an immediate handler has: called once with the outcome; later calls do nothing."""
+
+    __slots__ = ("_hosted", "_on_answer", "packs")
+
+    def __init__(self, hosted: HostedActor, on_answer: OnAnswer, packs: bool) -> None:
+        self._hosted, self._on_answer, self.packs = hosted, on_answer, packs
+
+    def __call__(self, outcome: Outcome) -> None:
+        if self.take_back():
+            answer: Answer
+            try:
+                answer = pack_error(outcome) if isinstance(outcome, SluiceError) else _closed(outcome, packs=self.packs)
+            except SluiceError as error:
+                answer = pack_error(error)
+            self._on_answer(answer)
+
+    def give_up(self, answer: Unknown) -> None:
+        """There will be no outcome."""
+        if self.take_back():
+            self._on_answer(answer)
+
+    def take_back(self) -> bool:
+        """Wait no longer; False if nobody does any more."""
+        waits = self in self._hosted._waiting
+        if waits:
+            del self._hosted._waiting[self]
+            self._hosted.actor.done()
+        return waits
+
+
+def _opened(wanted: type[Request[Any]], message: Message) -> Request[Any]:
+    return (
+        unpack(wanted, message.head, message.attachments, message.handles) if isinstance(message, Packed) else message
+    )
+
+
+def _closed(reply: Reply, *, packs: bool) -> Packed | Reply:
+    return pack(reply) if packs or not is_value(type(reply)) else reply
 
 
 def ended(address: Address, why: str) -> Unknown:
@@ -139,4 +218,14 @@ def opened(request: Request[R], answer: Answer) -> R | Unknown:
         return cast(R, unpack(type(request).reply, answer.head, answer.attachments, answer.handles))
     if isinstance(answer, Unknown):
         return answer
+    if isinstance(answer, Reply):
+        return cast(R, answer)
     raise unpack_error(*answer)
+
+
+def outcome_of(request: Request[R], answer: Answer) -> R | Unknown | SluiceError:
+    """The same for who is called with it: the refusal as a value."""
+    try:
+        return opened(request, answer)
+    except SluiceError as error:
+        return error

@@ -44,6 +44,18 @@ class SharedFuture(Generic[T]):
             self._error = error
             self._settle()
 
+    def set_outcome(self, outcome: T | SluiceError) -> None:
+        """Set the result, or the error."""
+        if isinstance(outcome, SluiceError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that it was settled with, if there is one."""
+        return self._error
+
     def then(self, call: Callable[[], object]) -> None:
         """Call this as soon as it is settled; at once if it is."""
         if self._done:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sluice.actors.ports import Address, Unknown
 from sluice.actors.ports.wire import Packed
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Answer, HostedActor, ended
-from sluice.cluster.base.real import Tasks
+from sluice.actors.runtime.host import Answer, HostedActor, Message, OnAnswer, ended
+from sluice.cluster.base.real import SHARED_CONTEXT, Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.storage.errors import SluiceError, Unavailable
 
@@ -33,6 +33,9 @@ MOST_FAILED = 256
 MakeActor = Callable[[str, Address, Tasks, dict[str, Any]], Actor]
 """An actor of a kind, not yet started, by its address, its background tasks and its settings."""
 
+Asked = Callable[[str, Packed], Coroutine[Any, Any, Answer]]
+"""What answers the requests to a process itself, by kind and packed request. Raises nothing but its cancellation."""
+
 
 @dataclass(eq=False, slots=True)
 class _Running:
@@ -47,11 +50,16 @@ class _Running:
 class ProcessActors:
     """Runs actors. name: the process's name, which is the first half of their addresses.
 
-    dropped: called with the name of an actor that has ended because it failed, and why.
+    dropped: called with the name of an actor that has ended because it failed, and why. itself: what is asked in this
+    process although it is no actor, by name.
     """
 
-    def __init__(self, name: str, make: MakeActor, dropped: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, name: str, make: MakeActor, dropped: Callable[[str, str], None], itself: Mapping[str, Asked] | None = None
+    ) -> None:
         self.name = name
+        self._itself = itself or {}
+        self._asked: dict[asyncio.Task[None], None] = {}
         self._make = make
         self._dropped = dropped
         self._actors: dict[str, _Running] = {}
@@ -71,7 +79,7 @@ class ProcessActors:
         # A task fails in the loop's next turn at the earliest, when `hosted` is there.
         tasks = Tasks(address, lambda name, error: hosted.task_failed(name, error))
         instance = self._make(kind, address, tasks, settings)
-        hosted = HostedActor(instance, lambda work, error: self._broken(actor, work, error))
+        hosted = HostedActor(instance, lambda work, error: self._broken(actor, work, error), spawn)
         running = self._actors[actor] = _Running(kind, hosted, tasks, settings)
         try:
             await hosted.start()
@@ -104,15 +112,19 @@ class ProcessActors:
                 del self._failed[next(iter(self._failed))]
             self._dropped(actor, reason)
 
-    def answer_here(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
-        """Answer a request to an actor of this process. Raises nothing but its own cancellation.
-
-        No coroutine around that of the actor: each would be resumed as often as it.
-        """
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """Answer a request to an actor of this process, or to the process itself. on_answer: called once."""
         running = self._actors.get(actor)
-        return self._missed(actor) if running is None else running.hosted.answer(kind, packed)
+        if running is not None:
+            running.hosted.accept(kind, message, on_answer)
+        elif (asked := self._itself.get(actor)) is not None and isinstance(message, Packed):
+            task = spawn(_tell(asked(kind, message), on_answer), kind)
+            self._asked[task] = None
+            task.add_done_callback(self._asked.pop)
+        else:
+            on_answer(self._missed(actor))
 
-    async def _missed(self, actor: str) -> Unknown:
+    def _missed(self, actor: str) -> Unknown:
         if actor in self._failed:
             return ended(f"{self.name}/{actor}", self._failed[actor])
         return Unknown(f"no actor {actor} in {self.name}", gone=True)
@@ -163,3 +175,12 @@ class ProcessActors:
             task = asyncio.get_running_loop().create_task(asyncio.to_thread(disk.close))
             self._releasing[task] = None
             task.add_done_callback(self._releasing.pop)
+
+
+def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A task that outlives who asked for it."""
+    return asyncio.get_running_loop().create_task(work, name=name, context=SHARED_CONTEXT.context)
+
+
+async def _tell(asked: Coroutine[Any, Any, Answer], on_answer: OnAnswer) -> None:
+    on_answer(await asked)

@@ -17,15 +17,14 @@ import contextlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.ports import Address, InCommon, Node, Unknown
-from sluice.actors.ports.wire import Blob, Packed
+from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Answer
 from sluice.cluster.base.forks import Birthplace, forget_in_children
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.base.real import StructuredLog, Tasks, real_ports
@@ -140,10 +139,6 @@ class EmbeddedCluster:
         except BaseException:
             self.close()
             raise
-
-    def answer(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
-        """Answer a request from another process. Raises nothing but its own cancellation."""
-        return self.actors.answer_here(actor, kind, packed)
 
     def close(self) -> None:
         """End every actor and the loop. Confirmed messages are on the disk. Idempotent; a forked child ends nothing."""

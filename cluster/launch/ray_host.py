@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,15 +31,15 @@ from sluice.actors.controller.candidate import NAME as CANDIDATE
 from sluice.actors.controller.candidate import ControllerCandidate
 from sluice.actors.messages import Stats, Text
 from sluice.actors.ports import Address, InCommon, Meta, Objects, Ports, Unknown
-from sluice.actors.ports.wire import Packed, pack_error
+from sluice.actors.ports.wire import pack_error
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Message, OnAnswer
 from sluice.cluster.base.arrow import without_pandas
 from sluice.cluster.base.collector import collect_seldom
 from sluice.cluster.base.descriptors import raise_limit
 from sluice.cluster.base.real import Tasks, log_to_stderr, real_ports
 from sluice.cluster.host.metrics import EVERY_S, Exporter
-from sluice.cluster.host.process import ProcessActors
+from sluice.cluster.host.process import Asked, ProcessActors
 from sluice.cluster.launch import naming, process_requests
 from sluice.cluster.launch.processes import keep_warm
 from sluice.cluster.node.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, is_controller_host
@@ -76,49 +76,35 @@ class ActorFactory(Protocol):
 
 
 class Requests:
-    """The requests to this process, from others and from itself. Others wait until it has booted.
+    """The requests of other processes to this one, which wait until it has booted.
 
     It stands beside the host because Ray wraps every method of an actor's class, also for who calls it directly.
     """
 
-    def __init__(
-        self,
-        actors: ProcessActors,
-        ready: Callable[[], Awaitable[object]],
-        process: process_requests.HostProcessItself,
-        find: Callable[[str], Awaitable[Endpoint | Unknown]],
-    ) -> None:
-        """process: this one itself, which is asked as well. find: where a process listens."""
-        self.name = actors.name
-        self._actors, self._ready, self._process, self._find = actors, ready, process, find
+    def __init__(self, actors: ProcessActors, ready: Callable[[], Awaitable[object]]) -> None:
+        self._actors, self._ready = actors, ready
         self._booted = False
+        self._waiting: dict[asyncio.Task[None], None] = {}
 
-    def answer(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
-        if not self._booted:
-            return self._answer_when_booted(actor, kind, packed)
-        return self.answer_here(actor, kind, packed)
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """See cluster.wire.listener.RequestHandler."""
+        if self._booted:
+            self._actors.accept(actor, kind, message, on_answer)
+            return
+        task = asyncio.get_running_loop().create_task(self._when_booted(actor, kind, message, on_answer))
+        self._waiting[task] = None
+        task.add_done_callback(self._waiting.pop)
 
-    async def _answer_when_booted(self, actor: str, kind: str, packed: Packed) -> Answer:
+    async def _when_booted(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
         try:
             await self._ready()
         except SluiceError as error:
-            return pack_error(error)
+            on_answer(pack_error(error))
         except Exception as error:
-            return Unknown(f"{self._actors.name} does not start: {error!r}")
-        self._booted = True
-        return await self.answer_here(actor, kind, packed)
-
-    def answer_here(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
-        """Answer what this process asks itself, also while it boots: a controller lists its own process as well."""
-        if actor == NAMING:
-            return naming.answer(packed, self._find)
-        if actor == process_requests.ACTOR:
-            return process_requests.answer(self._process, kind, packed)
-        return self._actors.answer_here(actor, kind, packed)
-
-    def has(self, address: Address) -> bool:
-        """Whether the actor at an address runs here."""
-        return self._actors.has(address)
+            on_answer(Unknown(f"{self._actors.name} does not start: {error!r}"))
+        else:
+            self._booted = True
+            self._actors.accept(actor, kind, message, on_answer)
 
 
 class Host:
@@ -141,10 +127,14 @@ class Host:
         self._parts = parts
         self._settings = settings
         self._boot = boot
-        self.actors = ProcessActors(name, self._make, self._dropped)
+        itself: dict[str, Asked] = {
+            NAMING: lambda _, packed: naming.answer(packed, self.net.find_for_others),
+            process_requests.ACTOR: lambda kind, packed: process_requests.answer(self, kind, packed),
+        }
+        self.actors = ProcessActors(name, self._make, self._dropped, itself)
         self._tls = files_of(settings)
-        self._requests = Requests(self.actors, self.ready, self, lambda host: self.net.find_for_others(host))
-        self.net = DirectNet(self._requests, tls=self._tls)
+        self._requests = Requests(self.actors, self.ready)
+        self.net = DirectNet(self.actors, tls=self._tls)
         self._watch, self._in_process = ProcessWatch(), InCommon()
         self._stores = parts.stores(settings)
         self._exporter = Exporter(str(settings.get("cluster", "sluice")))

@@ -207,7 +207,7 @@ def _listening(inner: EmbeddedCluster, options: ClusterOptions) -> Iterator[Endp
     make_private(sockets)
 
     async def listen() -> Any:
-        return open_endpoint(PROCESS, inner, str(sockets), options.bind_address, token, tls)
+        return open_endpoint(PROCESS, inner.actors, str(sockets), options.bind_address, token, tls)
 
     try:
         endpoint, listener = inner.loop.run(listen())

@@ -8,15 +8,15 @@ asked is being answered, or too much of the answers has not been taken, nothing 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Packed, pack_error
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.base.acceptor import Acceptor
 from sluice.cluster.wire.carrier import FramedSocket
 from sluice.cluster.wire.connection import GREETING_S
@@ -46,8 +46,8 @@ MAX_ANSWERING = 64 * 1024 * 1024
 class RequestHandler(Protocol):
     """Who answers what a listener receives."""
 
-    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
-        """Answer a request to an actor of this process. Raises nothing but its own cancellation."""
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """Answer a request to an actor of this process. on_answer: called once, with a packed reply or none."""
 
 
 class Listener:
@@ -117,11 +117,8 @@ class _Incoming:
         self._loop = asyncio.get_running_loop()
         self._greeter, self._answers, self._on_moved = greeter, answers, on_moved
         self._answering = 0
-        self._numbers = itertools.count()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Those that answer, which the event loop alone would let go. Each takes itself out: told of its end, the loop
-        would take one more turn.
-        """
+        self._drains: asyncio.Task[None] | None = None
+        """Reads on when the other side has taken enough of the answers."""
         self._carrier = FramedSocket(
             sock, self._take, self._lost, MAX_GREETING, lambda error: refusal(str(error)), secured
         )
@@ -147,8 +144,8 @@ class _Incoming:
         self._answering += frame.size
         if self._answering > MAX_ANSWERING:
             self._carrier.pause()
-        number = next(self._numbers)
-        self._tasks[number] = self._loop.create_task(self._answer(number, frame, packed))
+        actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
+        self._answers.accept(actor, kind, packed, partial(self._answered, frame.correlation, frame.size, kind))
 
     def _greet(self, frame: WireFrame) -> None:
         try:
@@ -164,25 +161,30 @@ class _Incoming:
             self._carrier.admit(MAX_FRAME)
             self._on_moved(self)
 
-    async def _answer(self, number: int, frame: WireFrame, packed: Packed) -> None:
-        actor, _, kind = frame.route.decode(errors="replace").rpartition(" ")
+    def _answered(self, correlation: int, size: int, kind: str, answer: Answer) -> None:
+        self._answering -= size
         try:
-            try:
-                answer = await self._answers.answer(actor, kind, packed)
-                self._send(frame.correlation, answer)
-            except Exception as error:
-                # A defect of ours. The caller and the connection have no part in it: he is told, and it reads on.
-                logger.exception("%s of %s could not be answered", kind, actor)
-                self._send(frame.correlation, Unknown(f"the answer could not be written: {type(error).__name__}"))
-            finally:
-                self._answering -= frame.size
+            self._send(correlation, answer)
+        except Exception as error:
+            # A defect of ours. The caller and the connection have no part in it: he is told, and it reads on.
+            logger.exception("the answer to %s could not be written", kind)
+            self._send(correlation, Unknown(f"the answer could not be written: {type(error).__name__}"))
+        if self._drains is None:
             if self._carrier.full:
                 self._carrier.pause()
-                await self._carrier.room()
-            if self._answering <= MAX_ANSWERING and not self._carrier.full:
-                self._carrier.resume()
-        finally:
-            del self._tasks[number]
+                self._drains = self._loop.create_task(self._drain())
+            else:
+                self._read_on()
+
+    async def _drain(self) -> None:
+        while self._carrier.full:
+            await self._carrier.room()
+        self._drains = None
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._answering <= MAX_ANSWERING:
+            self._carrier.resume()
 
     def _send(self, number: int, answer: Answer) -> None:
         if isinstance(answer, Packed):
@@ -195,7 +197,7 @@ class _Incoming:
                 return
         if isinstance(answer, Unknown):
             self._carrier.send(encode(NO_ANSWER, number, b"gone" if answer.gone else b"", answer.reason.encode()))
-        else:
+        elif isinstance(answer, tuple):
             self._carrier.send(encode(ERROR, number, answer[0].encode(), answer[1].encode()))
 
     def _lost(self, error: Exception) -> None:

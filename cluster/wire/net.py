@@ -13,11 +13,11 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from sluice.actors.ports import Address, Timer, Unknown
-from sluice.actors.ports.wire import Blob, Packed, Reply, Request, pack
-from sluice.actors.runtime.host import Answer, opened
+from sluice.actors.ports.wire import Blob, Packed, Reply, Request, is_value, pack
+from sluice.actors.runtime.host import Answer, Message, OnAnswer, opened, outcome_of
 from sluice.actors.runtime.shared_timers import SharedTimers
 from sluice.cluster.base.real import SHARED_CONTEXT, RealClock, StructuredLog
 from sluice.cluster.node.environment import CONTROLLER_HOST, NAMESPACE, is_controller_host
@@ -28,7 +28,7 @@ from sluice.cluster.wire.listener import Listener, RequestHandler
 from sluice.cluster.wire.payloads import SHARE_FROM, SharedPayload
 from sluice.cluster.wire.peers import Find, Peers, late
 from sluice.cluster.wire.tls import TlsFiles, files_of, trust_of
-from sluice.storage.errors import Unavailable
+from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.format.frame import Buffer
 
 log = StructuredLog("net")
@@ -77,8 +77,8 @@ class LocalActors(Protocol):
     def has(self, address: Address) -> bool:
         """Whether the actor at an address runs here."""
 
-    def answer_here(self, actor: str, kind: str, packed: Packed) -> Coroutine[Any, Any, Answer]:
-        """Answer a request. Raises nothing but its own cancellation."""
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """Answer a request. on_answer: called once, maybe before this returns."""
 
 
 class DirectNet:
@@ -106,8 +106,8 @@ class DirectNet:
         self._controllers = ControllerSearch(controller, self.call, None if finder else candidates)
         self._endpoints: dict[str, Endpoint] = {}
         """Where each process was last said to listen, for when nobody can be asked."""
-        self._tasks: dict[asyncio.Future[Answer], asyncio.Task[None]] = {}
-        """What actors of this process are doing, by the answers that are waited for."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """Questions that could not be sent at once."""
         self._clock, self._timers = RealClock(), SharedTimers()
 
     def call(self, to: Address, request: Request[R], timeout: int) -> Coroutine[Any, Any, R | Unknown]:
@@ -116,6 +116,45 @@ class DirectNet:
                 lambda host, left: self._call(f"{host}/{CONTROLLER_NAME}", request, left), timeout
             )
         return self._call(to, request, timeout)
+
+    def ask(
+        self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
+    ) -> None:
+        """See actors.ports.Net. A task is made only where a connection must be opened, or has no room."""
+        local, (host, _, actor) = self._local, to.partition("/")
+        if local is not None and host == local.name:
+            question = _Question(request, on_answer)
+            question.timer = self._deadline(timeout, partial(question.late, to, timeout))
+            local.accept(actor, type(request).__name__, _within(request), question.answer)
+            return
+        connection = None if to == CONTROLLER else self._peers.open_to(host)
+        if connection is None:
+            task = asyncio.get_running_loop().create_task(
+                self._ask_later(to, request, timeout, on_answer), context=SHARED_CONTEXT.context
+            )
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+            return
+        question = _Question(request, on_answer)
+        try:
+            number, future = connection.ask(_route(actor, request), pack(request))
+        except SluiceError as error:
+            question.finish(error)
+            return
+        self.calls += 1
+        question.timer = self._deadline(timeout, partial(question.late, to, timeout))
+        question.over = partial(connection.forget, number)
+        future.add_done_callback(question.done, context=SHARED_CONTEXT.context)
+
+    async def _ask_later(
+        self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
+    ) -> None:
+        outcome: R | Unknown | SluiceError
+        try:
+            outcome = await self.call(to, request, timeout)
+        except SluiceError as error:
+            outcome = error
+        on_answer(outcome)
 
     def _is_here(self, to: Address) -> bool:
         return self._local is not None and self._local.has(to)
@@ -129,7 +168,7 @@ class DirectNet:
 
     async def _call_peer(self, host: str, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         self.calls += 1
-        route = f"{to.partition('/')[2]} {type(request).__name__}".encode()
+        route = _route(to.partition("/")[2], request)
         try:
             return opened(request, await self._peers.call(host, route, pack(request), timeout / 1000))
         except TimeoutError:
@@ -137,11 +176,9 @@ class DirectNet:
 
     async def _call_here(self, local: LocalActors, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         """Ask an actor of this process. It goes on with its work when the caller has given up."""
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Answer] = loop.create_future()
-        work = partial(local.answer_here, to.partition("/")[2], type(request).__name__, pack(request).copied())
-        self._tasks[answered] = loop.create_task(self._serve(work, answered), context=SHARED_CONTEXT.context)
-        timer = self._deadline(timeout, answered)
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        timer = self._deadline(timeout, partial(late, answered))
+        local.accept(to.partition("/")[2], type(request).__name__, _within(request), partial(_settle, answered))
         try:
             answer = await answered
         except TimeoutError:
@@ -150,21 +187,11 @@ class DirectNet:
             timer.cancel()
         return opened(request, answer.copied() if isinstance(answer, Packed) else answer)
 
-    def _deadline(self, milliseconds: int, answered: asyncio.Future[Answer]) -> Timer:
+    def _deadline(self, milliseconds: int, call: Callable[[], object]) -> Timer:
         """Ends the wait for an answer, which next to never happens: a long one has no timer of its own."""
         if milliseconds < SHARED_FROM_MS:
-            return self._clock.timer(milliseconds, partial(late, answered))
-        return self._timers.timer(self._clock, milliseconds, partial(late, answered))
-
-    async def _serve(self, work: Callable[[], Awaitable[Answer]], answered: asyncio.Future[Answer]) -> None:
-        """work: begins here, because a loop that ends may cancel this before it does."""
-        try:
-            answer = await work()
-            if not answered.done():
-                answered.set_result(answer)
-        finally:
-            self._tasks.pop(answered, None)
-            answered.cancel()  # without an effect, unless this ended before there was an answer
+            return self._clock.timer(milliseconds, call)
+        return self._timers.timer(self._clock, milliseconds, call)
 
     async def find(self, host: str) -> Endpoint | Unknown:
         """Where it listens. If nobody says so in time, or Ray cannot, as it was said last, because a new process has a
@@ -241,6 +268,56 @@ class DirectNet:
     def close(self) -> None:
         self._controllers.close()
         self._peers.close()
+
+
+class _Question(Generic[R]):
+    """One question that is asked without a task. over: called when nobody waits for the answer any more."""
+
+    __slots__ = ("_on_answer", "_request", "_settled", "over", "timer")
+
+    def __init__(self, request: Request[R], on_answer: Callable[[R | Unknown | SluiceError], None]) -> None:
+        self._request, self._on_answer = request, on_answer
+        self._settled = False
+        self.timer: Timer | None = None
+        self.over: Callable[[], None] | None = None
+
+    def answer(self, answer: Answer) -> None:
+        """The answer of an actor of this process."""
+        if not self._settled:
+            self.finish(outcome_of(self._request, answer.copied() if isinstance(answer, Packed) else answer))
+
+    def done(self, future: asyncio.Future[Answer]) -> None:
+        """The answer of another process."""
+        if not self._settled and not future.cancelled():
+            self.finish(outcome_of(self._request, future.result()))
+
+    def late(self, to: Address, timeout: int) -> None:
+        """The time for an answer is over."""
+        self.finish(_no_answer(to, self._request, timeout))
+
+    def finish(self, outcome: R | Unknown | SluiceError) -> None:
+        """Tell the outcome, once. In a turn of its own: an error of the asker is not one of the actor that answers."""
+        if not self._settled:
+            self._settled = True
+            if self.timer is not None:
+                self.timer.cancel()
+            if self.over is not None:
+                self.over()
+            asyncio.get_running_loop().call_soon(self._on_answer, outcome, context=SHARED_CONTEXT.context)
+
+
+def _within(request: Request[Any]) -> Message:
+    """A request as it goes to an actor of this process: through the codec, unless it can never change."""
+    return request if is_value(type(request)) else pack(request).copied()
+
+
+def _route(actor: str, request: Request[Any]) -> bytes:
+    return f"{actor} {type(request).__name__}".encode()
+
+
+def _settle(answered: asyncio.Future[Answer], answer: Answer) -> None:
+    if not answered.done():
+        answered.set_result(answer)
 
 
 def _no_answer(to: Address, request: Request[Any], timeout: int) -> Unknown:

@@ -55,13 +55,11 @@ class Peers:
         Raises TimeoutError, Invalid if the other side is refused or the request does not fit a frame, and Unavailable
         if a payload of the request cannot be read.
         """
-        peer = self._peers.get(host)
-        if peer is None:
-            peer = self._peers[host] = _Peer(host)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        connection = peer.connection
-        if connection is None or not connection.is_open or connection.full:
+        connection = self.open_to(host)
+        if connection is None:
+            peer = self._peers.setdefault(host, _Peer(host))
             async with asyncio.timeout_at(deadline):
                 found = await self._ready(peer)
             if isinstance(found, Unknown):
@@ -74,6 +72,12 @@ class Peers:
         finally:
             timer.cancel()
             connection.forget(number)
+
+    def open_to(self, host: str) -> Connection | None:
+        """A connection to a process that is open and has room; None if that is to be waited for."""
+        peer = self._peers.get(host)
+        connection = None if peer is None else peer.connection
+        return None if connection is None or not connection.is_open or connection.full else connection
 
     def is_far(self, host: str) -> bool:
         """Whether it was reached over a connection that cannot pass descriptors: payloads travel to us whole."""

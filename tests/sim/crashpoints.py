@@ -26,8 +26,8 @@ from typing import Never, TypeVar
 
 from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from sluice.actors.ports import DiskFailed, DiskFull, Meta, Objects, Version
-from sluice.actors.ports.wire import Packed
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
+from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.format.frame import Buffer
 from tests.sim.disk import SimDisk
@@ -157,12 +157,22 @@ class CrashableProcess(Process):
         self.world.ended(self, "crash at an effect")
         await self.world.never()
 
-    async def answer(self, kind: str, packed: Packed) -> Answer:
+    def accept(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
         """Answer; the answer to a request that changes something is an effect."""
         if kind in READS:
-            return await super().answer(kind, packed)
-        handle = super().answer
-        return await self.world.effects.do(self, f"answer to {kind}", lambda: handle(kind, packed), self.world.never)
+            super().accept(kind, message, on_answer)
+        else:
+            self.task(self._answer(kind, message, on_answer), kind)
+
+    async def _answer(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        accept = super().accept
+
+        def act() -> SharedFuture[Answer]:
+            answered: SharedFuture[Answer] = SharedFuture()
+            accept(kind, message, answered.set_result)
+            return answered
+
+        on_answer(await self.world.effects.do(self, f"answer to {kind}", act, self.world.never))
 
 
 class CrashWorld(World):

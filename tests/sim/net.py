@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 from sluice.actors.ports import Address, Unknown
 from sluice.actors.ports.wire import Blob, Packed, Reply, Request, pack, pack_error
-from sluice.actors.runtime.host import Answer, opened
+from sluice.actors.runtime.host import Answer, Message, OnAnswer, opened
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.frame import Buffer
 from tests.sim.loop import SimLoop
@@ -35,11 +35,11 @@ class Process(Protocol):
     machine: str
     alive: bool
 
-    def task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run background work in it; it ends with the process."""
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have it call something, unless it ends before that."""
 
-    async def answer(self, kind: str, packed: Packed) -> Answer:
-        """What becomes of a request."""
+    def accept(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        """Answer a request."""
 
 
 class Processes(Protocol):
@@ -211,6 +211,37 @@ class SimNet:
 
     async def call(self, to: Address, request: Request[R], timeout: int) -> R | Unknown:
         """Ask a peer: its reply, or Unknown; its refusal is raised."""
+        future, over = self._send(to, request, timeout)
+        try:
+            answer = await future
+        finally:
+            over()
+        return self._outcome(to, request, answer)
+
+    def ask(
+        self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
+    ) -> None:
+        """Ask a peer; the outcome comes by a call in this process."""
+        future, over = self._send(to, request, timeout)
+
+        def answered() -> None:
+            outcome: R | Unknown | SluiceError
+            try:
+                outcome = self._outcome(to, request, future.result())
+            except SluiceError as error:
+                outcome = error
+            on_answer(outcome)
+
+        def settled(_: object) -> None:
+            over()
+            self._process.soon(answered)
+
+        future.add_done_callback(settled)
+
+    def _send(
+        self, to: Address, request: Request[Any], timeout: int
+    ) -> tuple[asyncio.Future[Answer], Callable[[], None]]:
+        """The answer to a request that is sent now, and what is called when nobody waits for it any more."""
         kind = type(request).__name__
         packed = pack(request).copied()
         self._network.calls[kind] = self._network.calls.get(kind, 0) + 1
@@ -218,20 +249,20 @@ class SimNet:
         timer = self._loop.after(timeout, _settle, future, Unknown(f"no answer to {kind} from {to} in {timeout} ms"))
         here, there = self._process.machine, to.partition("/")[0]
         self._network.carry(here, there, lambda: self._arrive(to, kind, packed, future))
-        try:
-            answer = await future
-        finally:
+
+        def over() -> None:
             timer.cancel()
             self._network.over_within(to, future)
+
+        return future, over
+
+    def _outcome(self, to: Address, request: Request[R], answer: Answer) -> R | Unknown:
+        """The reply of a peer, or Unknown. Raises its refusal."""
         witness = self._world.witness
-        if isinstance(answer, Packed):
-            reply = opened(request, answer)
-            if witness is not None:
-                witness(self._process, to, request, reply)
-            return reply
+        reply = opened(request, answer) if isinstance(answer, Packed) else None
         if witness is not None:
-            witness(self._process, to, request, answer)
-        return opened(request, answer)
+            witness(self._process, to, request, answer if reply is None else reply)
+        return opened(request, answer) if reply is None else reply
 
     async def share(self, *parts: Buffer) -> Blob:
         """Large payloads by handle, small ones inline."""
@@ -274,17 +305,22 @@ class SimNet:
         if there == here and not future.done():
             self._network.begun_within(to, future)
         self._world.trace(kind, self._process.name, callee.name)
-        callee.task(self._serve(callee, kind, packed, future), kind)
+        callee.soon(lambda: self._serve(callee, kind, packed, future))
 
-    async def _serve(self, callee: Process, kind: str, packed: Packed, future: asyncio.Future[Answer]) -> None:
+    def _serve(self, callee: Process, kind: str, packed: Packed, future: asyncio.Future[Answer]) -> None:
         """Run a handler in the callee's process and send its answer back."""
+
+        def on_answer(answer: Answer) -> None:
+            if isinstance(answer, Packed):
+                answer = answer.copied()
+            if callee.alive:
+                self._network.carry(callee.machine, self._process.machine, lambda: _settle(future, answer))
+
         refusal = self._network.refusal(kind)
-        answer = pack_error(refusal) if refusal is not None else await callee.answer(kind, packed)
-        if isinstance(answer, Packed):
-            answer = answer.copied()
-        if not callee.alive:
-            return
-        self._network.carry(callee.machine, self._process.machine, lambda: _settle(future, answer))
+        if refusal is not None:
+            on_answer(pack_error(refusal))
+        else:
+            callee.accept(kind, packed, on_answer)
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:

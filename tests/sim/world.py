@@ -19,9 +19,9 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from sluice.actors.ports import SHARED_FROM, Address, DiskFailed, InCommon, Ports, Unknown
-from sluice.actors.ports.wire import Packed, Reply, Request
+from sluice.actors.ports.wire import Reply, Request
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Answer, HostedActor
+from sluice.actors.runtime.host import HostedActor, Message, OnAnswer
 from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk
@@ -90,7 +90,6 @@ class Process:
         return task
 
     def log(self, event: str, **fields: object) -> None:
-        """What the actor logs."""
         self._world.record(self.name, event, **fields)
         for hear in self._world.ears:
             hear(self, event, fields)
@@ -102,7 +101,7 @@ class Process:
 
     def host(self, actor: Actor) -> HostedActor:
         """Take an actor in."""
-        self.hosted = HostedActor(actor, self.broken)
+        self.hosted = HostedActor(actor, self.broken, self.task)
         return self.hosted
 
     def broken(self, work: str, error: Exception) -> None:
@@ -114,11 +113,13 @@ class Process:
         else:
             self._world.defect(self, work, error)
 
-    async def answer(self, kind: str, packed: Packed) -> Answer:
-        """Hand a request to the actor."""
-        if self.hosted is None:
-            raise Unavailable(f"{self.name} has no actor")
-        return await self.hosted.answer(kind, packed)
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have this process call something in its next turn; it does so when it thaws, and never once it has ended."""
+        self._world.loop.call_soon(call, context=self._context)
+
+    def accept(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        assert self.hosted is not None
+        self.hosted.accept(kind, message, on_answer)
 
     async def _guard(self, number: int, work: Work, name: str) -> None:
         try:

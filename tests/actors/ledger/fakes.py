@@ -33,9 +33,10 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
-from sluice.storage.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.errors import Conflict, Corrupt, Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import Buffer, Header, Run, decode_head, encode_head
 from tests.actors.topic.cluster import make_test_run
+from tests.kit.asking import ask_in_task
 from tests.kit.meta import MemoryMeta
 from tests.sim.clock import EPOCH_MS, SimClock, SimRng
 from tests.sim.loop import current_loop
@@ -143,6 +144,12 @@ class Wire:
             raise Corrupt("told to be damaged")
         reply = self.bookies[to].answer(request)
         return Unknown("reply lost") if what == "lose reply" else cast(R, reply)
+
+    def ask(
+        self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
+    ) -> None:
+        """See call."""
+        ask_in_task(self, to, request, timeout, on_answer)
 
     def release(self) -> list[Reply | Exception]:
         """Held requests arrive now; returns what the bookies made of them."""

@@ -37,7 +37,8 @@ def test_a_connection_that_ends_is_counted_once() -> None:
 
 def test_an_owner_that_ends_is_counted_once() -> None:
     async def scenario(world: World) -> None:
-        hosted = HostedActor(Counter(world.client("c")), lambda name, error: None)
+        ports = world.client("c")
+        hosted = HostedActor(Counter(ports), lambda name, error: None, ports.spawn)
         before = LET_GO.blocks
         LET_GO.looked()
         hosted.end("closed")

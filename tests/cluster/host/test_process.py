@@ -16,6 +16,7 @@ from sluice.cluster.base.real import Tasks
 from sluice.cluster.host.process import ProcessActors
 from sluice.storage.errors import AccessDenied, Corrupt, Fenced, Invalid, InvariantViolation, SluiceError, Unavailable
 from tests.cluster.helpers import admin_ports
+from tests.kit.asking import answer_of
 
 
 class Worker(Actor):
@@ -58,7 +59,7 @@ async def run_one(kind: type[Worker], error: Exception | None) -> tuple[bool, li
     works = [task for task in asyncio.all_tasks() if task.get_name() == "work"]
     await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0)  # who watches the task is told in the next turn of the loop
-    answers = [await actors.answer_here(name, "Ping", pack(Ping())) for name in ("one", "other")]
+    answers = [await answer_of(actors, name, "Ping", pack(Ping())) for name in ("one", "other")]
     assert not isinstance(answers[1], Unknown), "the other actor of the process has nothing to do with it"
     await actors.close()
     return not isinstance(answers[0], Unknown), dropped

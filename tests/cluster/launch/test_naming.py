@@ -11,7 +11,7 @@ import pytest
 
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Packed
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.launch import naming
 from sluice.cluster.launch.naming import open_door, read_door, through
 from sluice.cluster.node.environment import CONTROLLER_HOST
@@ -20,6 +20,7 @@ from sluice.cluster.wire.endpoint import Endpoint
 from sluice.cluster.wire.listener import Listener
 from sluice.cluster.wire.net import NAMING, DirectNet, Listening, Whereabouts, open_endpoint
 from sluice.storage.errors import Invalid
+from tests.kit.asking import answer_in_task
 
 ADDRESS = "127.0.0.1:6379"
 KNOWN = Endpoint("bookie-1", "m", "n", "/s", "127.0.0.1", 5)
@@ -33,6 +34,9 @@ async def find(host: str) -> Endpoint | Unknown:
 
 class Keeper:
     """A process that knows one other."""
+
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         assert (actor, kind) == (NAMING, "Whereabouts")

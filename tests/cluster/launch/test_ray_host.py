@@ -18,6 +18,7 @@ from sluice.actors.runtime.host import Answer, why_ended
 from sluice.cluster.launch import ray_host as host
 from sluice.cluster.launch.process_requests import Introduce, Introduced
 from sluice.storage.errors import InvariantViolation
+from tests.kit.asking import answer_of
 
 METHODS = {
     *("__init__", "ready", "wake", "serve", "node", "start", "stop", "endpoint", "introduce", "process", "usage"),
@@ -102,7 +103,7 @@ async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
     """A host with one actor, and somebody who waits for its answer."""
     runs = host.Host("host", parts, {}, [])
     await runs.start("topic", "slow", {})
-    waiting = asyncio.create_task(runs.actors.answer_here("slow", "Stats", pack(Stats())))
+    waiting = asyncio.create_task(answer_of(runs.actors, "slow", "Stats", pack(Stats())))
     await asyncio.sleep(0)
     return runs, waiting
 
@@ -122,13 +123,13 @@ async def test_wait_for_a_stopped_actor_ends_with_gone() -> None:
 async def test_so_does_who_waits_for_one_that_breaks(breaking: Request[Any]) -> None:
     """And who asked the question that broke it, by a broken promise or by a plain defect."""
     runs, waiting = await waiting_for(Parts())
-    broken = await runs.actors.answer_here("slow", type(breaking).__name__, pack(breaking))
+    broken = await answer_of(runs.actors, "slow", type(breaking).__name__, pack(breaking))
     await asyncio.wait([waiting], timeout=1)
     answer = waiting.result()
     assert isinstance(broken, Unknown)
     assert isinstance(answer, Unknown)
     assert (broken.gone, answer.gone) == (True, True)
-    later = await runs.actors.answer_here("slow", "Ping", pack(Ping()))
+    later = await answer_of(runs.actors, "slow", "Ping", pack(Ping()))
     assert isinstance(later, Unknown)
     assert later.gone
     assert why_ended("host/slow", later) in (

@@ -12,11 +12,12 @@ import pytest
 
 from sluice.actors.ports import Address, Unknown
 from sluice.actors.ports.wire import Packed, pack
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.node.environment import CONTROLLER_HOST
 from sluice.cluster.wire import net as module
 from sluice.cluster.wire.endpoint import Endpoint
 from sluice.cluster.wire.net import NAMING, DirectNet, Listening, Whereabouts, open_endpoint
+from tests.kit.asking import answer_in_task
 
 TOKEN = b"t" * 64
 TIMEOUT = 30_000
@@ -24,6 +25,9 @@ TIMEOUT = 30_000
 
 class Named:
     """A process that answers."""
+
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         return pack(Listening(reason="here"))
@@ -71,7 +75,10 @@ class Controller:
     def has(self, address: Address) -> bool:
         return False
 
-    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
+
+    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         self.asked.append(f"{actor} {kind}")
         return Unknown("it does not know either")
 
@@ -95,7 +102,10 @@ class Here:
     def has(self, address: Address) -> bool:
         return True
 
-    async def answer_here(self, actor: str, kind: str, packed: Packed) -> Answer:
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
+
+    async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         return Unknown("it does not matter")
 
 

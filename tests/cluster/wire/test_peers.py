@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Packed
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.wire import connection, frames, listener
 from sluice.cluster.wire.connection import Connection
 from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
@@ -25,6 +25,7 @@ from sluice.cluster.wire.listener import Listener
 from sluice.cluster.wire.payloads import SharedPayload
 from sluice.cluster.wire.peers import Peers
 from sluice.storage.errors import Invalid
+from tests.kit.asking import answer_in_task
 
 KEY = b"a token of the cluster"
 ASK = Packed(b"head", [], [])
@@ -39,6 +40,9 @@ class Echo:
         self.asked: list[tuple[str, str]] = []
         self.finished = 0
         self.says: Answer | None = None
+
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         self.asked.append((actor, kind))

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Packed
-from sluice.actors.runtime.host import Answer
+from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.wire import tls
 from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from sluice.cluster.wire.handshake import HandshakeRefused
@@ -27,6 +27,7 @@ from sluice.cluster.wire.payloads import SharedPayload
 from sluice.cluster.wire.peers import Peers
 from sluice.cluster.wire.tls import Secured, TlsFiles, Trust, checked, files_of
 from sluice.storage.errors import Invalid
+from tests.kit.asking import answer_in_task
 from tests.kit.certificates import Authority
 
 KEY = b"a token of the cluster"
@@ -64,6 +65,9 @@ class Echo:
 
     def __init__(self) -> None:
         self.asked = 0
+
+    def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
+        answer_in_task(self.answer, actor, kind, message, on_answer)
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         self.asked += 1

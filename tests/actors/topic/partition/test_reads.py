@@ -406,7 +406,7 @@ def test_run_asked_for_by_several_at_once_is_read_once() -> None:
         assert [len(rows.positions) for rows in answers] == [30, 29, 28, 27, 26]
         assert world.network.calls["ReadRun"] == len(positions)
 
-    World(33).play(scenario)
+    World(32).play(scenario)
 
 
 def test_an_old_run_is_read_once_for_many_consumers() -> None:
