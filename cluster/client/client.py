@@ -44,6 +44,7 @@ from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Request
 from sluice.actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer, ProducerConfig
+from sluice.actors.producer.waves import Waves
 from sluice.cluster.base.loop import LoopThread, NoReplyInTime
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng
@@ -108,7 +109,7 @@ class Client(OfThisProcess, StoredMessages):
             spawn=self._tasks,
             log=self._log,
         )
-        self._directory = Directory(self._ports, CONTROLLER)
+        self._directory, self._waves = Directory(self._ports, CONTROLLER), Waves(self._ports)
         self.pulsar_service_url = ""
         """Where clients of Apache Pulsar connect to a cluster in this process; empty if it serves none."""
         self._open: dict[int, Producer | Consumer] = {}
@@ -268,6 +269,7 @@ class Client(OfThisProcess, StoredMessages):
                 self._ports,
                 self._directory,
                 ProducerConfig(topic, partition, options.name, incarnation, options.compression),
+                waves=self._waves,
             )
             for partition in range(settings.partitions)
         ]

@@ -94,8 +94,8 @@ class Header:
     positions: of a run of results, the messages that they were made of (actors.topic.partition.results); else empty,
     and then not written, so that the frames of all other runs are what they were before there were results.
 
-    segments: of a run of several producers, in the order of its messages; then producer is "" and first_sequence 0. Else
-    empty, and then not written. Invariant: neighbours are of different producers, and their counts make up `count`.
+    segments: of a run of several producers, in the order of its messages; then producer is "" and first_sequence 0.
+    Else empty, and then not written. Invariant: neighbours are of different producers; their counts make up `count`.
     """
 
     ledger: int

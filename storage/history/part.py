@@ -340,7 +340,8 @@ def _alike(frames: list[Frame]) -> pa.Table:
 
 def rows_within(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Number the rows of each stretch from 0; counts: the stretches' rows, int64."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    within: npt.NDArray[Any] = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return within
 
 
 def batch_of_table(table: pa.Table) -> pa.RecordBatch:

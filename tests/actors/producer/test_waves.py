@@ -9,8 +9,8 @@ import numpy as np
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Publish, Published
 from sluice.actors.ports import Ports
-from sluice.actors.producer.append_turns import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns
 from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns, Waves
 from tests.actors.producer.test_gathering import Owner
 from tests.actors.producer.test_split import made
 from tests.sim.world import World
@@ -47,9 +47,9 @@ def test_so_many_partitions_are_appended_to_at_once() -> None:
 
         address = await world.start("owner", owner, fixed=True)
         ports = world.client("client")
-        turns, directory = AppendTurns(ports), Directory(ports, address)
+        waves, directory = Waves(ports), Directory(ports, address)
         producers = [
-            PartitionProducer(ports, directory, ProducerConfig("t", 0, f"p{number}", "p-1"), turns=turns)
+            PartitionProducer(ports, directory, ProducerConfig("t", number, "p", "p-1"), waves=waves)
             for number in range(COUNT)
         ]
         await asyncio.gather(*(producer.open() for producer in producers))

@@ -1,0 +1,188 @@
+"""Publishes to a partition in waves: what the producers of a process have waiting for it goes as one run.
+
+One wave is under way for each partition. Batches that are sent meanwhile gather and go with the next one, so no message
+waits for a timer, and a message that is alone goes at once. A batch that is large anyway goes by itself, beside the
+waves.
+
+A wave is tried once. If it is refused, or its outcome is unknown, each producer publishes its part by itself until that
+has its outcome (actors.producer.producer), and joins no wave meanwhile. So a part keeps its place before everything
+that its producer sends later, and the owner knows what it has stored by producer and sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from sluice.actors.messages import Published, PublishMany
+from sluice.actors.ports import Ports, Timer, Unknown
+from sluice.actors.ports.wire import Blob
+from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal_task import SignalTask
+from sluice.storage.errors import SluiceError
+from sluice.storage.format.batch import MAX_RUN_MESSAGES, has_keyed_delay, joined
+from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, make_run
+
+if TYPE_CHECKING:
+    from sluice.actors.producer.producer import Outgoing, PartitionProducer
+
+PUBLISH_TIMEOUT = 10_000
+JOINT_BYTES = 64 * 1024
+"""A batch of more bytes goes by itself: it costs no less together with others."""
+WAVE_BYTES = 1024 * 1024
+"""The most bytes of one wave."""
+MOST_APPENDS = 100
+PATIENCE_MS = 3_000
+
+
+class Waves:
+    """The waves of a client or a gateway, to all partitions."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports, self.turns = ports, AppendTurns(ports)
+        self._partitions: WeakValueDictionary[tuple[str, int], PartitionWaves] = WeakValueDictionary()
+
+    def of(self, topic: str, partition: int) -> PartitionWaves:
+        """The waves to a partition; one object for all its producers."""
+        waves = self._partitions.get((topic, partition))
+        if waves is None:
+            waves = self._partitions[topic, partition] = PartitionWaves(self._ports, self.turns, f"wave-{partition}")
+        return waves
+
+
+class PartitionWaves:
+    """The waves to one partition.
+
+    Invariant: a producer waits here or has a batch under way, never both, so its batches are published in order.
+    """
+
+    __slots__ = ("__weakref__", "_ports", "_signal", "_turns", "_waiting")
+
+    def __init__(self, ports: Ports, turns: AppendTurns, name: str) -> None:
+        self._ports, self._turns = ports, turns
+        self._waiting: list[PartitionProducer] = []
+        self._signal = Signal()
+        SignalTask(ports, self._signal, self._step, name)
+
+    def join(self, producer: PartitionProducer) -> None:
+        """Publish what this producer has waiting with the next wave."""
+        self._waiting.append(producer)
+        self._signal.set()
+
+    async def _step(self) -> None:
+        self._signal.clear()
+        while self._waiting:
+            turn = await self._turns.begin()
+            try:
+                parts = self._next()
+                if len(parts) == 1:
+                    await parts[0][0].publish(parts[0][1])
+                elif parts:
+                    await self._publish(parts)
+            finally:
+                turn.end()
+
+    def _next(self) -> list[tuple[PartitionProducer, list[Outgoing]]]:
+        """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
+        waiting, self._waiting = self._waiting, []
+        parts: list[tuple[PartitionProducer, list[Outgoing]]] = []
+        messages = size = names = 0
+        for producer in waiting:
+            if (head := producer.head) is None:
+                producer.go_on()
+                continue
+            name_bytes = len(producer.name.encode())
+            fits = not parts or (
+                len(parts) < MAX_SEGMENTS
+                and size < WAVE_BYTES
+                and names + name_bytes <= MAX_NAMES_BYTES
+                and parts[0][0].address == producer.address
+                and parts[0][1][0].batch.rows.schema.equals(head.batch.rows.schema)
+            )
+            if not fits:
+                self._waiting.append(producer)
+                continue
+            group = producer.gather()
+            group_bytes, rows = sum([one.bytes for one in group]), sum([len(one.batch) for one in group])
+            if producer.alone or group_bytes > JOINT_BYTES or messages + rows > MAX_RUN_MESSAGES:
+                producer.publish_alone(group)
+                continue
+            parts.append((producer, group))
+            messages, size, names = messages + rows, size + group_bytes, names + name_bytes
+        return parts
+
+    async def _publish(self, parts: list[tuple[PartitionProducer, list[Outgoing]]]) -> None:
+        """Publish the parts of several producers as one run, once."""
+        counts = [sum([len(one.batch) for one in group]) for _, group in parts]
+        ends = [group[-1].first_sequence + len(group[-1].batch) for _, group in parts]
+        batch = joined([one.batch for _, group in parts for one in group])
+        run = make_run(batch)
+        request = PublishMany(
+            producers=[producer.name for producer, _ in parts],
+            sessions=[producer.session for producer, _ in parts],
+            first_sequences=[end - count for end, count in zip(ends, counts, strict=True)],
+            counts=counts,
+            follows=[producer.last_sequence for producer, _ in parts],
+            delayed=run.delayed,
+            shape=run.shape,
+            crc=run.crc,
+            payload=Blob(run.payload),
+            keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
+        )
+        outcome: Published | Unknown | SluiceError
+        try:
+            outcome = await self._ports.net.call(parts[0][0].address, request, PUBLISH_TIMEOUT)
+        except SluiceError as error:
+            outcome = error
+        if not isinstance(outcome, Published):
+            for producer, group in parts:
+                producer.publish_alone(group, outcome if isinstance(outcome, Unknown) else None)
+            return
+        parts[0][0].on_published(run, outcome, batch)
+        entry = outcome.first_entry
+        for (producer, group), count in zip(parts, counts, strict=True):
+            producer.settle(group, outcome.ledger, entry)
+            entry += count
+
+
+class AppendTurns:
+    """A limit on the appends of a client or a gateway that are under way at once.
+
+    A client that sends to a thousand partitions begins as many appends, and each makes every turn of the event loop
+    longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
+    sessions and appends are given up although nothing is wrong with them. So MOST_APPENDS are under way, and the others
+    wait in the order in which they came.
+
+    An append whose bookies or owner are away may take for ever. After PATIENCE_MS it does not count any more, so that
+    it keeps no other partition waiting for longer.
+    """
+
+    def __init__(self, ports: Ports, most: int = MOST_APPENDS) -> None:
+        self._ports = ports
+        self._room = asyncio.Semaphore(most)
+
+    async def begin(self) -> AppendTurn:
+        """Wait until it is its turn. The caller ends it."""
+        await self._room.acquire()
+        return AppendTurn(self._ports, self._room)
+
+
+class AppendTurn:
+    """An append that is under way, or its repetition."""
+
+    __slots__ = ("_counts", "_room", "_timer")
+
+    def __init__(self, ports: Ports, room: asyncio.Semaphore) -> None:
+        self._room, self._counts = room, True
+        self._timer: Timer = ports.clock.timer(PATIENCE_MS, self._let_others)
+
+    def end(self) -> None:
+        """End the turn of an append that has succeeded or failed, and let others begin."""
+        self._timer.cancel()
+        self._let_others()
+
+    def _let_others(self) -> None:
+        if self._counts:
+            self._counts = False
+            self._room.release()
