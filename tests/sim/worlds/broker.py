@@ -256,7 +256,8 @@ class Course:
     def _mate(self, number: int) -> SimProducer | None:
         """The producer of the same client: in half of the runs two share one."""
         shared = number % 2 and random.Random(f"mates/{self.world.seed}").random() < 0.5
-        return self.producers[number - 1] if shared else None
+        mate = self.producers[number - 1] if shared else None
+        return mate if isinstance(mate, SimProducer) else None
 
     def join(self) -> SimConsumer:
         """One more consumer."""
