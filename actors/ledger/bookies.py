@@ -36,6 +36,8 @@ class Bookies:
         self._writable: list[str] = []
         self._leaving: list[str] = []
         self._avoid: dict[str, int] = {}
+        self.frames = 1
+        """The newest kind of frame that all processes of the cluster read, as last heard."""
         self._fetched: int | None = None
         self._lock = asyncio.Lock()
 
@@ -53,7 +55,7 @@ class Bookies:
             self._fetched = self._ports.clock.monotonic()
             self._addresses.update(zip(known.ids, known.addresses, strict=True))
             self._writable = [name for name in known.ids if name not in known.read_only]
-            self._leaving = known.leaving
+            self._leaving, self.frames = known.leaving, known.frames
 
     async def ever(self) -> list[str]:
         """Ids of all bookies that ever served in this cluster, in order, whether they are there now or not.

@@ -17,6 +17,7 @@ from sluice.actors import messages
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Reply, Request
 from sluice.storage.errors import Invalid
+from sluice.storage.format.frame import NEWEST
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -101,7 +102,8 @@ class Actor:
 
     async def handle(self, request: Request[Any]) -> Reply:
         if isinstance(request, messages.Ping):
-            return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=self.idle_ms())
+            idle_ms = self.idle_ms()
+            return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=idle_ms, frames=NEWEST)
         kind = type(request)
         name = HANDLERS.get(kind)
         if name is None:

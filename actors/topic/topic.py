@@ -334,6 +334,7 @@ class Topic(Actor):
         await self._ready()
         self._check_size(request)
         check_segments(request)
+        await self._log.check_segments()
         self._judge_all(request)
         run, _ = await self._check(request)
         blob = await self._shared(run)

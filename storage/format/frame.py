@@ -51,6 +51,10 @@ Buffer = bytes | bytearray | memoryview
 """Anything that holds bytes without interpreting them; pyarrow buffers and numpy arrays go through memoryview()."""
 
 MAGIC, WITH_SEGMENTS = b"SLC1", b"SLC2"
+NEWEST = 2
+"""The newest kind of frame that this process reads: 1 without segments, 2 with them. A newer kind is written only when
+every process of the cluster says that it reads it.
+"""
 PREFIX = struct.Struct("<4sIII")
 PREFIX_BYTES = PREFIX.size + 4
 MAX_HEADER_BYTES = 4096
