@@ -14,7 +14,7 @@ from typing import TypeVar
 from sluice.actors.messages import BookieList
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.storage.errors import Unavailable
+from sluice.storage.errors import Conflict, Unavailable
 
 R = TypeVar("R", bound=Reply)
 
@@ -56,6 +56,13 @@ class Bookies:
             self._addresses.update(zip(known.ids, known.addresses, strict=True))
             self._writable = [name for name in known.ids if name not in known.read_only]
             self._leaving, self.frames = known.leaving, known.frames
+
+    async def check_frames(self, kind: int) -> None:
+        """Raises Conflict while a process of the cluster reads no frames of this kind."""
+        if self.frames < kind:
+            await self.refresh()
+        if self.frames < kind:
+            raise Conflict("an older process of the cluster reads no runs of several producers")
 
     async def ever(self) -> list[str]:
         """Ids of all bookies that ever served in this cluster, in order, whether they are there now or not.

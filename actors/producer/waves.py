@@ -12,21 +12,22 @@ that its producer sends later, and the owner knows what it has stored by produce
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from sluice.actors.messages import Published, PublishMany
-from sluice.actors.ports import Ports, Timer, Unknown
+from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
+from sluice.actors.producer.outgoing import Outgoing
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.errors import SluiceError
-from sluice.storage.format.batch import MAX_RUN_MESSAGES, has_keyed_delay, joined
-from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, make_run
+from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
+from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run
 
-if TYPE_CHECKING:
-    from sluice.actors.producer.producer import Outgoing, PartitionProducer
-
+Outcome = Published | Unknown | SluiceError
+"""The end of one attempt to publish."""
 PUBLISH_TIMEOUT = 10_000
 JOINT_BYTES = 64 * 1024
 """A batch of more bytes goes by itself: it costs no less together with others."""
@@ -36,6 +37,38 @@ MOST_APPENDS = 100
 PATIENCE_MS = 3_000
 
 
+class WaveProducer(Protocol):
+    """A producer on one partition, as its waves see it. alone: its batches always go by themselves. on_published: told
+    of each run of a wave once.
+    """
+
+    name: str
+    address: Address
+    session: int
+    last_sequence: int
+    alone: bool
+    on_published: Callable[[Run, Published, StoredBatch], None]
+
+    @property
+    def head(self) -> Outgoing | None:
+        """The batch that is to be published next."""
+
+    def gather(self) -> list[Outgoing]:
+        """Take the head and what may join it in one run."""
+
+    def go_on(self) -> None:
+        """Wait for the next wave if anything is queued."""
+
+    async def publish(self, gathered: list[Outgoing]) -> None:
+        """Publish these as a run of their own, once."""
+
+    def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
+        """Report that these are stored from this entry on."""
+
+    def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
+        """Publish these beside the waves, until they have their outcome. outcome: of a first attempt."""
+
+
 class Waves:
     """The waves of a client or a gateway, to all partitions."""
 
@@ -43,7 +76,7 @@ class Waves:
         self._ports, self.turns = ports, AppendTurns(ports)
         self._partitions: WeakValueDictionary[tuple[str, int], PartitionWaves] = WeakValueDictionary()
 
-    def of(self, topic: str, partition: int) -> PartitionWaves:
+    def to(self, topic: str, partition: int) -> PartitionWaves:
         """The waves to a partition; one object for all its producers."""
         waves = self._partitions.get((topic, partition))
         if waves is None:
@@ -61,11 +94,11 @@ class PartitionWaves:
 
     def __init__(self, ports: Ports, turns: AppendTurns, name: str) -> None:
         self._ports, self._turns = ports, turns
-        self._waiting: list[PartitionProducer] = []
+        self._waiting: list[WaveProducer] = []
         self._signal = Signal()
         SignalTask(ports, self._signal, self._step, name)
 
-    def join(self, producer: PartitionProducer) -> None:
+    def join(self, producer: WaveProducer) -> None:
         """Publish what this producer has waiting with the next wave."""
         self._waiting.append(producer)
         self._signal.set()
@@ -83,10 +116,10 @@ class PartitionWaves:
             finally:
                 turn.end()
 
-    def _next(self) -> list[tuple[PartitionProducer, list[Outgoing]]]:
+    def _next(self) -> list[tuple[WaveProducer, list[Outgoing]]]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
         waiting, self._waiting = self._waiting, []
-        parts: list[tuple[PartitionProducer, list[Outgoing]]] = []
+        parts: list[tuple[WaveProducer, list[Outgoing]]] = []
         messages = size = names = 0
         for producer in waiting:
             if (head := producer.head) is None:
@@ -112,7 +145,7 @@ class PartitionWaves:
             messages, size, names = messages + rows, size + group_bytes, names + name_bytes
         return parts
 
-    async def _publish(self, parts: list[tuple[PartitionProducer, list[Outgoing]]]) -> None:
+    async def _publish(self, parts: list[tuple[WaveProducer, list[Outgoing]]]) -> None:
         """Publish the parts of several producers as one run, once."""
         counts = [sum([len(one.batch) for one in group]) for _, group in parts]
         ends = [group[-1].first_sequence + len(group[-1].batch) for _, group in parts]
@@ -130,7 +163,7 @@ class PartitionWaves:
             payload=Blob(run.payload),
             keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
         )
-        outcome: Published | Unknown | SluiceError
+        outcome: Outcome
         try:
             outcome = await self._ports.net.call(parts[0][0].address, request, PUBLISH_TIMEOUT)
         except SluiceError as error:
@@ -142,7 +175,7 @@ class PartitionWaves:
         parts[0][0].on_published(run, outcome, batch)
         entry = outcome.first_entry
         for (producer, group), count in zip(parts, counts, strict=True):
-            producer.settle(group, outcome.ledger, entry)
+            producer.confirm(group, outcome.ledger, entry)
             entry += count
 
 

@@ -102,7 +102,7 @@ from sluice.storage.format.batch import (
     decode_body,
     has_keyed_delay,
 )
-from sluice.storage.format.frame import Run, index_columns, make_run, payload_crc
+from sluice.storage.format.frame import KIND_WITH_SEGMENTS, Run, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""
@@ -334,7 +334,7 @@ class Topic(Actor):
         await self._ready()
         self._check_size(request)
         check_segments(request)
-        await self._log.check_segments()
+        await self._log.bookies.check_frames(KIND_WITH_SEGMENTS)
         self._judge_all(request)
         run, _ = await self._check(request)
         blob = await self._shared(run)

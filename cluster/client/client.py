@@ -43,7 +43,8 @@ from sluice.actors.messages.settings import OF_MAKING
 from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Request
-from sluice.actors.producer.producer import HASHING_SCHEMES, MURMUR3, PartitionProducer, ProducerConfig
+from sluice.actors.producer.outgoing import HASHING_SCHEMES, MURMUR3
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
 from sluice.cluster.base.loop import LoopThread, NoReplyInTime
 from sluice.cluster.base.own_process import OfThisProcess

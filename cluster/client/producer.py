@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from sluice.actors.messages import DELAY_ID
 from sluice.actors.ports import Ports
-from sluice.actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, split
+from sluice.actors.producer.outgoing import MURMUR3, Outgoing, cut, split
+from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base.loop import LoopThread, call_user
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.delayed import due_after

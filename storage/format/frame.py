@@ -51,7 +51,7 @@ Buffer = bytes | bytearray | memoryview
 """Anything that holds bytes without interpreting them; pyarrow buffers and numpy arrays go through memoryview()."""
 
 MAGIC, WITH_SEGMENTS = b"SLC1", b"SLC2"
-NEWEST = 2
+NEWEST = KIND_WITH_SEGMENTS = 2
 """The newest kind of frame that this process reads: 1 without segments, 2 with them. A newer kind is written only when
 every process of the cluster says that it reads it.
 """

@@ -127,9 +127,9 @@ KEEPING_TIME: list[Mutant] = [
     ),
     Mutant(
         name="any sequence is stored",
-        module="sluice.actors.topic.topic",
-        old="if not 0 <= request.first_sequence <= SEQUENCES - request.count:",
-        new="if request.first_sequence < 0:",
+        module="sluice.actors.topic.partition.producers",
+        old="if not 0 <= first <= SEQUENCES - count:",
+        new="if first < 0:",
         world=BROKER,
         test="tests/actors/topic/test_publish.py::test_sequences_that_no_column_holds_are_refused",
     ),

@@ -94,14 +94,14 @@ SHARING_CLIENTS: list[Mutant] = [
     Mutant(
         name="a refused message refuses what was gathered with it",
         module="sluice.actors.producer.producer",
-        old="                if refused and (halves := _halves(group)):\n",
-        new="                if not refused and (halves := _halves(group)):\n",
+        old="                if refused and (parts := halves(group)):\n",
+        new="                if not refused and (parts := halves(group)):\n",
         world=BROKER,
         test="tests/actors/producer/test_refused.py",
     ),
     Mutant(
         name="a batch is cut by its messages only",
-        module="sluice.actors.producer.producer",
+        module="sluice.actors.producer.outgoing",
         old="        elif count > 1 and piece.rows.nbytes + count * COLUMN_BYTES > BODY_BYTES:\n",
         new="        elif count > MAX_RUN_MESSAGES:\n",
         world=BROKER,

@@ -36,14 +36,12 @@ from sluice.actors.topic.partition.entry_cache import TAIL_BYTES, EntryCache, ca
 from sluice.actors.topic.partition.producers import Producers
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.partition.source_names import is_source
-from sluice.storage.errors import Conflict, Fenced, InvariantViolation, Overloaded, Unavailable
+from sluice.storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from sluice.storage.format.frame import Run, Segment
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, position
 
 T = TypeVar("T")
 
-WITH_SEGMENTS = 2
-"""The kind of frame (storage.format.frame.NEWEST) that has segments."""
 WINDOW_RUNS = 64
 """Runs that may be under way to the bookies at a time."""
 HELD_BYTES = 256 * 1024 * 1024
@@ -219,13 +217,6 @@ class ManagedLedger:
         writer = self._writer
         return writer is not None and not self._rolling.locked() and len(writer.state) < WINDOW_RUNS
 
-    async def check_segments(self) -> None:
-        """Raises Conflict while a process of the cluster does not read runs with segments."""
-        if self.bookies.frames < WITH_SEGMENTS:
-            await self.bookies.refresh()
-        if self.bookies.frames < WITH_SEGMENTS:
-            raise Conflict("an older process of the cluster reads no runs of several producers")
-
     async def make_room(self) -> None:
         """Wait until a run can be appended. Raises Overloaded, Unavailable (no bookies for a ledger), Fenced."""
         while True:
@@ -240,9 +231,7 @@ class ManagedLedger:
             await self._room.wait(self._ports)
 
     def append(self, run: Run, segments: tuple[Segment, ...], blob: Blob, positions: bytes = b"") -> None:
-        """Append a run when `ready`; what follows comes through the producers' pending runs. segments: the messages of
-        each producer. positions: of results.
-        """
+        """Append a run when `ready`; its segments are confirmed to the producers that wait. positions: of results."""
         writer = self._writer
         if writer is None or self.stopped:
             raise Fenced("the topic has a newer owner")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Located, LocateTopic, Publish, Published, PublishMany
 from sluice.actors.ports import Ports
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns, Waves
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import MAX_SEGMENTS
@@ -131,6 +133,9 @@ def waves_of(names: list[str], fails: SluiceError | None = None) -> tuple[Joined
     owners: list[Joined] = []
     outcomes: dict[tuple[str, int], object] = {}
 
+    def told(key: tuple[str, int], rows: np.ndarray, at: int, error: object) -> None:
+        outcomes[key] = error or at
+
     async def run(world: World) -> None:
         def owner(ports: Ports) -> Joined:
             owners.append(Joined(ports))
@@ -147,10 +152,7 @@ def waves_of(names: list[str], fails: SluiceError | None = None) -> tuple[Joined
         await asyncio.gather(*(producer.open() for producer in producers))
         for producer in producers:
             for sequence in range(1 if producer.name == "first" else 2):
-
-                def done(rows: np.ndarray, at: int, error: object, key: object = (producer.name, sequence)) -> None:
-                    outcomes[key] = error or at
-
+                done = partial(told, (producer.name, sequence))
                 producer.send(Outgoing(made(1), sequence, np.arange(1), done))
             if producer.name == "first":
                 await owners[0].came.wait(ports)

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.actors.messages.limits import SEQUENCES
-from sluice.actors.producer.producer import Outgoing, PartitionProducer
+from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.delayed import due_time

@@ -21,7 +21,8 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Event, SubscriptionSettings
 from sluice.actors.ports import Ports
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
+from sluice.actors.producer.outgoing import Outgoing, split
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
 from sluice.actors.runtime.signal import Signal
 from sluice.loadgen.base import history
@@ -75,8 +76,8 @@ class SimProducer:
         mate: SimProducer | None = None,
     ) -> None:
         self.name = f"producer-{number}"
-        self.ports = world.client(self.name, machine=machine) if mate is None else mate.ports
-        self.waves = Waves(self.ports) if mate is None else mate.waves
+        self.ports: Ports = world.client(self.name, machine=machine) if mate is None else mate.ports
+        self.waves: Waves = Waves(self.ports) if mate is None else mate.waves
         self.done: asyncio.Future[None] = world.loop.create_future()
         self._past = past
         self._traffic = traffic

@@ -25,7 +25,8 @@ import numpy as np
 
 from sluice.actors.consumer.payload import published_run
 from sluice.actors.messages import Published
-from sluice.actors.producer.producer import Entrance, Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from sluice.actors.pulsar.codec.fields import UNSIGNED
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import MalformedCommand, ServerError, command
