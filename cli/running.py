@@ -77,7 +77,8 @@ def up(
     if json:
         show_json(answer)
     else:
-        say(f"up at {answer['address']}; the data is in {answer['data_dir']}")
+        only = ", but nothing can be written to it" if answer.get("read_only") else ""
+        say(f"up at {answer['address']}{only}; the data is in {answer['data_dir']}")
         if answer.get("pulsar"):
             say(answer["pulsar"])
     return 2 if answer.get("read_only") else 0

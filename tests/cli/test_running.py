@@ -68,6 +68,7 @@ def test_up_says_what_is_wrong_and_what_has_no_effect(
     told = err.splitlines()
     assert [line.split(" ")[1] for line in told] == ["brokers", "bookie_settings", "alarm:", "up"]
     assert told[0].startswith("sluice: brokers stays 2, not 9: the cluster runs already; ")
+    assert told[-1] == "sluice: up at a, but nothing can be written to it; the data is in d"
 
 
 def test_down_names_the_folder_that_stays(cli: Cli, launch: Calls, tmp_path: Path) -> None:

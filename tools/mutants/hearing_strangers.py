@@ -258,6 +258,22 @@ HEARING_STRANGERS: list[Mutant] = [
         test=f"{WEB}/test_messages.py::test_fields_that_clients_set_are_shown_with_a_message",
     ),
     Mutant(
+        name="a large frame is decoded in one turn",
+        module=CONNECTION,
+        old="        if is_large(send, size):",
+        new="        if False:",
+        world=GATEWAY,
+        test=f"{AMOUNTS}::test_batches_of_many_messages_are_decoded_in_turns",
+    ),
+    Mutant(
+        name="compressed batches are decoded together whatever is in them",
+        module=CONNECTION,
+        old=" or self._messages > PIECE_MESSAGES:",
+        new=":",
+        world=GATEWAY,
+        test=f"{AMOUNTS}::test_batches_of_many_messages_are_decoded_in_turns",
+    ),
+    Mutant(
         name="clients may have all files that a process may open",
         module="sluice.cluster.settings.connection_limits",
         old="    most = at_most(wanted, CLIENTS)",
