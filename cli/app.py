@@ -16,15 +16,17 @@ from sluice.cli import (
     nodes,
     parked,
     running,
+    schemas,
     sql,
     subscriptions,
+    tenancy,
     tokens,
     topics,
     watching,
     workers,
 )
 
-_START, _USE, _PROVE = "Start and stop", "Topics and messages", "Prove it"
+_START, _SHARE, _USE, _PROVE = "Start and stop", "Share a cluster", "Topics and messages", "Prove it"
 
 app = typer.Typer(
     name="sluice",
@@ -62,6 +64,9 @@ app.command(rich_help_panel=_START)(watching.watch)
 app.add_typer(nodes.app, name="nodes", rich_help_panel=_START)
 app.command(rich_help_panel=_START)(auditing.audit)
 app.add_typer(tokens.app, name="tokens", rich_help_panel=_START)
+app.add_typer(tenancy.tenants, name="tenants", rich_help_panel=_SHARE)
+app.add_typer(tenancy.namespaces, name="namespaces", rich_help_panel=_SHARE)
+app.add_typer(tenancy.permissions, name="permissions", rich_help_panel=_SHARE)
 app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
 subscriptions.app.command("cancel-delayed")(delayed.cancel_delayed)
@@ -70,6 +75,7 @@ subscriptions.app.command()(parked.parked)
 subscriptions.app.command()(parked.redrive)
 subscriptions.app.command()(parked.discard)
 app.add_typer(subscriptions.app, name="subscriptions", rich_help_panel=_USE)
+app.add_typer(schemas.app, name="schemas", rich_help_panel=_USE)
 app.add_typer(workers.app, name="workers", rich_help_panel=_USE)
 app.command(rich_help_panel=_USE)(messages.produce)
 app.command(rich_help_panel=_USE)(messages.consume)

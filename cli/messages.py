@@ -29,7 +29,7 @@ from sluice.cli.options import (
 )
 from sluice.cli.output import say, show_json, text_of
 from sluice.cli.printable import printable
-from sluice.cli.session import joined
+from sluice.cli.target import joined
 from sluice.cli.waiting import Waiting
 from sluice.storage.dates import iso_time
 

@@ -8,7 +8,7 @@ import typer
 
 from sluice.cli.options import AddressOption, DataDirOption, JsonOption
 from sluice.cli.output import show
-from sluice.cli.session import joined
+from sluice.cli.target import joined
 
 History = Literal["auto", "only", "off"]
 

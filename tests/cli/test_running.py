@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import threading
@@ -159,7 +158,7 @@ def test_watch_names_what_there_is_not(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / PORT_FILE).write_text("1")
     (tmp_path / TOKEN_FILE).write_text("x")
     server = Server(tmp_path)
-    monkeypatch.setattr(server, "_get", lambda path: io.BytesIO(b'{"orders": ["audit", "billing"], "empty": []}'))
+    monkeypatch.setattr(server, "subscriptions", lambda: {"orders": ["audit", "billing"], "empty": []})
     assert server.choose("", "") == server.choose("orders", "") == ("orders", "audit")
     assert server.choose("", "billing") == server.choose("orders", "billing") == ("orders", "billing")
     for topic, subscription, named in (
