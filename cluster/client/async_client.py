@@ -115,6 +115,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
     """
 
     elsewhere = "another one calls sluice.connect_async() itself"
+    inner = OfThisProcess.inner | {
+        "ask_controller", "closed", "consumer_opening", "directory", "end", "home", "net", "opened", "payloads",
+        "ports", "producer_opening", "tasks", "until_closed"
+    }  # fmt: skip
 
     def __init__(self, home: Home, net: DirectNet, on_close: contextlib.AsyncExitStack | None = None) -> None:
         """home: the loop that everything runs on. net: reaches the cluster. on_close: closed with the client."""

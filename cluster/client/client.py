@@ -42,6 +42,7 @@ class Client(OfThisProcess):
     """A connection to a cluster. Safe for threads; close it, or use it as a context manager."""
 
     elsewhere = "another one calls sluice.connect() itself"
+    inner = OfThisProcess.inner | {"ask_controller", "owners", "run"}
 
     def __init__(
         self, on_close: contextlib.ExitStack | None = None, net: DirectNet | None = None, loop: LoopThread | None = None

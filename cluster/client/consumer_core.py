@@ -109,6 +109,11 @@ def consumer_options(
 class ConsumerCore(OfThisProcess):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
+    inner = OfThisProcess.inner | {
+        "leave", "look", "on_event", "options", "parts", "receive_here", "receive_nowait", "receive_several",
+        "received", "taking_back", "tell_partitions", "wake"
+    }  # fmt: skip
+
     elsewhere = "another one connects and opens its own"
 
     def __init__(

@@ -120,6 +120,8 @@ class _Columns:
 class ProducerCore(OfThisProcess):
     """A producer without the calls that wait. Safe for threads on a LoopThread."""
 
+    inner = OfThisProcess.inner | {"abandon"}
+
     elsewhere = "another one connects and opens its own"
 
     def __init__(

@@ -300,7 +300,7 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
     played(play, tmp_path)
 
 
-def test_a_cluster_in_another_process_is_reached_without_a_thread(tmp_path: Path) -> None:
+def test_a_cluster_elsewhere_is_reached_without_a_thread(tmp_path: Path) -> None:
     settings = values(tmp_path / "data")
     standalone.up(settings)
     try:
