@@ -31,6 +31,7 @@ from sluice.actors.messages import (
     ListSubscriptions,
     ListTopics,
     Offload,
+    ReadEnds,
     RemoveSubscription,
     RemoveTopic,
     Stats,
@@ -56,6 +57,7 @@ from sluice.cluster.client.consumer_core import ConsumerCore, consumer_options
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore, ProducerOptions, producer_options
+from sluice.cluster.client.reader import AsyncReader, reader_name, reading
 from sluice.cluster.client.settings_input import (
     check_known,
     check_names,
@@ -231,6 +233,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
         failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
+        send_timeout_millis: how long `send` waits for the confirmation, 0 without end.
 
         batching_*: of messages that are sent one by one, how many and how many bytes go out together at the most, and
         how long one may wait for others while the producer has messages in flight; with nothing in flight none waits.
@@ -309,10 +312,38 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
         async def begin() -> C:
             await self._subscribe(consumer, wanted, said, timeout_ms)
+            consumer.asking = self
             self.opened[id(consumer)] = consumer
             return consumer
 
         return Opening(self, f"subscribing to {topic}", timeout_ms, begin, consumer.leave)
+
+    async def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        *,
+        start_message_id_inclusive: bool = False,
+        receiver_queue_size: int = 1000,
+    ) -> AsyncReader:
+        """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
+
+        A message id says where its own partition begins; the others begin at their first message.
+        """
+        settings = reading(start_message_id, receiver_queue_size)
+        consumer = await self.subscribe(topic, reader_name(), **settings)
+        try:
+            last = await self.last_message_ids(topic)
+            if start_message_id.is_stored():
+                await consumer.seek(start_message_id)
+        except BaseException:
+            await consumer.close(for_good=True)
+            raise
+        return AsyncReader(consumer, start_message_id, last, inclusive=start_message_id_inclusive)
+
+    async def last_message_ids(self, topic: str) -> list[MessageId]:
+        """Return the last stored message of each partition; its position is -1 where there is none."""
+        return [MessageId(p, reply.last) for p, reply in enumerate(await self._ask_owners(topic, None, ReadEnds()))]
 
     async def _subscribe(
         self, consumer: ConsumerCore, wanted: SubscriptionSettings, said: list[str], timeout_ms: int | None

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sluice.cluster.base.loop import CallersLoop, within
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore
-from sluice.cluster.client.receipts import Receipt, SentMessage
+from sluice.cluster.client.receipts import Receipt, SentMessage, unconfirmed
 from sluice.cluster.client.settings_input import check_timeout
 from sluice.storage.errors import Invalid
 
@@ -59,7 +59,13 @@ class AsyncProducer(ProducerCore):
             deliver_after,
             delay_id,
         )
-        return await sent
+        try:
+            async with asyncio.timeout(self._options.send_timeout_s) as limit:
+                return await sent
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise unconfirmed(self._options.send_timeout_s) from None
 
     async def send_async(
         self,

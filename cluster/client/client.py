@@ -18,7 +18,9 @@ from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.async_client import AsyncClient, F, Opening
 from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.log_reader import StoredRange, read_range
+from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer import Producer
+from sluice.cluster.client.reader import Reader, reader_name, reading
 from sluice.cluster.client.typed_settings import ConsumerSettings, ProducerSettings
 from sluice.cluster.wire.net import DirectNet
 
@@ -105,6 +107,29 @@ class Client(OfThisProcess):
     def subscribe(self, topic: str, subscription_name: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
         """Join a subscription; see AsyncClient.subscribe for the settings."""
         return self._open(self._core.consumer_opening(Consumer, topic, subscription_name, settings))
+
+    def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        *,
+        start_message_id_inclusive: bool = False,
+        receiver_queue_size: int = 1000,
+    ) -> Reader:
+        """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
+
+        A message id says where its own partition begins; the others begin at their first message.
+        """
+        settings = reading(start_message_id, receiver_queue_size)
+        consumer = self.subscribe(topic, reader_name(), **settings)
+        try:
+            last = consumer.get_last_message_ids()
+            if start_message_id.is_stored():
+                consumer.seek(start_message_id)
+        except BaseException:
+            consumer.close(for_good=True)
+            raise
+        return Reader(consumer, start_message_id, last, inclusive=start_message_id_inclusive)
 
     def _open(self, opening: Opening[F]) -> F:
         try:

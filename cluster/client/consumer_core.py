@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ ChosenRows = Rows | Sequence[int]
 """Numbers of a batch's rows, in any order."""
 MOST_PRIORITY = MOST_QUEUED = (1 << 31) - 1
 HAND_OVER_MS = 20
-CLOSE_S = 30.0
+CLOSE_S = SEEK_S = 30.0
 DRAIN_LOOK_S = 0.005
 FEW = 8
 """Of larger parts nothing waits: their messages are no single ones now and then, and the thread is awake anyway."""
@@ -106,11 +106,23 @@ def consumer_options(
     )
 
 
+class Asking(Protocol):
+    """The questions that a consumer asks through its client."""
+
+    async def admin(
+        self, /, topic: str, subscription: str, verb: str, *, partition: int | None = None, **arguments: Any
+    ) -> list[Any]: ...
+
+    async def last_message_ids(self, topic: str) -> list[MessageId]: ...
+
+    async def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None: ...
+
+
 class ConsumerCore(OfThisProcess):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {
-        "leave", "look", "on_event", "options", "parts", "receive_here", "receive_nowait", "receive_several",
+        "asking", "leave", "look", "on_event", "options", "parts", "receive_here", "receive_nowait", "receive_several",
         "received", "taking_back", "tell_partitions", "wake"
     }  # fmt: skip
 
@@ -124,6 +136,8 @@ class ConsumerCore(OfThisProcess):
     ) -> None:
         self._loop, self.options, self._on_close = loop, options, on_close
         self.parts: list[PartitionConsumer] = []
+        self.asking: Asking | None = None
+        self._has_lost = asyncio.Event()
         self._receiving = ReceiverQueue(
             options.topic, lambda partition: self.parts[partition], self._took, lambda: loop.check_thread()
         )
@@ -185,6 +199,8 @@ class ConsumerCore(OfThisProcess):
 
     def on_event(self, partition: int, event: Event) -> None:
         """A partition has news."""
+        if event.kind == "lost":
+            self._has_lost.set()
         if event.kind in ("failed", "found"):
             self._receiving.fail(next((part.failed for part in self.parts if part.failed is not None), None))
         elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
@@ -287,6 +303,28 @@ class ConsumerCore(OfThisProcess):
         for part in self.parts:
             self._loop.soon(part.resume)
 
+    async def _seek(self, to: MessageId | int) -> None:
+        """Move the subscription, and wait until no message from before can be received any more."""
+        words, partition = _sought(to)
+        sessions = [
+            (part, part.session)
+            for part in self.parts
+            if part.session and (partition is None or part.partition == partition)
+        ]
+        await self._client.admin(self.topic(), self.options.subscription, "seek", partition=partition, **words)
+        await within(self._sessions_over(sessions), SEEK_S)
+
+    async def _sessions_over(self, sessions: list[tuple[PartitionConsumer, int]]) -> None:
+        while any(part.session == session for part, session in sessions):
+            self._has_lost.clear()
+            await self._has_lost.wait()
+
+    @property
+    def _client(self) -> Asking:
+        if self.asking is None or self._closed:
+            raise Fenced("the consumer is closed")
+        return self.asking
+
     def _held(self) -> int:
         return 0 if self._closed else sum(part.held() for part in self.parts)
 
@@ -362,6 +400,17 @@ class ConsumerCore(OfThisProcess):
         return batch.consumer
 
 
+def _sought(to: MessageId | int) -> tuple[dict[str, Any], int | None]:
+    """The words of a seek, and its partition; None is all of them. Raises Invalid."""
+    if isinstance(to, MessageId):
+        if to in (MessageId.earliest, MessageId.latest):
+            return {"message_id": "earliest" if to == MessageId.earliest else "latest"}, None
+        return {"message_id": f"{to.ledger_id()}:{to.entry_id()}"}, to.partition_index
+    if isinstance(to, int) and not isinstance(to, bool):
+        return {"time": to}, None
+    raise Invalid(f"seek to a MessageId, or to a time in ms since 1970, not {to!r}")
+
+
 def _checked(batch: Batch, rows: ChosenRows | None) -> Rows | None:
     """Numbers of some of its rows, ascending, each once; None: all. Raises Invalid."""
     if rows is None:
@@ -380,3 +429,10 @@ async def together(works: Iterable[Coroutine[Any, Any, object]]) -> None:
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+def single(last: list[MessageId]) -> MessageId:
+    """The only one. Raises Invalid."""
+    if len(last) > 1:
+        raise Invalid(f"the topic has {len(last)} partitions, and each has a last message: get_last_message_ids")
+    return last[0]

@@ -59,6 +59,10 @@ class MessageId:
         """Always -1: an entry is one message."""
         return -1
 
+    def is_stored(self) -> bool:
+        """Whether it is the place of a message, and not one of the ends."""
+        return self not in (MessageId.earliest, MessageId.latest)
+
     def serialize(self) -> bytes:
         return str(self).encode()
 

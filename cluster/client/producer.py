@@ -12,9 +12,6 @@ from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
 from sluice.cluster.client.settings_input import check_timeout
 
-SEND_S = 30.0
-"""Seconds for which `send` waits for the confirmation."""
-
 
 class Producer(ProducerCore):
     """Sends to all partitions of a topic. Safe for threads; order per key is the order of the calls."""
@@ -60,7 +57,7 @@ class Producer(ProducerCore):
             deliver_after,
             delay_id,
         )
-        return sent.result(SEND_S).message_id()
+        return sent.result(self._options.send_timeout_s).message_id()
 
     def send_async(
         self,

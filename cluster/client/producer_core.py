@@ -61,11 +61,12 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """The checked settings of `create_producer`."""
+    """The checked settings of `create_producer`. send_timeout_s: None is without end."""
 
     topic: str
     name: str
     initial_sequence_id: int | None = None
+    send_timeout_s: float | None = 30.0
     compression: str | None = None
     batching: Batching = Batching()
     hashing_scheme: str = MURMUR3
@@ -76,6 +77,7 @@ def producer_options(
     name: str,
     *,
     initial_sequence_id: int | None = None,
+    send_timeout_millis: int = 30_000,
     compression: str | None = None,
     batching_max_messages: int = 1000,
     batching_max_allowed_size_in_bytes: int = 128 * 1024,
@@ -87,11 +89,13 @@ def producer_options(
         raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
     if initial_sequence_id is not None:
         check_whole("initial_sequence_id", initial_sequence_id, 0, SEQUENCES - 1)
+    check_whole("send_timeout_millis", send_timeout_millis, 0, MOST_BATCHING)
     check_compression(compression)
     return ProducerOptions(
         topic=topic,
         name=check_name("producer", name),
         initial_sequence_id=initial_sequence_id,
+        send_timeout_s=send_timeout_millis / 1000 or None,
         compression=compression,
         batching=Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms),
         hashing_scheme=hashing_scheme,

@@ -113,7 +113,7 @@ class Receipt:
         if not self.is_settled(row):  # else there is nothing to wait for, and the lock costs more than the look
             with self._changed:
                 if not self._wait_for(lambda: self.is_settled(row), timeout_s):
-                    raise Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
+                    raise unconfirmed(timeout_s)
         error = self.error_of(row)
         if error is not None:
             raise error
@@ -175,3 +175,8 @@ class SentMessage:
         if not self.done():
             yield from self._receipt.until_settled(self._row).__await__()
         return self.message_id()
+
+
+def unconfirmed(timeout_s: float | None) -> Unavailable:
+    """The error of a message whose confirmation did not come in time."""
+    return Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")

@@ -42,6 +42,7 @@ class ProducerSettings(TypedDict, total=False):
     """Settings of `create_producer`."""
 
     initial_sequence_id: int | None
+    send_timeout_millis: int
     compression: Literal["lz4", "zstd"] | None
     batching_max_messages: int
     batching_max_allowed_size_in_bytes: int

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sluice.cluster.client.consumer import Consumer
     from sluice.cluster.client.message import Batch, Message, MessageId
     from sluice.cluster.client.producer import Producer
+    from sluice.cluster.client.reader import AsyncReader, Reader
     from sluice.cluster.client.receipts import Receipt, SentMessage
     from sluice.cluster.launch.connecting import connect, connect_async
     from sluice.cluster.on_ray.keyed_queue import Item, KeyedQueue
@@ -56,6 +57,7 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncReader",
     "Batch",
     "Client",
     "Conflict",
@@ -74,6 +76,7 @@ __all__ = [
     "PoolStatus",
     "Producer",
     "ProducerFenced",
+    "Reader",
     "Receipt",
     "Result",
     "SentMessage",
@@ -92,6 +95,7 @@ _HOMES = {
     "AsyncClient": "cluster.client.async_client",
     "AsyncConsumer": "cluster.client.async_consumer",
     "AsyncProducer": "cluster.client.async_producer",
+    "AsyncReader": "cluster.client.reader",
     "Batch": "cluster.client.message",
     "Client": "cluster.client.client",
     "Consumer": "cluster.client.consumer",
@@ -102,6 +106,7 @@ _HOMES = {
     "MessageId": "cluster.client.message",
     "PoolStatus": "cluster.workers.keeper",
     "Producer": "cluster.client.producer",
+    "Reader": "cluster.client.reader",
     "Receipt": "cluster.client.receipts",
     "Result": "cluster.workers.outputs",
     "SentMessage": "cluster.client.receipts",

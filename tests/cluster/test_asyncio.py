@@ -18,7 +18,7 @@ from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
 from sluice.cluster.launch import standalone
-from sluice.storage.errors import Fenced, Invalid, Timeout
+from sluice.storage.errors import Fenced, Invalid, Timeout, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, values
 
 pytestmark = pytest.mark.timeout(300)
@@ -286,6 +286,25 @@ def test_waits_on_a_client_that_closes_end(tmp_path: Path, monkeypatch: pytest.M
                 await wait
         with pytest.raises(Fenced, match="the client is closed"):
             await client.topics()
+
+    played(play, tmp_path)
+
+
+def test_a_send_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(client: AsyncClient) -> None:
+        producer = await client.create_producer("orders", send_timeout_millis=50)
+
+        async def silent(to: str, request: Any, timeout: int) -> Any:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(client.net, "call", silent)
+        with pytest.raises(
+            Unavailable, match=r"^the message was not confirmed within 0\.05 s; its outcome is unknown$"
+        ):
+            await producer.send(b"x")
+        with pytest.raises(Unavailable, match=r"^no answer within 0\.05 s$"):
+            await producer.close(0.05)
+        monkeypatch.undo()
 
     played(play, tmp_path)
 
