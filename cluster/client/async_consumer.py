@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from sluice.cluster.base.loop import CallersLoop, within
-from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, single
+from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, refuse_cumulative, single
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.settings_input import check_timeout
 from sluice.storage.errors import Fenced
@@ -65,6 +65,10 @@ class AsyncConsumer(ConsumerCore):
         consumer = self._note_done(what, ack_receipt=ack_receipt, rows=rows)
         if ack_receipt:
             await self._confirm([consumer])
+
+    async def acknowledge_cumulative(self, what: Message | MessageId) -> None:
+        """Refused: see Consumer.acknowledge_cumulative."""
+        refuse_cumulative()
 
     async def negative_acknowledge(
         self,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.cluster.base.loop import LoopThread
-from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, single
+from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, refuse_cumulative, single
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.settings_input import check_timeout
-from sluice.storage.errors import Invalid
 
 
 class Consumer(ConsumerCore):
@@ -80,7 +79,7 @@ class Consumer(ConsumerCore):
 
     def acknowledge_cumulative(self, what: Message | MessageId) -> None:
         """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
-        raise Invalid("cumulative acknowledgement is not possible on a shared subscription; acknowledge each message")
+        refuse_cumulative()
 
     def negative_acknowledge(
         self,

@@ -436,3 +436,8 @@ def single(last: list[MessageId]) -> MessageId:
     if len(last) > 1:
         raise Invalid(f"the topic has {len(last)} partitions, and each has a last message: get_last_message_ids")
     return last[0]
+
+
+def refuse_cumulative() -> None:
+    """Raise Invalid: several consumers share a subscription."""
+    raise Invalid("cumulative acknowledgement is not possible on a shared subscription; acknowledge each message")

@@ -133,3 +133,15 @@ def test_message_ids_have_ends() -> None:
         "7:3:1",
         "latest",
     ]
+
+
+@pytest.mark.parametrize("kind", ["Client", "Producer", "Consumer", "Reader", "Message", "MessageId"])
+def test_each_method_of_pulsars_client_is_here_or_on_the_page(kind: str) -> None:
+    theirs = {name for name in dir(getattr(pytest.importorskip("pulsar"), kind)) if not name.startswith("_")}
+    page = (ROOT / "docs" / "python-client.md").read_text(encoding="utf-8")
+    told = set(re.findall(rf"^\| `{kind}\.(\w+)` \|", page, re.MULTILINE))
+    blocking = set(dir(getattr(sluice, kind)))
+    tasks = set(dir(getattr(sluice, f"Async{kind}", getattr(sluice, kind))))
+    assert theirs - told - blocking == set()
+    assert theirs - told - tasks == set()
+    assert told & blocking & theirs == set()
