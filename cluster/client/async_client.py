@@ -122,15 +122,24 @@ class AsyncClient(OfThisProcess, StoredMessages):
         "ports", "producer_opening", "tasks", "until_closed"
     }  # fmt: skip
 
-    def __init__(self, home: Home, net: DirectNet, on_close: contextlib.AsyncExitStack | None = None) -> None:
-        """home: the loop that everything runs on. net: reaches the cluster. on_close: closed with the client."""
+    def __init__(
+        self,
+        home: Home,
+        net: DirectNet,
+        on_close: contextlib.AsyncExitStack | None = None,
+        ports: Ports | None = None,
+    ) -> None:
+        """home: the loop that everything runs on. net: reaches the cluster. on_close: closed with the client.
+
+        ports: of another world than the real one.
+        """
         self.home, self.net = home, net
         self.tasks = Tasks("client")
         self._on_close = on_close or contextlib.AsyncExitStack()
         me = f"client-{secrets.token_hex(4)}/client"
         self._log = TroubleLog(StructuredLog(me), RealClock())
         # A client has no stores and no disk: everything it wants it asks of the actors.
-        self.ports = Ports(
+        self.ports = ports or Ports(
             me=me,
             clock=RealClock(),
             net=net,
@@ -268,7 +277,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         """Open one producer for each partition; return the longest delay that the topic takes, ms."""
         topic = options.topic
         settings = await self.directory.settings_within(topic, OPEN_TIMEOUT, now=True)
-        incarnation = secrets.token_hex(8)
+        incarnation = self._fresh()
         parts += [
             PartitionProducer(
                 self.ports,
@@ -345,6 +354,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
         """Return the last stored message of each partition; its position is -1 where there is none."""
         return [MessageId(p, reply.last) for p, reply in enumerate(await self._ask_owners(topic, None, ReadEnds()))]
 
+    def _fresh(self) -> str:
+        """Make up what no other client has."""
+        return f"{self.ports.rng.randrange(1 << 64):016x}"
+
     async def _subscribe(
         self, consumer: ConsumerCore, wanted: SubscriptionSettings, said: list[str], timeout_ms: int | None
     ) -> None:
@@ -354,7 +367,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
             settings = await self.directory.join(topic, options.subscription, wanted, said)
         except Unavailable:
             settings = await self.directory.settings_within(topic, timeout_ms or SUBSCRIBE_TIMEOUT, now=True)
-        incarnation = f"{options.name}-{secrets.token_hex(8)}"
+        incarnation = f"{options.name}-{self._fresh()}"
         callbacks = ConsumerCallbacks(
             on_received=consumer.received,
             on_event=consumer.on_event,

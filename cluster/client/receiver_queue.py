@@ -28,6 +28,8 @@ LATE_S = 0.02
 """Seconds between two looks while it is not known whether the lease still stands."""
 LOOK_S = 1.0
 """The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
+EARLY_S = 1e-6
+"""A timer of an event loop may ring so much too early; waiting again for the rest would only spin."""
 QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
 WANTED_S = 10.0
@@ -218,7 +220,7 @@ class ReceiverQueue:
                 if (found := take()) is not None:
                     return found
                 self._check_open()
-                if self._was_woken() or (deadline is not None and loop.time() >= deadline):
+                if self._was_woken() or (deadline is not None and loop.time() >= deadline - EARLY_S):
                     return None
                 until = loop.time() + self._look_again_s()
                 self._waiters[arrived] = loop
