@@ -128,17 +128,10 @@ def consume(
         room = min(count, QUEUE) or QUEUE
         given = {"timeout_ms": patience, "consumer_name": name, "grace_ms": grace_ms, "nack_order": nack_order}
         bound: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+        bound["initial_position"] = position.lower()
         with contextlib.ExitStack() as stack:
             waiting = stack.enter_context(Waiting(client).watched())
-            consumer = stack.enter_context(
-                client.subscribe(
-                    topic,
-                    subscription,
-                    initial_position=position.lower(),
-                    receiver_queue_size=room,
-                    **bound,
-                )
-            )
+            consumer = stack.enter_context(client.subscribe(topic, subscription, receiver_queue_size=room, **bound))
             for message in _received(consumer, count, patience):
                 waiting.moved()
                 _print(message, json)

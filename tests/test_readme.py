@@ -41,6 +41,7 @@ EMBEDDED: dict[Example, tuple[str, ...]] = {
     ("docs/delayed-messages.md", 0): ("cancelled",),
     ("docs/history.md", 0): ("read by the broker: 5000", "in tables: 5000 of 10 customers"),
     ("docs/python-client.md", 1): (),
+    ("docs/python-client.md", 2): ("paid", "sent"),
     ("docs/workers.md", 1): ("6 rows",),
     ("docs/workers.md", 3): ("7 invoices",),
 }

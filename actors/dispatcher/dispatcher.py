@@ -31,7 +31,7 @@ from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys, HotKeyWatch
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.process_sessions import ProcessSessions
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.dispatcher.delivery.redelivery import Redelivery
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
@@ -358,7 +358,7 @@ class Components:
         self._backlog = backlog = AckHandler(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
-        self.reader = Reader(context, backlog, self.hot_keys)
+        self.reader = BacklogReader(context, backlog, self.hot_keys)
         self.leases = Leases(context)
         self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)

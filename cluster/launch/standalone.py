@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sluice.cluster.launch.embedded import EmbeddedCluster
     from sluice.cluster.settings.config import Configuration
     from sluice.cluster.settings.options import ClusterOptions
+    from sluice.cluster.wire.net import DirectNet
 
 LOG_FILE = "embedded.log"
 SOCKETS = "sockets"
@@ -99,10 +100,19 @@ def _start(root: Path, options: dict[str, Any]) -> None:
 
 def join(data_dir: Path | None, address: str | None) -> Client | None:
     """A client of the one that runs on a folder; None if there is none, or it is not the one at this address."""
+    net = net_to(data_dir, address)
+    if net is None:
+        return None
+    from sluice.cluster.client.client import Client
+
+    return Client(None, net)
+
+
+def net_to(data_dir: Path | None, address: str | None) -> DirectNet | None:
+    """What reaches the one that runs on a folder; None as with `join`."""
     state = _running_state(data_dir or Path("sluice-data"))
     if state is None or address not in (None, state["address"]):
         return None
-    from sluice.cluster.client.client import Client
     from sluice.cluster.wire.net import DirectNet
 
     folder = (data_dir or Path("sluice-data")).resolve()  # which stays the same when the program changes its own
@@ -114,7 +124,7 @@ def join(data_dir: Path | None, address: str | None) -> Client | None:
         endpoint = msgspec.convert(running["endpoint"], Endpoint)
         return endpoint if host == endpoint.name else Unknown(f"no process {host}", gone=True)
 
-    return Client(None, DirectNet(None, find, ensure_token(Path(state["token_file"])).encode()))
+    return DirectNet(None, find, ensure_token(Path(state["token_file"])).encode())
 
 
 def down(data_dir: Path) -> int | None:

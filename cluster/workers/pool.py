@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -20,6 +20,7 @@ from sluice.cluster.workers.options import WorkersOptions, wanted_options
 from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
 from sluice.cluster.workers.reporting import reporter
 from sluice.cluster.workers.result_sender import open_results
+from sluice.cluster.workers.typed_options import BatchHandler, MessageHandler, WorkersSettings
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -45,17 +46,17 @@ class Workers:
         self,
         topic: str,
         subscription: str,
-        handler: Handler | None = None,
+        handler: MessageHandler | BatchHandler | type[Any] | None = None,
         *,
         client: Client | None = None,
-        **options: Any,
+        **options: Unpack[WorkersSettings],
     ) -> None:
         """client: for workers that are threads; else the pool connects by itself. options: see
         cluster.workers.options.WorkersOptions. Raises Invalid.
         """
         self._place = check_name("topic", topic), check_name("subscription", subscription)
         self._handler, self._client = handler, client
-        self.options = wanted_options(options, subscription)
+        self.options = wanted_options(dict(options), subscription)
         self._own_client: Client | None = None
         self._keeper: PoolKeeper | None = None
         self._reporter: registry.PoolReporter | None = None
@@ -63,7 +64,7 @@ class Workers:
         self._lost = ""
         """Why nobody keeps the workers any more, though the pool was not stopped."""
 
-    def __call__(self, handler: Handler) -> Workers:
+    def __call__(self, handler: MessageHandler | BatchHandler | type[Any]) -> Workers:
         """As a decorator: this pool, with its handler."""
         self._handler = handler
         return self
