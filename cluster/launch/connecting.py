@@ -13,6 +13,8 @@ from sluice.storage.errors import Invalid
 if TYPE_CHECKING:
     from sluice.cluster.client.client import Client
 
+MOST_PORT = 65535
+
 
 def connect(
     address: str | None = None,
@@ -20,6 +22,7 @@ def connect(
     data_dir: str | Path | None = None,
     embedded: bool = False,
     pulsar_port: int | None = None,
+    admin_port: int | None = None,
 ) -> Client:
     """A client of the cluster at `address` (`host:port` of Ray's head).
 
@@ -30,17 +33,23 @@ def connect(
     embedded: a cluster of its own in this very process, without Ray, that lives as long as the client. It keeps its
     data in `data_dir`, where any cluster finds it again; without one in a temporary folder, which is removed.
     pulsar_port: with `embedded`, the port where clients of Apache Pulsar connect to it; 0 chooses a free one, and
-    `client.pulsar_service_url` says which.
+    `client.pulsar_service_url` says which. admin_port: with `embedded`, the port of the live page and of `/metrics`
+    for Prometheus; 0 chooses a free one, and the files `admin-port` and `admin-token` in `data_dir` say which and how.
     """
     folder = None if data_dir is None else Path(data_dir)
+    given = {"pulsar_port": pulsar_port, "admin_port": admin_port}
+    ports = {name: port for name, port in given.items() if port is not None}
     if embedded:
         if address is not None:
             raise Invalid("a cluster in this process has no address; give embedded or an address, not both")
+        if admin_port is not None and folder is None:
+            raise Invalid("admin_port needs a data_dir: the token that opens it is the content of admin-token there")
         from sluice.cluster.launch import embedded as in_process
 
-        return in_process.connect(folder, pulsar_port=-1 if pulsar_port is None else pulsar_port)
-    if pulsar_port is not None:
-        raise Invalid("pulsar_port is for a cluster in this process: give embedded=True, or `./sluice up` its own")
+        return in_process.connect(folder, **{name: _port(name, port) for name, port in ports.items()})
+    if ports:
+        name = next(iter(ports))
+        raise Invalid(f"{name} is for a cluster in this process: give embedded=True, or `./sluice up` its own")
     from sluice.cluster.launch import standalone
     from sluice.cluster.launch.discovery import find
 
@@ -58,6 +67,14 @@ def connect(
     else:
         cleanup.enter_context(launch.local(folder or Path("sluice-data")))
     return Client(cleanup)
+
+
+def _port(name: str, port: object) -> int:
+    """A port as it was given; -1 as `pulsar_port` is none. Raises Invalid."""
+    least = -1 if name == "pulsar_port" else 0
+    if not isinstance(port, int) or isinstance(port, bool) or not least <= port <= MOST_PORT:
+        raise Invalid(f"{name} is a number from {least} to {MOST_PORT}, not {port!r}")
+    return port
 
 
 def _join(folder: Path | None, address: str | None, found: tuple[str, Path | None] | None) -> Client:

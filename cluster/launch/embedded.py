@@ -56,6 +56,10 @@ PROCESS, _, _CONTROLLER = CONTROLLER.partition("/")
 """The name of the one process is that of a cluster's first: clients of either ask the same address."""
 
 
+WITH_ADMIN = (("controller", "controller"), ("admin", "admin"))
+"""Kind and name of the parts that nobody else starts, where the cluster answers by HTTP."""
+
+
 class LocalNet(DirectNet):
     """The Net port of a cluster whose actors are all in this process."""
 
@@ -118,7 +122,7 @@ class EmbeddedCluster:
     def __init__(
         self,
         settings: dict[str, Any],
-        boot: tuple[tuple[str, str], ...] = (("controller", "controller"),),
+        boot: tuple[tuple[str, str], ...] = WITH_ADMIN[:1],
         net: type[DirectNet] = LocalNet,
     ) -> None:
         self._settings = settings
@@ -215,13 +219,14 @@ def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
 def connect(data_dir: Path | None, **options: Any) -> Client:
     """A client of a cluster in this process, which ends with the client, or else with the process.
 
-    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`,
-    and Unavailable if `pulsar_port` is in use.
+    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions; with `admin_port` it
+    answers by HTTP. Raises as `running`, and Unavailable if a port is in use.
     """
+    boot = WITH_ADMIN if "admin_port" in options else WITH_ADMIN[:1]
     cleanup = contextlib.ExitStack()
     try:
         folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
-        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options)))
+        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options), boot=boot))
         cleanup.enter_context(_ended_at_exit(cleanup))
         client = Client(cleanup, embedded.net, embedded.loop)
         if options.get("pulsar_port", -1) >= 0:
