@@ -58,6 +58,10 @@ PROCESS, _, _CONTROLLER = CONTROLLER.partition("/")
 """The name of the one process is that of a cluster's first: clients of either ask the same address."""
 
 
+WITH_ADMIN = (("controller", "controller"), ("admin", "admin"))
+"""Kind and name of the parts that nobody else starts, where the cluster answers by HTTP."""
+
+
 class LocalNet(DirectNet):
     """The Net port of a cluster whose actors are all in this process."""
 
@@ -120,7 +124,7 @@ class ClusterHere:
     def __init__(
         self,
         settings: dict[str, Any],
-        boot: tuple[tuple[str, str], ...] = (("controller", "controller"),),
+        boot: tuple[tuple[str, str], ...] = WITH_ADMIN[:1],
         net: type[DirectNet] = LocalNet,
     ) -> None:
         self._settings = settings
@@ -245,13 +249,13 @@ def _held_folder(wanted: ClusterOptions) -> Iterator[dict[str, Any]]:
 def connect(data_dir: Path | None, **options: Any) -> Client:
     """A client of a cluster in this process, which ends with the client, or else with the process.
 
-    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`,
-    and Unavailable if `pulsar_port` is in use.
+    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions; with `admin_port` it
+    answers by HTTP. Raises as `running`, and Unavailable if a port is in use.
     """
     cleanup = contextlib.ExitStack()
     try:
         folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
-        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options)))
+        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options), boot=_boot(options)))
         cleanup.enter_context(_ended_at_exit(cleanup))
         client = Client(cleanup, embedded.net, embedded.loop)
         if options.get("pulsar_port", -1) >= 0:
@@ -260,6 +264,11 @@ def connect(data_dir: Path | None, **options: Any) -> Client:
     except BaseException:
         cleanup.close()
         raise
+
+
+def _boot(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return what such a cluster starts by itself."""
+    return WITH_ADMIN if "admin_port" in options else WITH_ADMIN[:1]
 
 
 async def connect_async(data_dir: Path | None, **options: Any) -> AsyncClient:
@@ -273,7 +282,7 @@ async def connect_async(data_dir: Path | None, **options: Any) -> AsyncClient:
         folder = data_dir or Path(files.enter_context(_temporary_folder()))
         settings = files.enter_context(_held_folder(ClusterOptions(data_dir=folder, **options)))
         files.enter_context(_ended_at_exit(files))
-        cluster = ClusterHere(settings)
+        cluster = ClusterHere(settings, boot=_boot(options))
         files.callback(cluster.release)
         return folder, cluster
 

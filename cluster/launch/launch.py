@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.cluster.base.forks import Birthplace
-from sluice.cluster.base.signals import held_back
+from sluice.cluster.base.signals import TERMINATED, held_back
 from sluice.cluster.gateway.ports import forget_ports, pulsar_of, wanted_ports
 from sluice.cluster.history.tables import check_catalog
 from sluice.cluster.host.stores import check_stores
@@ -123,7 +123,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         start_controller(wanted.settings())
         yield address
     except (KeyboardInterrupt, SystemExit) as error:
-        if begun_in.is_here and error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,)):
+        if begun_in.is_here and error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,), (TERMINATED,)):
             # If the whole process group got it, Ray's daemons obey it too, and a process whose daemons died is ended by
             # Ray's library in the middle of whatever it does. So another process cleans up.
             command = [sys.executable, "-c", ENDING, *sessions]

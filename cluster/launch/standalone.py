@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 LOG_FILE = "embedded.log"
 SOCKETS = "sockets"
 STOP_S = 30.0
-BOOT = (("controller", "controller"), ("admin", "admin"))
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -190,14 +189,14 @@ def _serving(options: ClusterOptions) -> Iterator[None]:
     from sluice.cluster.base.collector import collect_seldom
     from sluice.cluster.base.descriptors import raise_limit
     from sluice.cluster.base.real import log_to_stderr
-    from sluice.cluster.launch.embedded import running
+    from sluice.cluster.launch.embedded import WITH_ADMIN, running
     from sluice.cluster.wire.net import DirectNet
 
     log_to_stderr(options.log_level)
     without_pandas()
     collect_seldom()
     raise_limit()
-    with running(options, boot=BOOT, net=DirectNet) as inner, _listening(inner, options) as endpoint:
+    with running(options, boot=WITH_ADMIN, net=DirectNet) as inner, _listening(inner, options) as endpoint:
         _write_state(options, endpoint)
         try:
             yield

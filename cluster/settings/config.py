@@ -176,6 +176,9 @@ class Configuration(BaseSettings):
     )
     tls_certificate_file: str = Field("", description="certificate that processes show to those of other machines")
     tls_key_file: str = Field("", description="key of tls_certificate_file")
+    admin_port: int = Field(
+        0, ge=0, le=65535, description="where the live page and /metrics are, beside pulsar_web_port; 0 chooses"
+    )
     pulsar_port: int = Field(
         6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
     )

@@ -54,6 +54,7 @@ class ClusterOptions:
     close_idle_after_ms: owners of topics and subscriptions that nobody uses for so long are closed; 0: never.
     iceberg_catalog, iceberg_warehouse: see cluster.history.tables; empty: offloaded ledgers are in no catalog.
     cluster: the id that disks and metadata must have (cluster.node.identity), filled in at the start.
+    admin_port: where the live page and the metrics are; 0 chooses a free port.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_bind_address: the
     loopback, "node" for the machine's address in Ray as well, or 0.0.0.0. pulsar_advertised_address: the host that
     lookups answer with; empty is the loopback, or with "node" the gateway's machine. pulsar_token_key_file: the key

@@ -6,12 +6,14 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from sluice.actors.ownership.names import check_name
+from sluice.cluster.base.signals import unwind_at_sigterm
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.workers import registry
 from sluice.cluster.workers.handler_worker import Handler
@@ -61,6 +63,7 @@ class Workers:
         self._keeper: PoolKeeper | None = None
         self._reporter: registry.PoolReporter | None = None
         self._thread: threading.Thread | None = None
+        self._put_back: Callable[[], None] = lambda: None
         self._lost = ""
         """Why nobody keeps the workers any more, though the pool was not stopped."""
 
@@ -71,6 +74,9 @@ class Workers:
 
     def start(self) -> None:
         """Start the workers; they receive as soon as they run. A pool starts once.
+
+        Until it has stopped, SIGTERM raises SystemExit in the main thread, unless the program has a handler of its own:
+        the `with` block ends, and the pool stops, as at Ctrl-C.
 
         One that is detached and runs already gets this handler and these options: its workers are replaced one by one,
         if their version is another. Raises Invalid, SluiceError.
@@ -102,6 +108,7 @@ class Workers:
         self._reporter = reporter(client, self._place, self.options, version, self._keeper, on_fenced=self._lose)
         self._thread = threading.Thread(target=self._keep, name=self.options.name, daemon=True)
         self._thread.start()
+        self._put_back = unwind_at_sigterm()
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Have so many workers from now on; its keeper hears of it within seconds. Raises Invalid, NotFound."""
@@ -156,6 +163,7 @@ class Workers:
         return RayPlaces(self._place, handler, self.options, version)
 
     def _leave(self) -> None:
+        self._put_back()
         if self._own_client is not None:
             self._own_client.close()
             self._own_client = None
