@@ -31,7 +31,6 @@ from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.base.real import StructuredLog, Tasks, real_ports
 from sluice.cluster.client.client import Client
 from sluice.cluster.gateway.ports import forget_ports, service_url, wanted_ports
-from sluice.cluster.history.tables import check_catalog
 from sluice.cluster.host.process import ProcessActors
 from sluice.cluster.host.stores import check_stores
 from sluice.cluster.launch.build import CONTROLLER, SluiceParts
@@ -204,7 +203,6 @@ def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
         refuse_running(root)
         check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
-        check_catalog(wanted.iceberg_catalog)
         embedded = EmbeddedCluster(identified(wanted).settings(), **more)
         try:
             yield embedded
