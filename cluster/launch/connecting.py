@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.cluster.base.extras import named_extras
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
     from sluice.cluster.client.client import Client
 
 
+@named_extras()
 def connect(
     address: str | None = None,
     *,

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.extras import require
 from sluice.cluster.base.forks import Birthplace
 from sluice.cluster.base.signals import held_back
 from sluice.cluster.gateway.ports import forget_ports, pulsar_of, wanted_ports
@@ -321,6 +322,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
     """
     from sluice.cluster.client.alarms import condition
 
+    require("a cluster of several processes (one process: --embedded)", "ray")
     options = values.cluster_options()
     root = prepare_folder(options.data_dir)
     with claimed(root):

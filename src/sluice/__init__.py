@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.extras import named_extras
 from sluice.cluster.node.environment import prepare
 from sluice.storage.errors import (
     Conflict,
@@ -70,5 +71,6 @@ prepare()
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name in _HOMES:
-        return getattr(import_module(f"sluice.{_HOMES[name]}"), name)
+        with named_extras():
+            return getattr(import_module(f"sluice.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
