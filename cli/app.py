@@ -43,15 +43,17 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from sluice.cli.version import described
 
-        print(f"sluice {version('sluice')}")
+        print(described())
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit.")
+    ] = False,
 ) -> None:
     pass
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.cluster.base.extras import named_extras
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MOST_PORT = 65535
 
 
+@named_extras()
 def connect(
     address: str | None = None,
     *,

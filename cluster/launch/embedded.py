@@ -33,7 +33,6 @@ from sluice.cluster.base.real import StructuredLog, Tasks, real_ports
 from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.client import Client
 from sluice.cluster.gateway.ports import forget_ports, service_url, wanted_ports
-from sluice.cluster.history.tables import check_catalog
 from sluice.cluster.host.process import ProcessActors
 from sluice.cluster.host.stores import check_stores
 from sluice.cluster.launch.build import CONTROLLER, SluiceParts
@@ -242,7 +241,6 @@ def _held_folder(wanted: ClusterOptions) -> Iterator[dict[str, Any]]:
         refuse_running(root)
         check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
-        check_catalog(wanted.iceberg_catalog)
         yield identified(wanted).settings()
 
 

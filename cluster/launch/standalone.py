@@ -23,6 +23,7 @@ import psutil
 
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import pack_error, unpack_error
+from sluice.cluster.base.extras import named_extras
 from sluice.cluster.base.tokens import ensure_token
 from sluice.cluster.launch.discovery import process_of
 from sluice.cluster.node.folder import STATE_FILE, TOKEN_FILE, read_state, write_state
@@ -168,7 +169,7 @@ def main() -> None:
     sys.argv[0] = "sluice up --embedded"  # who is second on the folder is told so
     options = ClusterOptions(data_dir=Path(sys.argv[1]), **json.load(sys.stdin))
     try:
-        with _serving(options):
+        with named_extras(), _serving(options):
             _say(None)
             signal.sigwait(END)
     except SluiceError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sluice.cluster.base.extras import named_extras
 from sluice.cluster.node.environment import prepare
 from sluice.storage.errors import (
     AccessDenied,
@@ -48,7 +49,8 @@ else:
     def __getattr__(name):
         """Import a public name on first use. Type checkers see the imports above instead."""
         if name in _HOMES:
-            return getattr(import_module(f"sluice.{_HOMES[name]}"), name)
+            with named_extras():
+                return getattr(import_module(f"sluice.{_HOMES[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
