@@ -43,7 +43,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from sluice.cli.version import described
+        from sluice.cluster.base.version import described
 
         print(described())
         raise typer.Exit

@@ -77,11 +77,15 @@ def up(
     if json:
         show_json(answer)
     else:
-        only = ", but nothing can be written to it" if answer.get("read_only") else ""
-        say(f"up at {answer['address']}{only}; the data is in {answer['data_dir']}")
-        if answer.get("pulsar"):
-            say(answer["pulsar"])
+        _say_where(answer)
     return 2 if answer.get("read_only") else 0
+
+
+def _say_where(answer: Mapping[str, Any]) -> None:
+    only = ", but nothing can be written to it" if answer.get("read_only") else ""
+    say(f"up at {answer['address']}{only}; the data is in {answer['data_dir']}")
+    if answer.get("pulsar"):
+        say(answer["pulsar"])
 
 
 def _was_given(option: str, sources: Mapping[str, str]) -> bool:

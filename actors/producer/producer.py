@@ -19,7 +19,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.producer.outgoing import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
+from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
 from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Waves
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO

@@ -24,7 +24,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import PublishResults, Stats, shown
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.producer.outgoing import BODY_BYTES, RUN_BYTES, RUN_MESSAGES
+from sluice.actors.producer.batches import BODY_BYTES, RUN_BYTES, RUN_MESSAGES
 from sluice.actors.producer.producer import RETRY_FIRST, RETRY_MOST
 from sluice.actors.producer.waves import PUBLISH_TIMEOUT
 from sluice.actors.runtime.backoff import Backoff

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from sluice.actors.messages import Published, PublishMany
 from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.batches import Outgoing
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.errors import SluiceError

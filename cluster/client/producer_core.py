@@ -30,7 +30,7 @@ from sluice.actors.messages import DELAY_ID
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
-from sluice.actors.producer.outgoing import HASHING_SCHEMES, MURMUR3, Outgoing, cut, split
+from sluice.actors.producer.batches import HASHING_SCHEMES, MURMUR3, Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess

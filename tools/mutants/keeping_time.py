@@ -135,7 +135,7 @@ KEEPING_TIME: list[Mutant] = [
     ),
     Mutant(
         name="a batch of no messages is sent",
-        module="sluice.cluster.client.producer",
+        module="sluice.cluster.client.producer_core",
         old="if self._open.container.count:",
         new="if True:",
         world=BROKER,

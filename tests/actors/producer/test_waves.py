@@ -11,7 +11,7 @@ import pytest
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Located, LocateTopic, Publish, Published, PublishMany
 from sluice.actors.ports import Ports
-from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns, Waves
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.actors.messages.limits import SEQUENCES
-from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.client import Client

@@ -37,7 +37,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import SHARED_FROM, Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.producer.outgoing import Outgoing, split
+from sluice.actors.producer.batches import Outgoing, split
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.topic.topic import Topic
 from sluice.storage.errors import SluiceError

@@ -21,7 +21,7 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Event, SubscriptionSettings
 from sluice.actors.ports import Ports
-from sluice.actors.producer.outgoing import Outgoing, split
+from sluice.actors.producer.batches import Outgoing, split
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
 from sluice.actors.runtime.signal import Signal

@@ -31,7 +31,7 @@ from sluice.actors.ledger.record import LedgerRecord, LedgerState, PartitionReco
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
 from sluice.storage.errors import SluiceError

@@ -25,7 +25,7 @@ import numpy as np
 
 from sluice.actors.consumer.payload import published_run
 from sluice.actors.messages import Published
-from sluice.actors.producer.outgoing import Outgoing
+from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from sluice.actors.pulsar.codec.fields import UNSIGNED
 from sluice.actors.pulsar.codec.frames import encode

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def described() -> str:
     """Return "sluice", the version, and in parentheses the commit, as far as the wheel or the checkout names it."""
-    root = Path(__file__).resolve().parents[1]  # the package, or a checkout
+    root = Path(__file__).resolve().parents[2]  # the package, or a checkout
     built = root / "commit.txt"  # hatch_build.py writes it
     name = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
