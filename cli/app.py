@@ -13,7 +13,6 @@ from sluice.cli import (
     incidents,
     inspection,
     load,
-    looking_back,
     messages,
     nodes,
     parked,
@@ -68,8 +67,8 @@ app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
 subscriptions.app.command("cancel-delayed")(delayed.cancel_delayed)
 subscriptions.app.command("reschedule-delayed")(delayed.reschedule_delayed)
-subscriptions.app.command()(looking_back.timeline)
-subscriptions.app.command()(looking_back.waits)
+subscriptions.app.command()(incidents.timeline)
+subscriptions.app.command()(incidents.waits)
 subscriptions.app.command()(parked.parked)
 subscriptions.app.command()(parked.redrive)
 subscriptions.app.command()(parked.discard)

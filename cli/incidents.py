@@ -1,4 +1,4 @@
-"""`sluice incident ...`: what this machine recorded of a subscription, as one file, and its decisions made again.
+"""`sluice incident ...`, and `timeline` and `waits` of `sluice subscriptions`: what this machine recorded.
 
 No command here needs a running cluster: the recordings are read from the data folder.
 """
@@ -6,7 +6,7 @@ No command here needs a running cluster: the recordings are read from the data f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ from sluice.cli.output import say, show, show_json
 from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
-    from sluice.actors.recorder.flight_file import Chunk
+    from sluice.actors.recorder.flight_file import RecordedCalls
 
 app = typer.Typer(no_args_is_help=True, help="What happened: export and replay the recorded decisions.")
 
@@ -48,7 +48,7 @@ _EQUAL = "    assert [str(each.difference) for each in found.values() if each.di
 
 def chunks_of(
     topic: str, subscription: str, data_dir: Path | None, config: Path | None, partition: int | None = None
-) -> list[Chunk]:
+) -> list[RecordedCalls]:
     """What this machine recorded of a subscription. Raises NotFound."""
     from sluice.cluster.host.recordings import recorded_chunks
     from sluice.cluster.settings.config import load
@@ -93,9 +93,12 @@ def replay(
     """
     from sluice.actors.recorder.flight_file import unpack
     from sluice.actors.recorder.replay import replay as made_again
+    from sluice.storage.errors import Corrupt, Invalid
 
-    data = file.read_bytes()
-    found = made_again(unpack(data, str(file)))
+    try:
+        found = made_again(unpack(file.read_bytes(), str(file)))
+    except Corrupt as error:
+        raise Invalid(str(error)) from None
     rows = [
         {
             "topic": of.topic,
@@ -128,3 +131,74 @@ def replay(
             say(f"first difference at {iso_time(each.difference.at)}: {each.difference}")
     if any(each.violations or each.difference for each in found.values()):
         raise typer.Exit(1)
+
+
+_LATEST = 1 << 60
+_BAR = 30
+
+
+def timeline(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    key: Annotated[str, typer.Option("--key", help="The key.")],
+    start: FromOption = "0",
+    end: ToOption = "",
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show what happened to a key, one line each, from what this machine recorded; over changes of owner as well."""
+    from sluice.actors.recorder.timeline import timeline as lines_of
+
+    chunks = chunks_of(topic, subscription, data_dir, config)
+    lines = lines_of(chunks, _hash(key), moment(start), moment(end) if end else _LATEST)
+    rows = [{"at": iso_time(line.at), "partition": line.partition, "what": line.text} for line in lines]
+    if json:
+        show_json(rows)
+    else:
+        show(rows, False, {"at": "at", "what": "what"})
+
+
+def waits(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    start: FromOption = "0",
+    end: ToOption = "",
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show what messages waited for between being read and their first delivery, the longest first."""
+    from sluice.actors.recorder.timeline import waits as waits_of
+
+    found = waits_of(chunks_of(topic, subscription, data_dir, config), moment(start), moment(end) if end else _LATEST)
+    rows: list[dict[str, Any]] = [
+        {
+            "reason": reason,
+            "messageSeconds": round(milliseconds / 1000, 3),
+            "share": f"{100 * milliseconds / max(found.whole, 1):.1f} %",
+            "bar": "#" * round(_BAR * milliseconds / max(found.whole, 1)),
+        }
+        for reason, milliseconds in found.by_reason.most_common()
+    ]
+    consumers = [{"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_consumer.most_common(10)]
+    hashes = [{"keyHash": number, "messageSeconds": ms / 1000} for number, ms in found.by_hash.most_common(10)]
+    if json:
+        show_json({"reasons": rows, "consumers": consumers, "keys": hashes})
+        return
+    show(rows, False, {name: name for name in ("reason", "messageSeconds", "share", "bar")})
+    show(consumers, False, {"consumer": "waited for", "messageSeconds": "message-seconds"}, "consumers")
+    show(hashes, False, {"keyHash": "key (hash)", "messageSeconds": "message-seconds"}, "keys")
+
+
+def explained(topic: str, subscription: str, key: str, at: int, data_dir: Any) -> dict[str, Any]:
+    """What the gates said of a key at a time (ms). Raises NotFound."""
+    from sluice.actors.recorder.timeline import explain_at
+
+    return explain_at(chunks_of(topic, subscription, data_dir, None), _hash(key), at)
+
+
+def _hash(key: str) -> int:
+    from sluice.storage.format.hashing import key_bytes, masked_hash
+
+    return int(masked_hash(key_bytes(key)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.cli.looking_back import explained
+from sluice.cli.incidents import explained
 from sluice.cli.options import (
     DryRunOption,
     KeyOption,

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from sluice.actors.key_shared.observe import explain, heaviest, snapshots, stats, what_if
 from sluice.actors.key_shared.observe.check import check
 from sluice.actors.key_shared.observe.heaviest import Heaviest
-from sluice.actors.key_shared.observe.waiting import Waiting, positions_of, waiting
+from sluice.actors.key_shared.observe.waiting import WaitingMessages, positions_of, waiting
 from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
 from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
 from sluice.actors.key_shared.state.assignments import Assignments
@@ -416,7 +416,7 @@ class KeySharedDispatcher:
         """The hashes that wait the longest, oldest first."""
         return explain.blocked_keys(self._core, top, now)
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingMessages:
         """Messages that were never sent, each with the gate that holds it."""
         return waiting(self._core)
 

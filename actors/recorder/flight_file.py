@@ -46,7 +46,7 @@ CALLS = (
 NUMBERS = {name: number for number, name in enumerate(CALLS)}
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call of the decisions, with its outcome in the form of `outcome`. error: what it raised, else empty."""
 
     number: int
@@ -71,13 +71,13 @@ class RecordedSubscription(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RecordedCalls:
     """Calls of one dispatcher in a row. first: number of the first of them. at: wall clock when it was written, ms."""
 
     of: RecordedSubscription
     first: int
     at: int
-    calls: list[Call]
+    calls: list[RecordedCall]
 
 
 def outcome(value: Any) -> Any:
@@ -108,14 +108,14 @@ def _array(code: int, data: bytes) -> npt.NDArray[Any]:
     return np.cumsum(values) if data[0] == 0 else values.copy()
 
 
-def pack(chunk: Chunk) -> bytes:
+def pack(chunk: RecordedCalls) -> bytes:
     """A chunk as it stands in a file."""
     body = msgpack.packb([*chunk.of, chunk.first, chunk.at, chunk.calls], default=_plain)
     packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
     return _CHUNK.pack(len(packed), len(body), google_crc32c.value(packed)) + packed
 
 
-def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[Chunk]:
+def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCalls]:
     """The chunks of a file's bytes. name: of the file, for errors. whole: a cut at the end is an error.
 
     Raises Corrupt.
@@ -124,7 +124,7 @@ def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[Chunk]:
         yield chunk
 
 
-def located(data: bytes, name: str, *, whole: bool = True) -> Iterator[tuple[bytes, Chunk]]:
+def located(data: bytes, name: str, *, whole: bool = True) -> Iterator[tuple[bytes, RecordedCalls]]:
     """Each chunk with its bytes, as `unpack`."""
     if not data and not whole:
         return
@@ -148,16 +148,16 @@ def located(data: bytes, name: str, *, whole: bool = True) -> Iterator[tuple[byt
         at = end + length
 
 
-def _chunk(packed: bytes, unpacked: int, where: str) -> Chunk:
+def _chunk(packed: bytes, unpacked: int, where: str) -> RecordedCalls:
     try:
         body = pa.decompress(packed, unpacked, codec="zstd", asbytes=True)
         values = msgpack.unpackb(body, ext_hook=_array, use_list=False, strict_map_key=False)
         topic, partition, subscription, epoch, first, at, calls = values
-        found = [Call(*call) for call in calls]
+        found = [RecordedCall(*call) for call in calls]
         if not all(0 <= call.number < len(CALLS) and isinstance(call.arguments, tuple) for call in found):
             raise ValueError("a call of an unknown name")
         of = RecordedSubscription(str(topic), int(partition), str(subscription), int(epoch))
-        return Chunk(of, int(first), int(at), found)
+        return RecordedCalls(of, int(first), int(at), found)
     except Exception as error:
         raise Corrupt(f"{where} cannot be read: {error}") from None
 

@@ -12,7 +12,7 @@ from functools import partial
 from sluice.actors.key_shared import History, KeySharedDispatcher
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import DiskFailed, DiskFull, Ports
-from sluice.actors.recorder.flight_file import EVERY_MS, HEADER, Chunk, RecordedSubscription, pack
+from sluice.actors.recorder.flight_file import EVERY_MS, HEADER, RecordedCalls, RecordedSubscription, pack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording
 
 KEPT_MS = 3_600_000
@@ -28,7 +28,7 @@ class FlightRecorder:
         self._ports: Ports | None = None
         self._limit = 0
         self._recordings: dict[RecordedSubscription, Recording] = {}
-        self._left: list[Chunk] = []
+        self._left: list[RecordedCalls] = []
         """The last calls of dispatchers that have ended."""
         self._ring: list[tuple[str, int, int]] | None = None
         """Name, bytes and time (ms) of the last record of each file, oldest first; None: not looked up yet."""

@@ -27,7 +27,14 @@ from sluice.actors.key_shared import (
     Parking,
 )
 from sluice.actors.messages import SubscriptionSettings
-from sluice.actors.recorder.flight_file import CALLS, NUMBERS, Call, Chunk, RecordedSubscription, outcome
+from sluice.actors.recorder.flight_file import (
+    CALLS,
+    NUMBERS,
+    RecordedCall,
+    RecordedCalls,
+    RecordedSubscription,
+    outcome,
+)
 
 MOST_BYTES = 4 * 1024 * 1024
 """A recording that holds so many bytes for the background takes no more of them: a gap."""
@@ -43,12 +50,12 @@ class Recording:
 
     def __init__(self, of: RecordedSubscription, noted: Callable[[], None] = lambda: None) -> None:
         self.of, self._noted = of, noted
-        self._calls: list[Call] = []
+        self._calls: list[RecordedCall] = []
         self._bytes, self._first = 0, 0
         self.dropped = 0
         self.wants_snapshot = False
 
-    def note(self, call: Call) -> None:
+    def note(self, call: RecordedCall) -> None:
         """Keep a call, if there is room."""
         if self.dropped or self._bytes > MOST_BYTES:
             self.dropped += 1
@@ -76,17 +83,17 @@ class Recording:
         self.wants_snapshot = False
         missing, self.dropped = self.dropped, 0
         if missing:
-            self.note(Call(NUMBERS["gap"], (missing,)))
-        self.note(Call(NUMBERS["snapshot"], (decisions.snapshot(),)))
+            self.note(RecordedCall(NUMBERS["gap"], (missing,)))
+        self.note(RecordedCall(NUMBERS["snapshot"], (decisions.snapshot(),)))
         self._bytes += len(self._calls[-1].arguments[0])
 
-    def taken(self, at: int) -> Chunk | None:
+    def taken(self, at: int) -> RecordedCalls | None:
         """All calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
         if self.dropped:
             self.wants_snapshot = True
         if not self._calls:
             return None
-        chunk = Chunk(self.of, self._first, at, self._calls)
+        chunk = RecordedCalls(self.of, self._first, at, self._calls)
         self._first += len(self._calls)
         self._calls, self._bytes = [], 0
         return chunk
@@ -109,7 +116,7 @@ class RecordedDecisions(KeySharedDispatcher):
         super().__init__(settings, partition=partition, first_consumer=first_consumer, history=history)
         self.recording = recording
         began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number)
-        recording.note(Call(NUMBERS["begin"], began))
+        recording.note(RecordedCall(NUMBERS["begin"], began))
 
     def route(self, now: int) -> Assignments:
         """As of the decisions; the place where a snapshot is taken."""
@@ -117,9 +124,9 @@ class RecordedDecisions(KeySharedDispatcher):
         try:
             sent = super().route(now)
         except BaseException as error:
-            recording.note(Call(_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
+            recording.note(RecordedCall(_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
             raise
-        recording.note(Call(_ROUTE, (now,), None, sent.shares or None))
+        recording.note(RecordedCall(_ROUTE, (now,), None, sent.shares or None))
         if recording.wants_snapshot:
             recording.snapshot(self)
         return sent
@@ -153,9 +160,9 @@ def _tapped(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             answer = original(self, *arguments, **named)
         except BaseException as error:
-            recording.note(Call(number, arguments, named or None, None, f"{type(error).__name__}: {error}"))
+            recording.note(RecordedCall(number, arguments, named or None, None, f"{type(error).__name__}: {error}"))
             raise
-        recording.note(Call(number, arguments, named or None, outcome(answer)))
+        recording.note(RecordedCall(number, arguments, named or None, outcome(answer)))
         return answer
 
     return call

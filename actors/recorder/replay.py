@@ -16,7 +16,15 @@ import pyarrow as pa
 
 from sluice.actors.key_shared import Assignments, History, JoinAs, KeySharedDispatcher
 from sluice.actors.messages import SubscriptionSettings
-from sluice.actors.recorder.flight_file import EVERY_MS, Call, Chunk, RecordedSubscription, assemble, outcome, pack
+from sluice.actors.recorder.flight_file import (
+    EVERY_MS,
+    RecordedCall,
+    RecordedCalls,
+    RecordedSubscription,
+    assemble,
+    outcome,
+    pack,
+)
 from sluice.storage.errors import Corrupt, Invalid, InvariantViolation, NotFound
 from sluice.storage.format.position import show
 from sluice.storage.format.redeliveries import Redeliveries
@@ -57,7 +65,7 @@ class Replayed:
     violations: list[str] = field(default_factory=list)
 
 
-class Replay:
+class DecisionReplay:
     """The decisions of one dispatcher, made again call by call. decisions: as they stand; None before the first state.
 
     at: ms of the last call that named a time.
@@ -72,7 +80,9 @@ class Replay:
         self._over = False
         self.found = Replayed()
 
-    def chunk(self, chunk: Chunk, after: Callable[[Call, Any], None] | None = None, until: int | None = None) -> bool:
+    def chunk(
+        self, chunk: RecordedCalls, after: Callable[[RecordedCall, Any], None] | None = None, until: int | None = None
+    ) -> bool:
         """Make the calls of a chunk; False: stop, because of a difference, or a call is later than `until` (ms).
 
         after: called with each call and its answer. Raises Corrupt.
@@ -104,7 +114,7 @@ class Replay:
             except InvariantViolation as error:
                 self.found.violations.append(f"InvariantViolation: {error}")
 
-    def _make(self, number: int, call: Call, after: Callable[[Call, Any], None] | None) -> bool:
+    def _make(self, number: int, call: RecordedCall, after: Callable[[RecordedCall, Any], None] | None) -> bool:
         found = self.found
         try:
             if call.name == "gap":
@@ -142,26 +152,26 @@ class Replay:
         return True
 
 
-def replay(chunks: Iterable[Chunk], *, through: bool = False) -> dict[RecordedSubscription, Replayed]:
+def replay(chunks: Iterable[RecordedCalls], *, through: bool = False) -> dict[RecordedSubscription, Replayed]:
     """Make all decisions again, of each dispatcher until the first difference, and check the invariants.
 
     through: go on behind a difference, to see whether the calls break a promise. Raises Corrupt.
     """
-    runs: dict[RecordedSubscription, Replay] = {}
+    runs: dict[RecordedSubscription, DecisionReplay] = {}
     for chunk in chunks:
-        run = runs.setdefault(chunk.of, Replay(chunk.of, through=through))
+        run = runs.setdefault(chunk.of, DecisionReplay(chunk.of, through=through))
         if through or run.found.difference is None:
             run.chunk(chunk)
             run.check()
     return {of: run.found for of, run in runs.items()}
 
 
-def excerpt(chunks: Iterable[Chunk], start: int, end: int | None) -> bytes:
+def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int | None) -> bytes:
     """A file of what was recorded from `start` to `end` (ms; None: all since), from the last known state before.
 
     Raises NotFound if there is nothing, Invalid if it would be longer than MOST_EXPORTED bytes.
     """
-    kept: dict[RecordedSubscription, list[Chunk]] = {}
+    kept: dict[RecordedSubscription, list[RecordedCalls]] = {}
     for chunk in chunks:
         mine = kept.setdefault(chunk.of, [])
         if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk.calls):
@@ -176,14 +186,14 @@ def excerpt(chunks: Iterable[Chunk], start: int, end: int | None) -> bytes:
     return assemble(packed)
 
 
-def _now(call: Call) -> int | None:
+def _now(call: RecordedCall) -> int | None:
     named = (call.named or {}).get("now")
     if named is None and (place := _NOW_AT.get(call.name)) is not None and place < len(call.arguments):
         named = call.arguments[place]
     return named if isinstance(named, int) else None
 
 
-def _begun(call: Call) -> KeySharedDispatcher:
+def _begun(call: RecordedCall) -> KeySharedDispatcher:
     if call.name == "snapshot":
         return KeySharedDispatcher.restored(call.arguments[0])
     settings, partition, first_consumer, number = call.arguments
@@ -195,7 +205,7 @@ def _begun(call: Call) -> KeySharedDispatcher:
     )
 
 
-def _bound(decisions: KeySharedDispatcher, call: Call) -> Callable[[], Any]:
+def _bound(decisions: KeySharedDispatcher, call: RecordedCall) -> Callable[[], Any]:
     """The method with its arguments in their own types."""
     part, _, name = call.name.rpartition(".")
     target: Any = getattr(decisions, part) if part else decisions
@@ -219,7 +229,7 @@ def _outcome(answer: Any) -> Any:
     return (answer.shares or None) if isinstance(answer, Assignments) else outcome(answer)
 
 
-def _said(call: Call, value: Any, error: str) -> str:
+def _said(call: RecordedCall, value: Any, error: str) -> str:
     """An outcome in words that are equal for equal outcomes."""
     if error:
         return error

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from sluice.actors.key_shared import REASONS, Assignments, KeySharedDispatcher
 from sluice.actors.messages import NO_POSITIONS
-from sluice.actors.recorder.flight_file import Call, Chunk, RecordedSubscription
-from sluice.actors.recorder.replay import Replay
+from sluice.actors.recorder.flight_file import RecordedCall, RecordedCalls, RecordedSubscription
+from sluice.actors.recorder.replay import DecisionReplay
 from sluice.storage.errors import NotFound
 from sluice.storage.format.position import Positions, show
 
@@ -25,7 +25,7 @@ _ARRIVALS = {"append": "read from the log", "due": "due"}
 _DONE = {"acknowledge_soon": "acknowledged", "acknowledge": "acknowledged", "remove": "removed"}
 
 
-class Line(NamedTuple):
+class KeyEvent(NamedTuple):
     """One thing that happened to a key. at: ms. partition and epoch: of its dispatcher."""
 
     at: int
@@ -37,14 +37,14 @@ class Line(NamedTuple):
 class KeyTimeline:
     """Follows one key through a replay of one dispatcher."""
 
-    def __init__(self, replay: Replay, key_hash: int) -> None:
+    def __init__(self, replay: DecisionReplay, key_hash: int) -> None:
         self._replay, self._hash = replay, key_hash
         self._mine: Positions = NO_POSITIONS
         self._names: dict[int, str] = {}
         self._owner, self._why, self._since = "", "", 0
-        self.lines: list[Line] = []
+        self.lines: list[KeyEvent] = []
 
-    def follow(self, call: Call, answer: Any) -> None:
+    def follow(self, call: RecordedCall, answer: Any) -> None:
         """A call was made."""
         decisions = self._replay.decisions
         assert decisions is not None
@@ -119,15 +119,15 @@ class KeyTimeline:
 
     def _add(self, text: str) -> None:
         of = self._replay.of
-        self.lines.append(Line(self._replay.at, of.partition, of.epoch, text))
+        self.lines.append(KeyEvent(self._replay.at, of.partition, of.epoch, text))
 
 
-def timeline(chunks: Iterable[Chunk], key_hash: int, start: int, end: int) -> list[Line]:
+def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: int) -> list[KeyEvent]:
     """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt."""
-    runs: dict[RecordedSubscription, tuple[Replay, KeyTimeline]] = {}
+    runs: dict[RecordedSubscription, tuple[DecisionReplay, KeyTimeline]] = {}
     for chunk in chunks:
         if chunk.of not in runs:
-            made = Replay(chunk.of)
+            made = DecisionReplay(chunk.of)
             runs[chunk.of] = made, KeyTimeline(made, key_hash)
         run, key = runs[chunk.of]
         run.chunk(chunk, key.follow, until=end)
@@ -135,11 +135,11 @@ def timeline(chunks: Iterable[Chunk], key_hash: int, start: int, end: int) -> li
     return sorted(lines, key=lambda line: (line.at, line.epoch))
 
 
-def explain_at(chunks: Iterable[Chunk], key_hash: int, at: int) -> dict[str, Any]:
+def explain_at(chunks: Iterable[RecordedCalls], key_hash: int, at: int) -> dict[str, Any]:
     """What the gates of the dispatcher in office said of a key at `at` (ms). Raises NotFound, Corrupt."""
-    runs: dict[RecordedSubscription, Replay] = {}
+    runs: dict[RecordedSubscription, DecisionReplay] = {}
     for chunk in chunks:
-        run = runs.setdefault(chunk.of, Replay(chunk.of))
+        run = runs.setdefault(chunk.of, DecisionReplay(chunk.of))
         run.chunk(chunk, until=at)
     ready = [run for run in runs.values() if run.decisions is not None and run.at]
     if not ready:
@@ -157,7 +157,7 @@ class Waits:
     Invariant: the values of by_reason add up to `whole`, which is the sum over messages of the time that each waited.
     """
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: DecisionReplay) -> None:
         self._replay = replay
         self.by_reason: Counter[str] = Counter()
         self.by_consumer: Counter[str] = Counter()
@@ -166,7 +166,7 @@ class Waits:
         self._at = 0
         self._waiting: Any = None
 
-    def follow(self, call: Call, answer: Any) -> None:
+    def follow(self, call: RecordedCall, answer: Any) -> None:
         """A call was made; after a dispatch look at what waits."""
         if not isinstance(answer, Assignments) or self._replay.decisions is None:
             return
@@ -193,19 +193,19 @@ def _counted(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
     return list(zip(which.tolist(), counts.tolist(), strict=True))
 
 
-def waits(chunks: Iterable[Chunk], start: int, end: int) -> Waits:
+def waits(chunks: Iterable[RecordedCalls], start: int, end: int) -> Waits:
     """Sum up the waits from `start` to `end` (ms) over all dispatchers. Raises Corrupt."""
-    runs: dict[RecordedSubscription, tuple[Replay, Waits]] = {}
+    runs: dict[RecordedSubscription, tuple[DecisionReplay, Waits]] = {}
     for chunk in chunks:
         if chunk.of not in runs:
-            made = Replay(chunk.of)
+            made = DecisionReplay(chunk.of)
             runs[chunk.of] = made, Waits(made)
         run, sums = runs[chunk.of]
         if chunk.at < start:
             run.chunk(chunk)
         else:
             run.chunk(chunk, sums.follow, until=end)
-    whole = Waits(Replay(RecordedSubscription("", 0, "", 0)))
+    whole = Waits(DecisionReplay(RecordedSubscription("", 0, "", 0)))
     for _, sums in runs.values():
         whole.by_reason += sums.by_reason
         whole.by_consumer += sums.by_consumer

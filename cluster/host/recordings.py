@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.actors.ports import Ports
-from sluice.actors.recorder.flight_file import Chunk, unpack
+from sluice.actors.recorder.flight_file import RecordedCalls, unpack
 from sluice.actors.recorder.flight_recorder import KEPT_MS, PREFIX, FlightRecorder
 from sluice.cluster.base.real import Tasks
 from sluice.cluster.host.disk import FileDisk
@@ -47,7 +47,7 @@ def _remove_stale(root: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[Chunk]:
+def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[RecordedCalls]:
     """What the processes of this machine recorded of a subscription, each dispatcher's in order.
 
     Raises NotFound where nothing is recorded at all, Corrupt.

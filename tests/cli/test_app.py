@@ -22,6 +22,7 @@ PROMISED = (
     "subscriptions parked", "subscriptions redrive", "subscriptions discard",
     "workers list", "workers status", "workers scale", "workers drain", "workers logs",
     "audit", "tokens create", "tokens create-key",
+    "incident export", "incident replay", "subscriptions timeline", "subscriptions waits",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 

@@ -16,10 +16,10 @@ from sluice.storage.format.position import Positions
 
 NO_PERMITS, SET_ASIDE = "no_permits", "parked_or_dead"
 REASONS = (*(gate.name.lower() for gate in Gate), NO_PERMITS, SET_ASIDE)
-"""Why a message may wait, by the numbers in `Waiting`."""
+"""Why a message may wait, by the numbers in `WaitingMessages`."""
 
 
-class Waiting(NamedTuple):
+class WaitingMessages(NamedTuple):
     """One row a message that was never sent, each of shape (n,). hashes: masked, uint32. owners: number of the consumer
     that should get it, int64, 0 for nobody. reasons: index in REASONS, uint8.
     """
@@ -30,7 +30,7 @@ class Waiting(NamedTuple):
     reasons: npt.NDArray[np.uint8]
 
 
-def waiting(core: DispatchState) -> Waiting:
+def waiting(core: DispatchState) -> WaitingMessages:
     """All that wait, and the first gate that holds each."""
     window = core.window
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, HELD, WAITING, DEAD)
@@ -45,7 +45,7 @@ def waiting(core: DispatchState) -> Waiting:
     # A row behind the slots is nobody's.
     numbers = np.append(core.members.numbers, 0)
     owners = numbers[np.minimum(candidates.owners, len(numbers) - 1)]
-    return Waiting(window.position[rows], window.masked_hash[rows], owners, reasons)
+    return WaitingMessages(window.position[rows], window.masked_hash[rows], owners, reasons)
 
 
 def positions_of(core: DispatchState, key_hash: int) -> Positions:

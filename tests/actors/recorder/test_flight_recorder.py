@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.actors.ports import DiskFailed, InCommon, Ports
-from sluice.actors.recorder.flight_file import EVERY_MS, Chunk, unpack
+from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
 from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.recorder.replay import replay
 from sluice.actors.recorder.timeline import explain_at, timeline, waits
@@ -15,11 +15,11 @@ from tests.scenarios.key_shared.broker import Broker, play
 MEGABYTE = 1 << 20
 
 
-async def chunks_of(ports: Ports) -> list[Chunk]:
+async def chunks_of(ports: Ports) -> list[RecordedCalls]:
     """What lies on the recorder's disk."""
     disk = ports.disk
     assert disk is not None
-    found: list[Chunk] = []
+    found: list[RecordedCalls] = []
     for name in await disk.names():
         found += unpack(await disk.read(name, 0, await disk.size(name)), name, whole=False)
     return found

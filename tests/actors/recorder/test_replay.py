@@ -16,7 +16,7 @@ from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.key_shared.state import dispatch_pass
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.recorder import recorded
-from sluice.actors.recorder.flight_file import Chunk, RecordedSubscription, assemble, pack, unpack
+from sluice.actors.recorder.flight_file import RecordedCalls, RecordedSubscription, assemble, pack, unpack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording
 from sluice.actors.recorder.replay import replay
 from sluice.storage.errors import Corrupt, InvariantViolation
@@ -31,7 +31,7 @@ class RecordedSchedule(Schedule):
 
     def make(self) -> KeySharedDispatcher:
         self.recording = Recording(OF)
-        self.chunks: list[Chunk] = []
+        self.chunks: list[RecordedCalls] = []
         return RecordedDecisions(self.settings, self.recording)
 
     @rule(snapshot=st.booleans())
