@@ -10,6 +10,7 @@ from sluice.cli import (
     auditing,
     checkout,
     delayed,
+    incidents,
     inspection,
     load,
     messages,
@@ -73,6 +74,8 @@ app.add_typer(running.config_app, name="config", rich_help_panel=_START)
 app.add_typer(topics.app, name="topics", rich_help_panel=_USE)
 subscriptions.app.command("cancel-delayed")(delayed.cancel_delayed)
 subscriptions.app.command("reschedule-delayed")(delayed.reschedule_delayed)
+subscriptions.app.command()(incidents.timeline)
+subscriptions.app.command()(incidents.waits)
 subscriptions.app.command()(parked.parked)
 subscriptions.app.command()(parked.redrive)
 subscriptions.app.command()(parked.discard)
@@ -84,6 +87,7 @@ app.command(rich_help_panel=_USE)(messages.consume)
 app.command(rich_help_panel=_USE)(sql.sql)
 app.add_typer(inspection.app, name="inspect", rich_help_panel=_USE)
 app.command(rich_help_panel=_PROVE)(load.chaos)
+app.add_typer(incidents.app, name="incident", rich_help_panel=_PROVE)
 app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.simulate)
 app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.bench)
 app.command(rich_help_panel=_PROVE, context_settings=checkout.PASS_ON)(checkout.test)

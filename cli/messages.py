@@ -28,9 +28,9 @@ from sluice.cli.options import (
     moment,
 )
 from sluice.cli.output import say, show_json, text_of
-from sluice.cli.printable import printable
 from sluice.cli.target import joined
 from sluice.cli.waiting import Waiting
+from sluice.cluster.base.printable import printable
 from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:

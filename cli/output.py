@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sluice.cli.printable import printable, printable_json
+from sluice.cluster.base.printable import printable, printable_json
 from sluice.storage.dates import iso_time
 
 Row = Mapping[str, Any]

@@ -19,8 +19,8 @@ from sluice.cli.options import (
     parse_settings,
 )
 from sluice.cli.output import say, show, show_json, show_one, watch
-from sluice.cli.printable import printable
 from sluice.cli.topics import TOPICS
+from sluice.cluster.base.printable import printable
 
 MOST_NODES = 64
 """More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""

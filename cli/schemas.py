@@ -112,7 +112,7 @@ def _fields(definition: str) -> str:
 
 
 def _pretty(definition: str) -> str:
-    from sluice.cli.printable import printable
+    from sluice.cluster.base.printable import printable
 
     try:
         return printable(json_module.dumps(json_module.loads(definition), indent=2, ensure_ascii=False))

@@ -14,7 +14,7 @@ import typer
 
 from sluice.cli.options import ConfigOption, DataDirOption
 from sluice.cli.output import PIPE_WIDTH, say
-from sluice.cli.printable import printable
+from sluice.cluster.base.printable import printable
 from sluice.storage.errors import NotFound, Unavailable
 
 EVENTS_SHOWN = 12

@@ -100,6 +100,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
+from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.runtime.actor import Actor
 from sluice.storage.errors import Fenced, Unavailable
 from sluice.storage.format.position import show
@@ -153,6 +154,8 @@ class Dispatcher(Actor):
     def release(self) -> None:
         """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
+        if self._parts is not None:
+            self.ports.process.of(FlightRecorder).end(self._parts.context.core)
         if self._shared is not None:
             self._shared.leave(self.ports.me)
 

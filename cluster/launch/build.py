@@ -25,6 +25,7 @@ from sluice.actors.runtime.actor import Actor
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.cluster.gateway.ports import wanted_ports
 from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.recordings import open_recorder
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
 from sluice.cluster.host.stores import open_metadata, open_objects
 from sluice.cluster.node.environment import is_controller_host
@@ -122,6 +123,7 @@ class SluiceParts:
             ports = dataclasses.replace(ports, tables=self._tables)
             return make_topic(ports, settings, CONTROLLER, self._shared, self._resources)
         if kind == "dispatcher":
+            open_recorder(ports, settings)
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")
 

@@ -45,7 +45,7 @@ from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from sluice.actors.messages.settings import check_subscription, check_topic
 from sluice.actors.policies.limits import MOST
 from sluice.cluster.settings.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
-from sluice.cluster.settings.options import ClusterOptions
+from sluice.cluster.settings.options import RECORDER_BYTES, ClusterOptions
 from sluice.storage.errors import Invalid
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
@@ -158,6 +158,9 @@ class Configuration(BaseSettings):
     cpus: int | None = Field(None, ge=1, description="processors that Ray may use; none means all")
     object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
         1 << 30, ge=80 << 20, description="shared memory for payloads on each node"
+    )
+    recorder_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        RECORDER_BYTES, ge=0, description="what the flight recorder of each process keeps on disk; 0 is off"
     )
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")

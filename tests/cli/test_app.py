@@ -28,6 +28,7 @@ PROMISED = (
     "permissions revoke-subscription",
     "schemas list", "schemas get", "schemas upload", "schemas compatibility", "schemas delete",
     "audit", "tokens create", "tokens create-key",
+    "incident export", "incident replay", "subscriptions timeline", "subscriptions waits",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sluice.cli.output import show, show_json, show_one, show_partitions, text_of
-from sluice.cli.printable import printable
+from sluice.cluster.base.printable import printable
 from sluice.storage.dates import iso_time
 
 
