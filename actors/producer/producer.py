@@ -182,7 +182,11 @@ class PartitionProducer:
 
     async def publish(self, gathered: list[Outgoing]) -> None:
         """Publish what was gathered, once; what has no outcome then is published again beside the waves."""
-        request, run, batch = await self._request(gathered)
+        try:
+            request, run, batch = await self._request(gathered)
+        except SluiceError:  # its own attempt says so to whom it concerns
+            self.publish_alone(gathered)
+            return
         outcome = await self._ask(request)
         if isinstance(outcome, Published):
             self._confirm(gathered, run, outcome, batch)
