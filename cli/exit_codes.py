@@ -37,8 +37,9 @@ def run(arguments: Sequence[str]) -> int:
         if signal.getsignal(name) is not signal.SIG_IGN:
             signal.signal(name, _interrupt)
     try:
-        from sluice.cli.app import app
+        from sluice.cli.app import answer_shell, app
 
+        answer_shell()
         code = app(list(arguments), standalone_mode=False, prog_name="sluice")
         sys.stdout.flush()
         return code if isinstance(code, int) else FINE

@@ -18,12 +18,15 @@ from sluice.cli.options import (
     WatchOption,
     parse_settings,
 )
-from sluice.cli.output import say, show, show_json, show_one, watch
+from sluice.cli.output import is_table, say, show, show_json, show_one, watch
 from sluice.cli.topics import TOPICS
 from sluice.cluster.base.printable import printable
 
 MOST_NODES = 64
 """More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""
+
+_ACTORS = {"name": "name", "process": "process", "state": "state", "restarts": "restarts", "problem": "problem"}
+"""The columns of the table; with --json everything is shown."""
 
 config_app = typer.Typer(no_args_is_help=True, help="Show the configuration.")
 
@@ -150,14 +153,14 @@ def _show_status(answer: Mapping[str, Any], json: bool) -> None:
     if json:
         show_json(answer)
         return
-    show_one({name: value for name, value in answer.items() if not _is_table(value) and name != "alarms"}, False)
+    tables = [name for name, value in answer.items() if is_table(value)] + ["alarms", "actors"]
+    show_one({name: value for name, value in answer.items() if name not in tables}, False)
     for name, value in answer.items():
-        if _is_table(value):
+        if name == "actors":
+            where = [{**row, "process": row["address"].partition("/")[0]} for row in value]
+            show(where, False, _ACTORS, title=name)
+        elif is_table(value):
             show(value, False, TOPICS if name == "topics" else None, title=name)
     # Last, where they are seen, and one a line.
     for line in [f"alarm: {alarm}" for alarm in answer.get("alarms", ())] or ["no alarms"]:
         print(printable(line, lines=False))
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)

@@ -18,7 +18,7 @@ from sluice.cli.options import (
     WatchOption,
     moment,
 )
-from sluice.cli.output import say, show, show_json, show_one, show_partitions, watch
+from sluice.cli.output import in_words, is_table, say, show, show_json, show_line, show_one, show_partitions, watch
 from sluice.cli.target import Target, takes
 from sluice.cluster.base.printable import printable
 
@@ -253,6 +253,8 @@ def _show_explanation(answer: dict[str, Any]) -> None:
         name = known.pop("gate")
         opens = known.pop("unblocks", None) or known.pop("until", None)
         said = known.pop("text", None) or known.pop("because", None) or ""
-        facts = ", ".join(f"{key} {value}" for key, value in known.items())
-        line = ": ".join(part for part in (name, said, facts) if part)
-        print(printable(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""), lines=False))
+        tables = {key: known.pop(key) for key in list(known) if is_table(known[key])}
+        line = ": ".join(part for part in (name, said, in_words(known) if known else "") if part)
+        show_line(printable(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""), lines=False))
+        for key, rows in tables.items():
+            show(rows, False, title=key)

@@ -42,7 +42,7 @@ def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client
 
     values = load(None, address=address, data_dir=data_dir).values
     if values.address is None and discovery.find(values.data_dir) is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
+        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
     with sluice.connect(values.address, data_dir=values.data_dir) as client:
         yield client
 

@@ -24,7 +24,7 @@ class AdminClient:
             self.port = int((data_dir / PORT_FILE).read_text())
             self.token = token or (data_dir / TOKEN_FILE).read_text().strip()
         except (OSError, ValueError):
-            raise NotFound(f"no cluster runs on {data_dir}; start one with `./sluice up`") from None
+            raise NotFound(f"no cluster runs on {data_dir.absolute()}; start one with `./sluice up`") from None
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Return the JSON of the answer, None for an empty one. body: sent as JSON, unless it is None.
