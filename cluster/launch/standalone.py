@@ -169,7 +169,7 @@ def main() -> None:
     sys.argv[0] = "sluice up --embedded"  # who is second on the folder is told so
     options = ClusterOptions(data_dir=Path(sys.argv[1]), **json.load(sys.stdin))
     try:
-        with named_extras(), _serving(options):
+        with named_extras(), serving(options):
             _say(None)
             signal.sigwait(END)
     except SluiceError as error:
@@ -185,7 +185,8 @@ def _say(what: Sequence[str] | None) -> None:
 
 
 @contextlib.contextmanager
-def _serving(options: ClusterOptions) -> Iterator[None]:
+def serving(options: ClusterOptions) -> Iterator[Endpoint]:
+    """Serve a folder in this process for the length of a `with` block. Raises as `embedded.running`, Unavailable."""
     from sluice.cluster.base.arrow import without_pandas
     from sluice.cluster.base.collector import collect_seldom
     from sluice.cluster.base.descriptors import raise_limit
@@ -200,7 +201,7 @@ def _serving(options: ClusterOptions) -> Iterator[None]:
     with running(options, boot=WITH_ADMIN, net=DirectNet) as inner, _listening(inner, options) as endpoint:
         _write_state(options, endpoint)
         try:
-            yield
+            yield endpoint
         finally:
             (options.data_dir / STATE_FILE).unlink(missing_ok=True)
 

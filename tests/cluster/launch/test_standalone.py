@@ -204,3 +204,20 @@ def test_one_process_has_no_nodes_and_no_address(tmp_path: Path, more: list[str]
     from sluice.cli.exit_codes import run
 
     assert run(["up", "--embedded", "--data-dir", str(tmp_path), *more]) == 2
+
+
+def test_cluster_in_the_foreground_serves_until_a_signal(tmp_path: Path) -> None:
+    command = [PYTHON, "-c", "from sluice.cli import main; main()", "up", "--embedded", "--foreground"]
+    command += ["--data-dir", str(tmp_path), "--set", "pulsar_port=-1"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        try:
+            said = serving.stderr.readline()
+            assert said.startswith("sluice: up at 127.0.0.1:"), said
+            with sluice.connect(data_dir=tmp_path) as client:
+                client.create_topic("orders")
+            assert process(tmp_path).pid == serving.pid
+        finally:
+            serving.send_signal(signal.SIGTERM)
+        assert serving.wait(PATIENCE_S) == 0
+    assert not (tmp_path / STATE_FILE).exists()
