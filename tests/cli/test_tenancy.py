@@ -14,8 +14,7 @@ from sluice.cli.exit_codes import run
 from sluice.cluster.admin.policy_words import POLICIES
 from sluice.cluster.gateway.tokens import make_key, make_token
 from sluice.cluster.http.admin_client import AdminClient
-from sluice.cluster.launch.embedded import running
-from sluice.cluster.launch.standalone import BOOT
+from sluice.cluster.launch.embedded import WITH_ADMIN, running
 from sluice.cluster.settings.options import ClusterOptions
 
 Outcome = tuple[int, str, str]
@@ -55,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         authorization_enabled=True,
         super_user_roles="root",
     )
-    with running(wanted, boot=BOOT):
+    with running(wanted, boot=WITH_ADMIN):
         (data / "chief").write_text((key.parent / "chief").read_text())
         yield data
 

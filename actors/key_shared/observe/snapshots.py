@@ -8,6 +8,7 @@ other name is refused. So bytes of a stranger can damage a replay and run nothin
 from __future__ import annotations
 
 import pickle
+from enum import Enum
 from types import MethodType
 from typing import Any
 
@@ -62,6 +63,8 @@ class _Freezer(pickle.Pickler):
             return "number", _TYPES.index(value.dtype.str), value.tobytes()
         if isinstance(value, type) and issubclass(value, np.generic):
             return "type", _TYPES.index(np.dtype(value).str)
+        if isinstance(value, Enum):  # Python 3.11.2 would name the function getattr
+            return "enum", type(value), value.value
         if isinstance(value, SubscriptionSettings):
             return "settings", msgspec.msgpack.encode(value)
         if isinstance(value, MethodType):
@@ -89,6 +92,8 @@ class _Thawer(pickle.Unpickler):
                 return np.frombuffer(data, _TYPES[kind])[0]
             case "type", int(kind):
                 return np.dtype(_TYPES[kind]).type
+            case "enum", type() as kind, member if issubclass(kind, Enum):
+                return kind(member)
             case "settings", bytes(data):
                 return msgspec.msgpack.decode(data, type=SubscriptionSettings)
             case "describe", DispatchState() as state:
