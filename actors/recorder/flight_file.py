@@ -120,12 +120,6 @@ def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCa
 
     Raises Corrupt.
     """
-    for _, chunk in located(data, name, whole=whole):
-        yield chunk
-
-
-def located(data: bytes, name: str, *, whole: bool = True) -> Iterator[tuple[bytes, RecordedCalls]]:
-    """Each chunk with its bytes, as `unpack`."""
     if not data and not whole:
         return
     if len(data) < len(HEADER) or data[: len(MAGIC)] != MAGIC:
@@ -144,7 +138,7 @@ def located(data: bytes, name: str, *, whole: bool = True) -> Iterator[tuple[byt
         packed = data[end : end + length]
         if google_crc32c.value(packed) != checksum or unpacked > MOST_UNPACKED:
             raise Corrupt(f"{name} is damaged at byte {at}: the record's checksum is wrong")
-        yield data[at : end + length], _chunk(packed, unpacked, f"{name} at byte {at}")
+        yield _chunk(packed, unpacked, f"{name} at byte {at}")
         at = end + length
 
 

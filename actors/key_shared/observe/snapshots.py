@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.messages import SubscriptionSettings
@@ -28,29 +29,6 @@ _OTHERS = {
 }
 _TYPES = ("<i8", "<u8", "<i4", "<u4", "<i2", "<u2", "|i1", "|u1", "|b1", "<f8")
 _PROTOCOL = 5
-
-
-class _Bytes:
-    """Bytes in memory as the file that a pickle is written to and read from."""
-
-    def __init__(self, data: bytes = b"") -> None:
-        self._data, self._at = bytearray(data), 0
-
-    def write(self, data: Any) -> int:
-        self._data += data
-        return len(data)
-
-    def read(self, count: int = -1) -> bytes:
-        end = len(self._data) if count < 0 else self._at + count
-        found = bytes(self._data[self._at : end])
-        self._at += len(found)
-        return found
-
-    def readline(self) -> bytes:
-        return self.read(self._data.find(b"\n", self._at) + 1 - self._at)
-
-    def whole(self) -> bytes:
-        return bytes(self._data)
 
 
 class _Freezer(pickle.Pickler):
@@ -105,15 +83,15 @@ class _Thawer(pickle.Unpickler):
 
 def freeze(core: DispatchState) -> bytes:
     """The state as bytes. No array of it belongs to two parts, so each is written where it is found."""
-    out = _Bytes()
+    out = pa.BufferOutputStream()
     _Freezer(out, _PROTOCOL).dump(core)
-    return out.whole()
+    return bytes(out.getvalue())
 
 
 def thaw(data: bytes) -> DispatchState:
     """The state that `freeze` wrote. Raises Corrupt."""
     try:
-        core = _Thawer(_Bytes(data)).load()
+        core = _Thawer(pa.BufferReader(data)).load()
     except Corrupt:
         raise
     except Exception as error:
