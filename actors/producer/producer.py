@@ -189,17 +189,16 @@ class PartitionProducer:
             return
         outcome = await self._ask(request)
         if isinstance(outcome, Published):
-            self._confirm(gathered, run, outcome, batch)
+            self._check_and_confirm(gathered, run, outcome, batch)
             self.go_on()
         else:
             self.publish_alone(gathered, outcome)
 
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
-        """Report that these were published in a wave, their first message at this entry."""
+        """Report that these were published, their first message at this entry. ledger 0: the place is forgotten."""
         last = gathered[-1]
         self.last_sequence = last.first_sequence + len(last.batch) - 1
-        self._report(gathered, position(ledger, first_entry), None)
-        self.go_on()
+        self._report(gathered, position(ledger, first_entry) if ledger else -1, None)
 
     def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
         """Publish these beside the waves, until they have their outcome. outcome: of a first attempt."""
@@ -240,7 +239,7 @@ class PartitionProducer:
     async def _publish(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
         request, run, batch = await self._request(gathered)
         published = await self._append(request, run, outcome)
-        self._confirm(gathered, run, published, batch)
+        self._check_and_confirm(gathered, run, published, batch)
 
     async def _request(self, gathered: list[Outgoing]) -> tuple[Publish, Run, StoredBatch]:
         """Make the request that publishes these batches as one run."""
@@ -267,14 +266,11 @@ class PartitionProducer:
         )
         return request, run, batch
 
-    def _confirm(self, gathered: list[Outgoing], run: Run, published: Published, batch: StoredBatch) -> None:
+    def _check_and_confirm(self, gathered: list[Outgoing], run: Run, published: Published, batch: StoredBatch) -> None:
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
-        last = gathered[-1]
-        self.last_sequence = last.first_sequence + len(last.batch) - 1
         self.on_published(run, published, batch)
-        first = position(published.ledger, published.first_entry) if published.ledger else -1
-        self._report(gathered, first, None)
+        self.confirm(gathered, published.ledger, published.first_entry)
 
     def _report(self, gathered: list[Outgoing], first: int, error: SluiceError | None) -> None:
         for outgoing in gathered:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -63,10 +64,25 @@ class WaveProducer(Protocol):
         """Publish these as a run of their own, once."""
 
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
-        """Report that these are stored from this entry on."""
+        """Report that these are stored from this entry on. ledger 0: the place is forgotten."""
 
     def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
         """Publish these beside the waves, until they have their outcome. outcome: of a first attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The part of a producer in a wave. count: its messages."""
+
+    producer: WaveProducer
+    group: list[Outgoing]
+    count: int
+
+    @property
+    def first_sequence(self) -> int:
+        """The sequence of its first message; of its batches only the end of the last one may be a number of its own."""
+        last = self.group[-1]
+        return last.first_sequence + len(last.batch) - self.count
 
 
 class Waves:
@@ -110,16 +126,16 @@ class PartitionWaves:
             try:
                 parts = self._next()
                 if len(parts) == 1:
-                    await parts[0][0].publish(parts[0][1])
+                    await parts[0].producer.publish(parts[0].group)
                 elif parts:
                     await self._publish(parts)
             finally:
                 turn.end()
 
-    def _next(self) -> list[tuple[WaveProducer, list[Outgoing]]]:
+    def _next(self) -> list[_Part]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
         waiting, self._waiting = self._waiting, []
-        parts: list[tuple[WaveProducer, list[Outgoing]]] = []
+        parts: list[_Part] = []
         messages = size = names = 0
         for producer in waiting:
             if (head := producer.head) is None:
@@ -130,8 +146,8 @@ class PartitionWaves:
                 len(parts) < MAX_SEGMENTS
                 and size < WAVE_BYTES
                 and names + name_bytes <= MAX_NAMES_BYTES
-                and parts[0][0].address == producer.address
-                and parts[0][1][0].batch.rows.schema.equals(head.batch.rows.schema)
+                and parts[0].producer.address == producer.address
+                and parts[0].group[0].batch.rows.schema.equals(head.batch.rows.schema)
             )
             if not fits:
                 self._waiting.append(producer)
@@ -141,22 +157,20 @@ class PartitionWaves:
             if producer.alone or group_bytes > JOINT_BYTES or messages + rows > MAX_RUN_MESSAGES:
                 producer.publish_alone(group)
                 continue
-            parts.append((producer, group))
+            parts.append(_Part(producer, group, rows))
             messages, size, names = messages + rows, size + group_bytes, names + name_bytes
         return parts
 
-    async def _publish(self, parts: list[tuple[WaveProducer, list[Outgoing]]]) -> None:
+    async def _publish(self, parts: list[_Part]) -> None:
         """Publish the parts of several producers as one run, once."""
-        counts = [sum([len(one.batch) for one in group]) for _, group in parts]
-        ends = [group[-1].first_sequence + len(group[-1].batch) for _, group in parts]
-        batch = joined([one.batch for _, group in parts for one in group])
+        batch = joined([one.batch for part in parts for one in part.group])
         run = make_run(batch)
         request = PublishMany(
-            producers=[producer.name for producer, _ in parts],
-            sessions=[producer.session for producer, _ in parts],
-            first_sequences=[end - count for end, count in zip(ends, counts, strict=True)],
-            counts=counts,
-            follows=[producer.last_sequence for producer, _ in parts],
+            producers=[part.producer.name for part in parts],
+            sessions=[part.producer.session for part in parts],
+            first_sequences=[part.first_sequence for part in parts],
+            counts=[part.count for part in parts],
+            follows=[part.producer.last_sequence for part in parts],
             delayed=run.delayed,
             shape=run.shape,
             crc=run.crc,
@@ -165,18 +179,19 @@ class PartitionWaves:
         )
         outcome: Outcome
         try:
-            outcome = await self._ports.net.call(parts[0][0].address, request, PUBLISH_TIMEOUT)
+            outcome = await self._ports.net.call(parts[0].producer.address, request, PUBLISH_TIMEOUT)
         except SluiceError as error:
             outcome = error
         if not isinstance(outcome, Published):
-            for producer, group in parts:
-                producer.publish_alone(group, outcome if isinstance(outcome, Unknown) else None)
+            for part in parts:
+                part.producer.publish_alone(part.group, outcome if isinstance(outcome, Unknown) else None)
             return
-        parts[0][0].on_published(run, outcome, batch)
+        parts[0].producer.on_published(run, outcome, batch)
         entry = outcome.first_entry
-        for (producer, group), count in zip(parts, counts, strict=True):
-            producer.confirm(group, outcome.ledger, entry)
-            entry += count
+        for part in parts:
+            part.producer.confirm(part.group, outcome.ledger, entry)
+            part.producer.go_on()
+            entry += part.count
 
 
 class AppendTurns:

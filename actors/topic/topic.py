@@ -14,7 +14,7 @@ places is the order of sequences, however calls overtake one another.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pyarrow as pa
 
@@ -102,7 +102,7 @@ from sluice.storage.format.batch import (
     decode_body,
     has_keyed_delay,
 )
-from sluice.storage.format.frame import KIND_WITH_SEGMENTS, Run, index_columns, make_run, payload_crc
+from sluice.storage.format.frame import KIND_WITH_SEGMENTS, Run, Segment, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""
@@ -288,9 +288,7 @@ class Topic(Actor):
             return stored.published
         run, _ = await self._check(request)
         if request.follows is not None:
-            record = self._log.record
-            given_up = bool(record.given_up) or record.ever_given_up
-            self._producers.believe(producer, request.follows, given_up=given_up)
+            self._believe(producer, request.follows)
         blob: Blob | None = None
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
@@ -315,19 +313,30 @@ class Topic(Actor):
                 again = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
                 if isinstance(again, StoreNow):
                     self._termination.check()
-                    return await self._append(request, producer, run, blob)
+                    segment = (request.producer, request.first_sequence, run.count)
+                    return await self._append(run, blob, [producer], (segment,))
 
-    async def _append(self, request: Publish, producer: KnownProducer, run: Run, blob: Blob) -> Published:
-        outcome: SharedFuture[Published] = SharedFuture()
-        now = self.ports.clock.now()
-        self._producers.push(producer, request.first_sequence, run.count, outcome, now)
-        self._log.append(run, ((request.producer, request.first_sequence, run.count),), blob)
-        self._next_turn(request.producer)
-        return await outcome  # which others may wait for too: a caller that goes ends it for nobody
+    def _append(
+        self, run: Run, blob: Blob, producers: Sequence[KnownProducer], segments: tuple[Segment, ...]
+    ) -> SharedFuture[Published]:
+        """Give a run its place; the outcome of its first segment. producers: those of the segments.
 
-    def _next_turn(self, producer: str) -> None:
-        for signal in self._turns.pop(producer, ()):
-            signal.set()
+        Others may wait for it too: a caller that goes ends it for nobody.
+        """
+        now, outcomes = self.ports.clock.now(), list[SharedFuture[Published]]()
+        for producer, (_, first, count) in zip(producers, segments, strict=True):
+            outcomes.append(SharedFuture())
+            self._producers.push(producer, first, count, outcomes[-1], now)
+        self._log.append(run, segments, blob)
+        for name, _, _ in segments:
+            for signal in self._turns.pop(name, ()):
+                signal.set()
+        return outcomes[0]
+
+    def _believe(self, producer: KnownProducer, follows: int) -> None:
+        record = self._log.record
+        given_up = bool(record.given_up) or record.ever_given_up
+        self._producers.believe(producer, follows, given_up=given_up)
 
     async def on_publish_many(self, request: PublishMany) -> Published:
         """Append a run of several producers, once. Raises what `on_publish` raises."""
@@ -347,25 +356,17 @@ class Topic(Actor):
         # No await from here on until the run has its place.
         producers = self._judge_all(request)
         self._termination.check()
-        now, outcomes = self.ports.clock.now(), list[SharedFuture[Published]]()
-        for producer, first, count in zip(producers, request.first_sequences, request.counts, strict=True):
-            outcomes.append(SharedFuture())
-            self._producers.push(producer, first, count, outcomes[-1], now)
         segments = tuple(zip(request.producers, request.first_sequences, request.counts, strict=True))
-        self._log.append(run, segments, blob)
-        for name in request.producers:
-            self._next_turn(name)
-        at = await outcomes[0]
+        at = await self._append(run, blob, producers, segments)
         return Published(ledger=at.ledger, first_entry=at.first_entry, count=run.count)
 
     def _judge_all(self, request: PublishMany) -> list[KnownProducer]:
         """Return the producers of a run that may be stored whole and now. Raises Conflict for any other; Fenced."""
-        record, found = self._log.record, []
-        given_up = bool(record.given_up) or record.ever_given_up
+        found = []
         columns = request.producers, request.sessions, request.first_sequences, request.counts, request.follows
         for name, session, first, count, follows in zip(*columns, strict=True):
             producer = self._producers.find(name, session)
-            self._producers.believe(producer, follows, given_up=given_up)
+            self._believe(producer, follows)
             if not isinstance(self._producers.judge(producer, first, count, follows), StoreNow):
                 raise Conflict(f"messages of producer {name!r} must be sent by themselves")
             found.append(producer)
