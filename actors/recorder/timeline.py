@@ -136,22 +136,32 @@ def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: in
 
 
 def explain_at(chunks: Iterable[RecordedCalls], key_hash: int, at: int) -> dict[str, Any]:
-    """What the gates of the dispatcher in office said of a key at `at` (ms). Raises NotFound, Corrupt."""
+    """Return what the gates of the dispatcher in office said of a key at `at` (ms). Raises NotFound, Corrupt.
+
+    Of several partitions the one counts that has messages of the key.
+    """
     runs: dict[RecordedSubscription, DecisionReplay] = {}
     for chunk in chunks:
         run = runs.setdefault(chunk.of, DecisionReplay(chunk.of))
         run.chunk(chunk, until=at)
-    ready = [run for run in runs.values() if run.decisions is not None and run.at]
-    if not ready:
+    in_office: dict[int, DecisionReplay] = {}
+    for of, run in sorted(runs.items(), key=lambda item: (item[0].epoch, item[1].at)):
+        if run.decisions is not None and run.at:
+            in_office[of.partition] = run
+    if not in_office:
         raise NotFound("no recording reaches back so far; `./sluice incident replay` of an export says what there is")
-    run = max(ready, key=lambda run: (run.of.epoch, run.at))
+
+    def likely(run: DecisionReplay) -> tuple[bool, int, int]:
+        return bool(run.decisions and len(run.decisions.positions_of(key_hash))), run.of.epoch, run.at
+
+    run = max(in_office.values(), key=likely)
     assert run.decisions is not None
     answer = run.decisions.explain(key_hash=key_hash, now=at)
     return {"partition": run.of.partition, "epoch": run.of.epoch, "at": at, **answer}
 
 
 class Waits:
-    """Where the time of messages went from being read to their first delivery, in message-milliseconds.
+    """The time of messages from being read to their first delivery, by what they waited for, in message-milliseconds.
 
     by_reason: with names of gates. by_consumer and by_hash: of those that should get them, and of masked hashes.
     Invariant: the values of by_reason add up to `whole`, which is the sum over messages of the time that each waited.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from sluice.actors.recorder import recorded
 from sluice.actors.recorder.flight_file import RecordedCalls, RecordedSubscription, assemble, pack, unpack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording
 from sluice.actors.recorder.replay import replay
+from sluice.actors.recorder.timeline import explain_at
 from sluice.storage.errors import Corrupt, InvariantViolation
+from sluice.storage.format.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver
 from tests.actors.key_shared.test_model import Schedule
 
@@ -82,7 +85,7 @@ class RecordedDriver(Driver):
 
 
 def busy(**options: Any) -> RecordedDriver:
-    """Two consumers, one of which leaves while it holds messages."""
+    """Two consumers; one leaves while it holds messages."""
     driver = RecordedDriver(**options)
     for name in ("a", "b"):
         driver.join(name, 7)
@@ -143,6 +146,20 @@ def test_calls_without_room_are_a_gap_until_the_next_snapshot(monkeypatch: pytes
     assert last is not None
     found = replay(unpack(assemble([pack(first), pack(last)]), "x"))[OF]
     assert (found.gaps, found.difference) == (1, None)
+
+
+def test_moment_of_a_key_is_that_of_its_partition() -> None:
+    mine, other = RecordedDriver(), RecordedDriver()
+    for driver, key in ((mine, "k1"), (other, "k2")):
+        driver.now += 10
+        driver.publish("held", key)
+        driver.route()
+    chunks = [mine.recording.taken(20), other.recording.taken(20)]
+    newer = RecordedSubscription("orders", 1, "billing", 9)
+    assert chunks[0] is not None
+    assert chunks[1] is not None
+    found = explain_at([chunks[0], replace(chunks[1], of=newer)], masked_hash(b"k1"), mine.now)
+    assert (found["partition"], found["verdict"]) == (0, "no_owner")
 
 
 def test_a_lost_chunk_is_a_gap() -> None:
