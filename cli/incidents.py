@@ -49,7 +49,7 @@ _EQUAL = "    assert [str(each.difference) for each in found.values() if each.di
 def chunks_of(
     topic: str, subscription: str, data_dir: Path | None, config: Path | None, partition: int | None = None
 ) -> list[RecordedCalls]:
-    """What this machine recorded of a subscription. Raises NotFound."""
+    """Yield what this machine recorded of a subscription. Raises NotFound."""
     from sluice.cluster.host.recordings import recorded_chunks
     from sluice.cluster.settings.config import load
     from sluice.storage.errors import NotFound
@@ -77,7 +77,7 @@ def export(
     from sluice.actors.recorder.replay import excerpt
 
     chunks = chunks_of(topic, subscription, data_dir, config)
-    data = excerpt(chunks, moment(start), moment(end) if end else None)
+    data = excerpt(chunks, *_span(start, end))
     output.write_bytes(data)
     say(f"wrote {len(data)} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
 
@@ -120,8 +120,8 @@ def replay(
         show_json(rows)
     else:
         show(rows, False, {name: name for name in rows[0]} if rows else {})
+    clean = all(each.clean for each in found.values())
     if test is not None:
-        clean = not any(each.violations or each.difference for each in found.values())
         test.write_text(_TEST.format(path=str(file.resolve())) + (_EQUAL if clean else ""), encoding="utf-8")
         say(f"wrote {test}")
     for each in found.values():
@@ -129,7 +129,7 @@ def replay(
             say(f"a promise was broken: {violation}")
         if each.difference is not None:
             say(f"first difference at {iso_time(each.difference.at)}: {each.difference}")
-    if any(each.violations or each.difference for each in found.values()):
+    if not clean:
         raise typer.Exit(1)
 
 
@@ -151,7 +151,7 @@ def timeline(
     from sluice.actors.recorder.timeline import timeline as lines_of
 
     chunks = chunks_of(topic, subscription, data_dir, config)
-    lines = lines_of(chunks, _hash(key), moment(start), moment(end) if end else _LATEST)
+    lines = lines_of(chunks, _hash(key), *_span(start, end))
     rows = [{"at": iso_time(line.at), "partition": line.partition, "what": line.text} for line in lines]
     if json:
         show_json(rows)
@@ -171,7 +171,7 @@ def waits(
     """Show what messages waited for between being read and their first delivery, the longest first."""
     from sluice.actors.recorder.timeline import waits as waits_of
 
-    found = waits_of(chunks_of(topic, subscription, data_dir, config), moment(start), moment(end) if end else _LATEST)
+    found = waits_of(chunks_of(topic, subscription, data_dir, config), *_span(start, end))
     rows: list[dict[str, Any]] = [
         {
             "reason": reason,
@@ -192,10 +192,15 @@ def waits(
 
 
 def explained(topic: str, subscription: str, key: str, at: int, data_dir: Any) -> dict[str, Any]:
-    """What the gates said of a key at a time (ms). Raises NotFound."""
+    """Return what the gates said of a key at a time (ms). Raises NotFound."""
     from sluice.actors.recorder.timeline import explain_at
 
     return explain_at(chunks_of(topic, subscription, data_dir, None), _hash(key), at)
+
+
+def _span(start: str, end: str) -> tuple[int, int]:
+    """Return both ends of a span in ms; an empty end stands for now and later."""
+    return moment(start), moment(end) if end else _LATEST
 
 
 def _hash(key: str) -> int:

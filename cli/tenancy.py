@@ -91,7 +91,7 @@ def _show_tenants(rows: list[dict[str, Any]], as_json: bool) -> None:
 @takes("role_token")
 def create_tenant(target: Target, tenant: TenantArgument, admin_role: AdminRolesOption = []) -> None:  # noqa: B006
     """Create a tenant."""
-    target.http().ask("PUT", f"{TENANTS}/{tenant}", {"adminRoles": admin_role, "allowedClusters": [CLUSTER]})
+    target.http().ask("PUT", f"{TENANTS}/{tenant}", _body_of(admin_role))
     say(f"created tenant {tenant}")
 
 
@@ -99,7 +99,7 @@ def create_tenant(target: Target, tenant: TenantArgument, admin_role: AdminRoles
 @takes("role_token")
 def set_tenant(target: Target, tenant: TenantArgument, admin_role: AdminRolesOption = []) -> None:  # noqa: B006
     """Give a tenant these administrators in place of its earlier ones."""
-    target.http().ask("POST", f"{TENANTS}/{tenant}", {"adminRoles": admin_role, "allowedClusters": [CLUSTER]})
+    target.http().ask("POST", f"{TENANTS}/{tenant}", _body_of(admin_role))
     say(f"tenant {tenant} is administered by {', '.join(sorted(admin_role)) or 'superusers alone'}")
 
 
@@ -107,11 +107,21 @@ def set_tenant(target: Target, tenant: TenantArgument, admin_role: AdminRolesOpt
 @takes("role_token")
 def delete_tenant(target: Target, tenant: TenantArgument, dry_run: DryRunOption = False) -> None:
     """Delete a tenant that has no namespaces."""
+    _delete(target, f"tenant {tenant}", f"{TENANTS}/{tenant}", dry_run)
+
+
+def _body_of(administrators: list[str]) -> dict[str, list[str]]:
+    """Return a tenant as the body of a request."""
+    return {"adminRoles": administrators, "allowedClusters": [CLUSTER]}
+
+
+def _delete(target: Target, what: str, path: str, dry_run: bool) -> None:
+    """Delete what lies at a path, or say that it would be. what: in words."""
     if dry_run:
-        say(f"would delete tenant {tenant}")
+        say(f"would delete {what}")
         return
-    target.http().ask("DELETE", f"{TENANTS}/{tenant}")
-    say(f"deleted tenant {tenant}")
+    target.http().ask("DELETE", path)
+    say(f"deleted {what}")
 
 
 # -- namespaces -------------------------------------------------------------------------------------------------------
@@ -141,11 +151,7 @@ def create_namespace(target: Target, namespace: NamespaceArgument) -> None:
 @takes("role_token")
 def delete_namespace(target: Target, namespace: NamespaceArgument, dry_run: DryRunOption = False) -> None:
     """Delete a namespace that has no topics."""
-    if dry_run:
-        say(f"would delete namespace {namespace}")
-        return
-    target.http().ask("DELETE", f"{NAMESPACES}/{namespace}")
-    say(f"deleted namespace {namespace}")
+    _delete(target, f"namespace {namespace}", f"{NAMESPACES}/{namespace}", dry_run)
 
 
 @namespaces.command("get")

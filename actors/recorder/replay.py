@@ -51,8 +51,8 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay found. calls, decisions (messages sent), gaps: numbers. missing: calls without a state to begin
-    with. violations: broken promises that were recorded and came again, in words. first, last: ms, 0 if unknown.
+    """The findings of a replay. calls, decisions (messages sent), gaps: numbers. missing: calls without a state before
+    them. violations: broken promises that were recorded and came again, in words. first, last: ms, 0 if unknown.
     """
 
     calls: int = 0
@@ -63,6 +63,11 @@ class Replayed:
     last: int = 0
     difference: Difference | None = None
     violations: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether every decision came out as it was recorded, and no promise was broken."""
+        return self.difference is None and not self.violations
 
 
 class DecisionReplay:
@@ -166,8 +171,8 @@ def replay(chunks: Iterable[RecordedCalls], *, through: bool = False) -> dict[Re
     return {of: run.found for of, run in runs.items()}
 
 
-def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int | None) -> bytes:
-    """A file of what was recorded from `start` to `end` (ms; None: all since), from the last known state before.
+def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int) -> bytes:
+    """Return a file of the calls from `start` to `end` (ms), with those since the last known state before them.
 
     Raises NotFound if there is nothing, Invalid if it would be longer than MOST_EXPORTED bytes.
     """
@@ -176,7 +181,7 @@ def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int | None) -> byt
         mine = kept.setdefault(chunk.of, [])
         if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk.calls):
             mine.clear()
-        if end is None or chunk.at - EVERY_MS <= end:
+        if chunk.at - EVERY_MS <= end:
             mine.append(chunk)
     packed = [pack(chunk) for mine in kept.values() if mine and mine[-1].at >= start for chunk in mine]
     if not packed:

@@ -14,8 +14,7 @@ from sluice.cluster.base.loop import CallersLoop, within
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.receipts import Receipt, SentMessage, unconfirmed
-from sluice.cluster.client.settings_input import check_timeout
-from sluice.storage.errors import Invalid
+from sluice.cluster.client.settings_input import check_columns, check_timeout
 
 
 class AsyncProducer(ProducerCore):
@@ -104,8 +103,7 @@ class AsyncProducer(ProducerCore):
 
         See Producer.send_batch.
         """
-        if not isinstance(data, pa.RecordBatch | pa.Table):
-            raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
+        check_columns(data)
         async with self._turn(data.num_rows, data.nbytes):
             return self._add_columns(data)
 

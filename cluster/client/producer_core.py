@@ -36,7 +36,7 @@ from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.delayed import due_after
 from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
-from sluice.cluster.client.settings_input import check_callback, check_whole
+from sluice.cluster.client.settings_input import check_callback, check_columns, check_whole
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.batch import StoredBatch, check_compression, make_batch
 from sluice.storage.format.message_container import MessageContainer
@@ -180,8 +180,7 @@ class ProducerCore(OfThisProcess):
 
     def _add_columns(self, data: pa.RecordBatch | pa.Table) -> Receipt:
         """Queue many messages as columns. Block for room, unless there is some."""
-        if not isinstance(data, pa.RecordBatch | pa.Table):
-            raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
+        check_columns(data)
         now = self._begin()
         with self._room:
             self._check_open()

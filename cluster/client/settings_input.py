@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 
 from sluice.actors.controller.catalog import check_dead_letters
 from sluice.actors.messages import SubscriptionSettings
@@ -24,6 +25,12 @@ def check_timeout(name: str, value: object) -> None:
     """Raises Invalid unless it is a number or None, which is without end."""
     if value is not None and (not isinstance(value, int | float) or value != value):
         raise Invalid(f"{name} is a number, not {value!r}")
+
+
+def check_columns(data: object) -> None:
+    """Raises Invalid unless these are messages as columns."""
+    if not isinstance(data, pa.RecordBatch | pa.Table):
+        raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
 
 
 def check_callback(name: str, value: object) -> None:
