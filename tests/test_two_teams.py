@@ -1,4 +1,4 @@
-"""The commands of the page about two teams run as they stand there, one after the other."""
+"""The commands of the page about two teams run in order, as they stand there."""
 
 from __future__ import annotations
 

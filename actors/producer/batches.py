@@ -1,4 +1,4 @@
-"""What a producer has for one partition: batches on their way, and how they are divided.
+"""Batches that a producer has for one partition, and how they are divided.
 
 `split` is the columnar half of a producer: it runs in the caller's thread and gives each partition its rows in their
 order. `cut` divides what is too large for one run, and `halves` what was refused.

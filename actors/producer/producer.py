@@ -201,7 +201,7 @@ class PartitionProducer:
         self._report(gathered, position(ledger, first_entry) if ledger else -1, None)
 
     def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
-        """Publish these beside the waves, until they have their outcome. outcome: of a first attempt."""
+        """Publish these beside the waves, until they are stored or refused. outcome: of a first attempt."""
         self._ports.spawn(self._publish_alone(gathered, outcome), f"publish-{self._config.partition}")
 
     async def _publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:

@@ -4,9 +4,9 @@ One wave is under way for each partition. Batches that are sent meanwhile gather
 waits for a timer, and a message that is alone goes at once. A batch that is large anyway goes by itself, beside the
 waves.
 
-A wave is tried once. If it is refused, or its outcome is unknown, each producer publishes its part by itself until that
-has its outcome (actors.producer.producer), and joins no wave meanwhile. So a part keeps its place before everything
-that its producer sends later, and the owner knows what it has stored by producer and sequence.
+A wave is tried once. If it is refused, or its outcome is unknown, each producer publishes its part by itself until the
+part is stored or refused (actors.producer.producer), and joins no wave meanwhile. So a part keeps its place before
+everything that its producer sends later, and the owner knows what it has stored by producer and sequence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WaveProducer(Protocol):
         """Report that these are stored from this entry on. ledger 0: the place is forgotten."""
 
     def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
-        """Publish these beside the waves, until they have their outcome. outcome: of a first attempt."""
+        """Publish these beside the waves, until they are stored or refused. outcome: of a first attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class RecordedCalls:
 
 
 def outcome(value: Any) -> Any:
-    """What a call answered, in the form in which it is kept and compared."""
+    """Return the answer of a call in the form in which it is kept and compared."""
     if isinstance(value, np.ndarray):
         return len(value)
     return int(value) if isinstance(value, int | np.integer) else None

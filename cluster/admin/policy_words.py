@@ -86,7 +86,7 @@ def _amount(name: str, parse: str, units: Sequence[tuple[str, int]], unit: int) 
 
 
 def _in_units(amount: int, units: Sequence[tuple[str, int]]) -> str:
-    """An amount in the largest unit of which it is a whole number."""
+    """Return an amount in the largest unit that divides it."""
     name, size = next((each for each in units if amount and amount % each[1] == 0), units[-1])
     return f"{amount // size}{name}"
 

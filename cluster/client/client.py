@@ -63,7 +63,7 @@ class Client(OfThisProcess):
 
     @property
     def pulsar_service_url(self) -> str:
-        """Where clients of Apache Pulsar connect to a cluster in this process; empty if it serves none."""
+        """The address at which a cluster in this process serves clients of Apache Pulsar; empty if it serves none."""
         return self._core.pulsar_service_url
 
     @pulsar_service_url.setter

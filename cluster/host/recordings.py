@@ -48,7 +48,7 @@ def _remove_stale(root: Path) -> None:
 
 
 def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[RecordedCalls]:
-    """What the processes of this machine recorded of a subscription, each dispatcher's in order.
+    """Yield what the processes of this machine recorded of a subscription, each dispatcher's in order.
 
     Raises NotFound where nothing is recorded at all, Corrupt.
     """

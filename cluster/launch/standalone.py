@@ -109,7 +109,7 @@ def join(data_dir: Path | None, address: str | None) -> Client | None:
 
 
 def net_to(data_dir: Path | None, address: str | None) -> DirectNet | None:
-    """What reaches the one that runs on a folder; None as with `join`."""
+    """Return a Net to the cluster that runs on a folder; None as with `join`."""
     state = _running_state(data_dir or Path("sluice-data"))
     if state is None or address not in (None, state["address"]):
         return None

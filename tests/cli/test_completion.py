@@ -34,13 +34,13 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def install(shell: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """What a shell prints that installs it; the last word keeps the shell from stepping aside for the command."""
+    """Install completion from a shell. The last word keeps the shell from stepping aside for the command."""
     command = [shell, "-c", "./sluice --install-completion; exit $?"]
     return subprocess.run(command, cwd=home, env=environment(home), capture_output=True, text=True, check=False)
 
 
 def typed(shell: str, home: Path, keys: str, wanted: str) -> str:
-    """What an interactive shell shows when these keys are pressed, until it shows what is wanted."""
+    """Press these keys in an interactive shell; return all that it shows up to what is wanted."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(home)

@@ -119,7 +119,7 @@ def test_every_variable_is_a_configuration_key(path: Path) -> None:
 
 
 @pytest.mark.parametrize("image", ["Dockerfile", "one/Dockerfile"])
-def test_what_an_image_copies_is_there(image: str) -> None:
+def test_image_copies_what_is_there(image: str) -> None:
     sources = [
         source
         for line in re.findall(r"^COPY (.*)$", (DEPLOY / image).read_text(), re.MULTILINE)

@@ -34,7 +34,7 @@ _KNOWN = {"sum", "by", "rate", "increase", "deriv", "delta", "min_over_time", "a
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answered]:
-    """What is answered at the fixed address, once there are messages, consumers and delayed messages."""
+    """The answer at the fixed address, once there are messages, consumers and delayed messages."""
     folder = tmp_path_factory.mktemp("measured")
     with sluice.connect(embedded=True, data_dir=folder, admin_port=0) as client:
         client.create_topic("orders")

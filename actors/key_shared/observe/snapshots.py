@@ -1,8 +1,8 @@
 """A snapshot of the whole state of the decisions as bytes, and the state from such bytes.
 
-A flight recorder begins with it where the calls since the start are not kept any more. The bytes are a pickle of which
-a reader takes nothing but the plain classes below: arrays, settings and methods travel as values of their own, and any
-other name is refused. So bytes of a stranger can damage a replay and run nothing.
+A flight recorder begins with it where the calls since the start are not kept any more. The bytes are a pickle. A reader
+takes the plain classes below and refuses any other name; arrays, settings and methods travel as values of their own. So
+bytes of a stranger can damage a replay and run nothing.
 """
 
 from __future__ import annotations

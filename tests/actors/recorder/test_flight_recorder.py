@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 
 
 async def chunks_of(ports: Ports) -> list[RecordedCalls]:
-    """What lies on the recorder's disk."""
+    """Read all chunks on the recorder's disk."""
     disk = ports.disk
     assert disk is not None
     found: list[RecordedCalls] = []
@@ -35,7 +35,7 @@ def opened(broker: Broker, limit: int = 64 * MEGABYTE) -> Ports:
     return ports
 
 
-def test_what_a_process_recorded_replays_to_equal_decisions() -> None:
+def test_recording_of_a_process_replays_to_equal_decisions() -> None:
     async def scenario(broker: Broker) -> None:
         ports = opened(broker)
         first = await broker.join("first", queue=5, acking=False)

@@ -1,4 +1,4 @@
-"""What type checkers find in a user's program, and what only the call itself finds."""
+"""Type checkers find mistakes in a user's program, and the call itself finds the rest."""
 
 from __future__ import annotations
 

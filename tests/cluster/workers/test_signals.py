@@ -78,7 +78,7 @@ def test_sigterm_is_as_it_was_after_the_last_pool() -> None:
 
 def test_handler_of_the_program_stays() -> None:
     def own(*_: object) -> None:
-        """Of a program that knows what to do."""
+        """Handle the signal as the program wants."""
 
     with sigterm_is(own):
         put_back = unwind_at_sigterm()

@@ -267,7 +267,7 @@ class Course:
         return [bytes(value) for value in rows.column("payload").to_pylist()]
 
     def who_sent(self, names: list[bytes]) -> list[tuple[int, int]]:
-        """Of each message, its producer's number and its own."""
+        """Return the producer's number and the own one of each message."""
         return [(int(producer), int(number)) for producer, number, *_ in (name.split() for name in names)]
 
     async def _follow(self, ports: Ports) -> None:

@@ -86,7 +86,7 @@ class AsyncUser:
             await self._ports.clock.sleep(20)
 
     async def _once(self, work: Coroutine[Any, Any, T]) -> T | bool | None:
-        """Its result; None if it was given up, or did not succeed. True where it returns None."""
+        """Return the result of some work, True for None; None if the work was given up, or did not succeed."""
         task = asyncio.ensure_future(work)
         impatient = not self.calm and self._rng.random() < 0.5
         await asyncio.wait([task], timeout=self._rng.choice(PATIENCE_MS) / 1000 if impatient else None)

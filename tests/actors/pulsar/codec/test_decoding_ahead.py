@@ -42,7 +42,7 @@ def without_sequence(number: int) -> dict[str, Any]:
 
 
 def large(number: int) -> dict[str, Any]:
-    """A message of which a piece has few."""
+    """A message so large that a piece has few."""
     return {"payload": b"x" * 100_000} if number < 20 else {}
 
 
