@@ -14,6 +14,7 @@ from typing import NoReturn, cast
 import typer
 
 from sluice.cli.output import say
+from sluice.cluster.base.extras import missing
 from sluice.storage.errors import Corrupt, InvariantViolation, SluiceError
 
 FINE = 0
@@ -36,8 +37,9 @@ def run(arguments: Sequence[str]) -> int:
         if signal.getsignal(name) is not signal.SIG_IGN:
             signal.signal(name, _interrupt)
     try:
-        from sluice.cli.app import app
+        from sluice.cli.app import answer_shell, app
 
+        answer_shell()
         code = app(list(arguments), standalone_mode=False, prog_name="sluice")
         sys.stdout.flush()
         return code if isinstance(code, int) else FINE
@@ -80,6 +82,9 @@ def _explain(error: Exception) -> int:
     if isinstance(error, SluiceError):
         say(_one_line(str(error)))
         return BROKEN if isinstance(error, Corrupt) else CALLER
+    if isinstance(error, ModuleNotFoundError) and (lacking := missing(error)):
+        say(lacking)
+        return CALLER
     if isinstance(error, OSError) and error.filename is not None:
         say(f"{error.strerror}: {error.filename}")
         return CALLER

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sluice.cli.options import DataDirOption, JsonOption
-from sluice.cli.output import show
+from sluice.cli.output import in_words, show
 from sluice.storage.errors import Invalid
 
 app = typer.Typer(no_args_is_help=True, help="Read the data on the disk, without a running cluster.")
@@ -69,5 +70,13 @@ def _inspect(what: str, verify: bool, json: bool, data_dir: Path | None, **argum
     if not values.data_dir.is_dir():
         raise Invalid(f"there is no data folder {values.data_dir}; name it with --data-dir")
     rows: list[dict[str, Any]] = getattr(inspect, what)(values, verify=verify, **arguments)
-    show(rows, json)
+    show(rows if json else [_for_people(row) for row in rows], json)
     return 0 if all(row.get("ok", True) for row in rows) else 1
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    """A row in which the value of a metadata record is words."""
+    try:
+        return {**row, "value": in_words(loads(row["value"]))}
+    except (KeyError, ValueError, TypeError):
+        return row

@@ -18,6 +18,7 @@ from sluice.cli.options import (
     milliseconds,
     parse_settings,
 )
+from sluice.cluster.base.extras import require
 from sluice.cluster.node.environment import TOKEN_PATH
 from sluice.storage.errors import Invalid
 
@@ -358,6 +359,7 @@ def _use_token(address: str, token: Path | None) -> str:
 
 
 def _flood(**options: object) -> int:
+    require("a flood", "ray", "pyspark", "hdrh", "plotly")
     from sluice.loadgen.spark.java import ensure_java
 
     for name in ("json", "report"):

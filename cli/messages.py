@@ -28,9 +28,9 @@ from sluice.cli.options import (
     moment,
 )
 from sluice.cli.output import say, show_json, text_of
-from sluice.cli.printable import printable
-from sluice.cli.session import joined
+from sluice.cli.target import joined
 from sluice.cli.waiting import Waiting
+from sluice.cluster.base.printable import printable
 from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
@@ -128,17 +128,10 @@ def consume(
         room = min(count, QUEUE) or QUEUE
         given = {"timeout_ms": patience, "consumer_name": name, "grace_ms": grace_ms, "nack_order": nack_order}
         bound: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+        bound["initial_position"] = position.lower()
         with contextlib.ExitStack() as stack:
             waiting = stack.enter_context(Waiting(client).watched())
-            consumer = stack.enter_context(
-                client.subscribe(
-                    topic,
-                    subscription,
-                    initial_position=position.lower(),
-                    receiver_queue_size=room,
-                    **bound,
-                )
-            )
+            consumer = stack.enter_context(client.subscribe(topic, subscription, receiver_queue_size=room, **bound))
             for message in _received(consumer, count, patience):
                 waiting.moved()
                 _print(message, json)

@@ -128,6 +128,14 @@ AddressOption = Annotated[
         help="Ray cluster that Sluice runs in. Default: the local one.",
     ),
 ]
+RoleTokenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--role-token",
+        metavar="TOKEN",
+        help="Ask as the role of this token. Default: as the operator of the data folder.",
+    ),
+]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Configuration file (TOML). Default: ./sluice.toml.")
 ]

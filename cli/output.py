@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sluice.cli.printable import printable, printable_json
+from sluice.cluster.base.printable import printable, printable_json
 from sluice.storage.dates import iso_time
 
 Row = Mapping[str, Any]
 
 PIPE_WIDTH = 200
 """Columns of a table that goes into a pipe or a file."""
+
+LONG_WORD = 24
+"""Letters. A longer word in a cell is broken where room is short."""
 
 _TIMES = ("timestamp", "_at", "time", "since")
 """Ends of the names of times; `deliverAt` is one as well, and `format` is none."""
@@ -52,7 +55,21 @@ def show(rows: Sequence[Row], as_json: bool, columns: Mapping[str, str] | None =
     if as_json:
         show_json(list(rows))
         return
-    _console().print(_table(rows, columns, title))
+    console = _console()
+    if not rows:
+        console.print(f"no {title}" if title else "none")
+        return
+    table = _table(rows, columns, title)
+    if _fits(table, console):
+        console.print(table)
+        return
+    left = list(rows)
+    while left:  # it would break words: a row becomes a column, as many beside each other as there is room for
+        most = len(left)
+        while most > 1 and not _fits(_turned(left[:most], columns, title), console):
+            most -= 1
+        console.print(_turned(left[:most], columns, title))
+        left = left[most:]
 
 
 def show_one(record: Row, as_json: bool) -> None:
@@ -70,7 +87,7 @@ def show_one(record: Row, as_json: bool) -> None:
 
 
 def show_partitions(answers: Sequence[Any], as_json: bool, first: int = 0) -> None:
-    """Print what each partition answered, whatever its form: rows, one plain record, or one with inner structure.
+    """Print what each partition answered as one table, and each field that is itself rows as a table of its own.
 
     first: the partition of the first answer.
     """
@@ -81,11 +98,23 @@ def show_partitions(answers: Sequence[Any], as_json: bool, first: int = 0) -> No
     for partition, answer in enumerate(answers, first):
         inner = answer if isinstance(answer, list) else [answer]
         rows += [{"partition": partition, **one} if isinstance(one, Mapping) else {"answer": one} for one in inner]
-    if any(isinstance(value, Mapping | list) and value for row in rows for value in row.values()):
-        for row in rows:
-            show_one(row, False)
+    inner_names = dict.fromkeys(name for row in rows for name, value in row.items() if is_table(value))
+    show([{name: value for name, value in row.items() if name not in inner_names} for row in rows], False)
+    for name in inner_names:
+        show([{"partition": row["partition"], **one} for row in rows for one in row.get(name) or ()], False, title=name)
+
+
+def is_table(value: object) -> bool:
+    """Whether a value is rows."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def show_line(text: str) -> None:
+    """Print one line of words; a terminal gets it broken between words."""
+    if sys.stdout.isatty():
+        _console().print(text, markup=False, highlight=False)
     else:
-        show(rows, False)
+        print(text)
 
 
 def show_json(document: object) -> None:
@@ -136,10 +165,7 @@ def _table(rows: Sequence[Row], columns: Mapping[str, str] | None, title: str) -
     from rich.markup import escape
     from rich.table import Table
 
-    if not rows:
-        return f"{title}: none" if title else "none"
-    wanted = columns or {name: name for name in rows[0]}
-    shown = {name: heading for name, heading in wanted.items() if any(name in row for row in rows)}
+    shown = _shown(rows, columns)
     table = Table(title=title or None, title_justify="left")
     for name, heading in shown.items():
         numeric = all(isinstance(row.get(name), int | float) for row in rows)
@@ -147,6 +173,44 @@ def _table(rows: Sequence[Row], columns: Mapping[str, str] | None, title: str) -
     for row in rows:
         table.add_row(*(_cell(name, row.get(name)) for name in shown))
     return table
+
+
+def _shown(rows: Sequence[Row], columns: Mapping[str, str] | None) -> dict[str, str]:
+    """Field and heading of each column."""
+    wanted = columns or {name: name for name in rows[0]}
+    return {name: heading for name, heading in wanted.items() if any(name in row for row in rows)}
+
+
+def _turned(rows: Sequence[Row], columns: Mapping[str, str] | None, title: str) -> Any:
+    """A table with a line for each field and a column for each row."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    for _ in rows:
+        table.add_column(overflow="fold")
+    for name, heading in _shown(rows, columns).items():
+        table.add_row(f"[bold]{escape(printable(heading))}[/bold]", *(_cell(name, row.get(name)) for row in rows))
+    return table
+
+
+def _fits(table: Any, console: Any) -> bool:
+    """Whether no word of it has to be broken but for long ones, such as addresses."""
+    from rich.text import Text
+
+    widths = [
+        max(
+            _longest(Text.from_markup(str(column.header)).plain),
+            *(min(_longest(Text.from_markup(str(cell)).plain), LONG_WORD) for cell in column.cells),
+        )
+        for column in table.columns
+    ]
+    return bool(sum(widths) + 3 * len(widths) + 1 <= console.width)
+
+
+def _longest(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def _cell(name: str, value: object) -> str:
@@ -162,9 +226,21 @@ def _cell(name: str, value: object) -> str:
         return f"{value:,.1f}"
     if isinstance(value, bytes):
         return escape(printable(text_of(value)))
-    if isinstance(value, Mapping | list | tuple):
-        return escape(printable_json(json.dumps(value, default=_plain, ensure_ascii=False)))
-    return escape(printable(str(value)))
+    return escape(printable(in_words(value)))
+
+
+def in_words(value: object) -> str:
+    """A value for a person, without the marks of JSON: `billing 1:0, audit 2:3`."""
+    if isinstance(value, bytes):
+        return text_of(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {in_words(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        parts = [f"({in_words(one)})" if isinstance(one, Mapping | list | tuple) else in_words(one) for one in value]
+        return ", ".join(parts) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    return str(value)
 
 
 def _plain(value: object) -> object:

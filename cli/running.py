@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,14 +20,29 @@ from sluice.cli.options import (
     WatchOption,
     parse_settings,
 )
-from sluice.cli.output import say, show, show_json, show_one, watch
-from sluice.cli.printable import printable
+from sluice.cli.output import is_table, say, show, show_json, show_one, watch
 from sluice.cli.topics import TOPICS
+from sluice.cluster.base.printable import printable
+
+if TYPE_CHECKING:
+    from sluice.cluster.settings.config import Configuration
 
 MOST_NODES = 64
 """More Ray nodes than a machine is asked to run: each costs about 150 MB of memory."""
 
+_ACTORS = {"name": "name", "process": "process", "state": "state", "restarts": "restarts", "problem": "problem"}
+"""The columns of the table; with --json everything is shown."""
+
 config_app = typer.Typer(no_args_is_help=True, help="Show the configuration.")
+EmbeddedOption = Annotated[
+    bool, typer.Option("--embedded", help="In one process, without Ray: small, and ready at once.")
+]
+ForegroundOption = Annotated[
+    bool, typer.Option("--foreground", help="With --embedded: serve in this process until a signal ends it.")
+]
+ForgetOption = Annotated[
+    bool, typer.Option("--forget", help="Give up the data of a folder that the metadata does not know: set it aside.")
+]
 
 
 def up(
@@ -37,13 +54,9 @@ def up(
     address: AddressOption = None,
     objects: ObjectsOption = None,
     s3_endpoint: S3EndpointOption = None,
-    embedded: Annotated[
-        bool, typer.Option("--embedded", help="In one process, without Ray: small, and ready at once.")
-    ] = False,
-    forget: Annotated[
-        bool,
-        typer.Option("--forget", help="Give up the data of a folder that the metadata does not know: set it aside."),
-    ] = False,
+    embedded: EmbeddedOption = False,
+    foreground: ForegroundOption = False,
+    forget: ForgetOption = False,
     settings: SetOption = [],  # noqa: B006 (typer reads the default and never changes it)
     config: ConfigOption = None,
     json: JsonOption = False,
@@ -54,6 +67,8 @@ def up(
     """
     if embedded and (nodes > 1 or address):
         raise typer.BadParameter("--embedded is one process: it has no --nodes and no --address")
+    if foreground and not embedded:
+        raise typer.BadParameter("--foreground is for one process: give --embedded too")
     from sluice.cluster.launch import launch, standalone
     from sluice.cluster.settings.config import load
 
@@ -68,6 +83,8 @@ def up(
     loaded = load(config, **(flags | {name: value for name, value in given.items() if value is not None}))
     if forget:
         say(launch.forget(loaded.values))
+    if foreground:
+        return _serve(loaded.values)
     answer = standalone.up(loaded.values) if embedded else launch.up(loaded.values, nodes)
     for name, (has, asked) in answer.get("kept", {}).items():
         if nodes > 1 if name == "nodes" else _was_given(name, loaded.sources):
@@ -77,10 +94,25 @@ def up(
     if json:
         show_json(answer)
     else:
-        say(f"up at {answer['address']}; the data is in {answer['data_dir']}")
-        if answer.get("pulsar"):
-            say(answer["pulsar"])
+        _say_where(answer)
     return 2 if answer.get("read_only") else 0
+
+
+def _say_where(answer: Mapping[str, Any]) -> None:
+    only = ", but nothing can be written to it" if answer.get("read_only") else ""
+    say(f"up at {answer['address']}{only}; the data is in {answer['data_dir']}")
+    if answer.get("pulsar"):
+        say(answer["pulsar"])
+
+
+def _serve(values: Configuration) -> int:
+    from sluice.cluster.launch import standalone
+
+    with standalone.serving(values.cluster_options()) as endpoint:
+        say(f"up at {endpoint.host}:{endpoint.port}; the data is in {values.data_dir}")
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
 
 
 def _was_given(option: str, sources: Mapping[str, str]) -> bool:
@@ -145,14 +177,14 @@ def _show_status(answer: Mapping[str, Any], json: bool) -> None:
     if json:
         show_json(answer)
         return
-    show_one({name: value for name, value in answer.items() if not _is_table(value) and name != "alarms"}, False)
+    tables = [name for name, value in answer.items() if is_table(value)] + ["alarms", "actors"]
+    show_one({name: value for name, value in answer.items() if name not in tables}, False)
     for name, value in answer.items():
-        if _is_table(value):
+        if name == "actors":
+            where = [{**row, "process": row["address"].partition("/")[0]} for row in value]
+            show(where, False, _ACTORS, title=name)
+        elif is_table(value):
             show(value, False, TOPICS if name == "topics" else None, title=name)
     # Last, where they are seen, and one a line.
     for line in [f"alarm: {alarm}" for alarm in answer.get("alarms", ())] or ["no alarms"]:
         print(printable(line, lines=False))
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)

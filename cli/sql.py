@@ -8,7 +8,8 @@ import typer
 
 from sluice.cli.options import AddressOption, DataDirOption, JsonOption
 from sluice.cli.output import show
-from sluice.cli.session import joined
+from sluice.cli.target import joined
+from sluice.cluster.base.extras import require
 
 History = Literal["auto", "only", "off"]
 
@@ -32,6 +33,7 @@ def sql(
     What is in the object store is read there, and the rest from the brokers. Columns: key, payload, publish_time,
     properties and others; docs/history.md has them all.
     """
+    require("a query", "pyspark")
     from sluice.cluster.history.scan import StoreUrls, stored_topics
     from sluice.cluster.settings.config import load
     from sluice.loadgen.spark.log_read import ONLY

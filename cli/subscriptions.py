@@ -11,15 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
+from sluice.cli.incidents import explained
 from sluice.cli.options import (
     DryRunOption,
     KeyOption,
     WatchOption,
     moment,
 )
-from sluice.cli.output import say, show, show_json, show_one, show_partitions, watch
-from sluice.cli.printable import printable
+from sluice.cli.output import in_words, is_table, say, show, show_json, show_line, show_one, show_partitions, watch
 from sluice.cli.target import Target, takes
+from sluice.cluster.base.printable import printable
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and move subscriptions.")
 
@@ -66,8 +67,23 @@ def explain(
     key: KeyOption = None,
     hash: HashOption = None,
     message_id: Annotated[str | None, typer.Option("--message-id", help="LEDGER:ENTRY:PARTITION of a message.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="With --key: as it was then (ISO-8601).")
+    ] = None,
 ) -> None:
-    """Why is this key, hash or message not being delivered, and what would unblock it?"""
+    """Why is this key, hash or message not being delivered, and what would unblock it?
+
+    With --at the answer comes from what this machine recorded, and needs no cluster.
+    """
+    if at is not None:
+        if key is None or hash is not None or message_id is not None:
+            raise typer.BadParameter("--at wants --key")
+        answer = explained(target.topic, target.subscription, key, moment(at), target.data_dir)
+        if target.json:
+            show_json(answer)
+        else:
+            _show_explanation(answer)
+        return
     if sum(given is not None for given in (key, hash, message_id)) != 1:
         raise typer.BadParameter("give exactly one of --key, --hash and --message-id")
     with target.join() as client:
@@ -237,6 +253,8 @@ def _show_explanation(answer: dict[str, Any]) -> None:
         name = known.pop("gate")
         opens = known.pop("unblocks", None) or known.pop("until", None)
         said = known.pop("text", None) or known.pop("because", None) or ""
-        facts = ", ".join(f"{key} {value}" for key, value in known.items())
-        line = ": ".join(part for part in (name, said, facts) if part)
-        print(printable(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""), lines=False))
+        tables = {key: known.pop(key) for key in list(known) if is_table(known[key])}
+        line = ": ".join(part for part in (name, said, in_words(known) if known else "") if part)
+        show_line(printable(f"- {line}" + (f" (unblocked by: {opens})" if opens else ""), lines=False))
+        for key, rows in tables.items():
+            show(rows, False, title=key)

@@ -7,18 +7,44 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal
 
-from sluice.cli.options import AddressOption, DataDirOption, JsonOption, SubscriptionArgument, TopicArgument
-from sluice.cli.session import joined
+from sluice.cli.options import (
+    AddressOption,
+    DataDirOption,
+    JsonOption,
+    RoleTokenOption,
+    SubscriptionArgument,
+    TopicArgument,
+)
+from sluice.storage.errors import Unavailable
 
 if TYPE_CHECKING:
     from sluice.cluster.client.client import Client
+    from sluice.cluster.http.admin_client import AdminClient
+
+
+@contextmanager
+def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client]:
+    """A client of the running cluster, closed at the end: the one at this address, else the one of the data folder.
+
+    Raises Unavailable if there is none: unlike `sluice.connect`, a command never starts one in passing, because it
+    would end with the command.
+    """
+    import sluice
+    from sluice.cluster.launch import discovery
+    from sluice.cluster.settings.config import load
+
+    values = load(None, address=address, data_dir=data_dir).values
+    if values.address is None and discovery.find(values.data_dir) is None:
+        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
+    with sluice.connect(values.address, data_dir=values.data_dir) as client:
+        yield client
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +56,60 @@ class Target:
     json: bool = False
     address: str | None = None
     data_dir: Path | None = None
+    role_token: str | None = None
 
     def join(self) -> AbstractContextManager[Client]:
         """A client of the running cluster, closed at the end. Raises Unavailable."""
         return joined(self.address, self.data_dir)
 
+    def http(self) -> AdminClient:
+        """A caller of the running cluster's admin HTTP. Raises NotFound."""
+        from sluice.cluster.http.admin_client import AdminClient
+        from sluice.cluster.settings.config import load
+
+        return AdminClient(load(None, data_dir=self.data_dir).values.data_dir, self.role_token)
+
+
+def topic_path(topic: str) -> str:
+    """The tenant, namespace and name of a topic as they stand in a path of Pulsar's. Raises Invalid."""
+    from urllib.parse import quote
+
+    from sluice.actors.ownership.names import check_name
+    from sluice.actors.pulsar.topic_names import full_name
+
+    return quote(full_name(check_name("topic", topic)).removeprefix("persistent://"), safe="/")
+
 
 _ARGUMENTS = {"topic": TopicArgument, "subscription": SubscriptionArgument}
-_OPTIONS = {"json": (JsonOption, False), "address": (AddressOption, None), "data_dir": (DataDirOption, None)}
+_OPTIONS = {
+    "json": (JsonOption, False),
+    "role_token": (RoleTokenOption, None),
+    "address": (AddressOption, None),
+    "data_dir": (DataDirOption, None),
+}
 
 
 def takes(
-    *names: Literal["topic", "subscription", "json"],
-) -> Callable[[Callable[Concatenate[Target, ...], None]], Callable[..., None]]:
-    """Give a command these arguments, --address and --data-dir, as the `Target` that is its first parameter."""
+    *names: Literal["topic", "subscription", "json", "role_token"],
+) -> Callable[[Callable[Concatenate[Target, ...], int | None]], Callable[..., int | None]]:
+    """Give a command these arguments, --address and --data-dir, as the `Target` that is its first parameter.
 
-    def decorate(command: Callable[Concatenate[Target, ...], None]) -> Callable[..., None]:
+    With `role_token` the command asks by HTTP, for which --address has no meaning.
+    """
+    mine = {*names, "data_dir"} | (set() if "role_token" in names else {"address"})
+
+    def decorate(command: Callable[Concatenate[Target, ...], int | None]) -> Callable[..., int | None]:
         kind = Parameter.KEYWORD_ONLY
         shared = [Parameter(name, kind, annotation=_ARGUMENTS[name]) for name in names if name in _ARGUMENTS]
         own = [each.replace(kind=kind) for each in _own(command)]
         for name, (annotation, default) in _OPTIONS.items():
-            if name != "json" or "json" in names:
+            if name in mine:
                 own.append(Parameter(name, kind, annotation=annotation, default=default))
-        mine = {*names, "address", "data_dir"}
 
         @functools.wraps(command)
-        def run(**given: Any) -> None:
+        def run(**given: Any) -> int | None:
             target = Target(**{name: given.pop(name) for name in mine})
-            command(target, **given)
+            return command(target, **given)
 
         del run.__wrapped__  # whoever asks for its parameters gets those below
         run.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
@@ -67,5 +119,5 @@ def takes(
     return decorate
 
 
-def _own(command: Callable[..., None]) -> list[Parameter]:
+def _own(command: Callable[..., int | None]) -> list[Parameter]:
     return list(inspect.signature(command, eval_str=True).parameters.values())[1:]

@@ -14,11 +14,10 @@ import typer
 
 from sluice.cli.options import ConfigOption, DataDirOption
 from sluice.cli.output import PIPE_WIDTH, say
-from sluice.cli.printable import printable
-from sluice.storage.errors import Invalid, NotFound, Unavailable
+from sluice.cluster.base.printable import printable
+from sluice.storage.errors import NotFound, Unavailable
 
 EVENTS_SHOWN = 12
-SILENCE_SECONDS = 30
 PRINT_EVERY_MS = 5_000
 """Between two pictures in a pipe, a file, or a terminal that cannot go back."""
 
@@ -53,24 +52,21 @@ class Server:
     """The admin HTTP server of the cluster on a data folder. Raises NotFound if there is none."""
 
     def __init__(self, data_dir: Path) -> None:
-        from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
+        from sluice.cluster.http.admin_client import AdminClient
 
-        try:
-            self.port = int((data_dir / PORT_FILE).read_text())
-            self.token = (data_dir / TOKEN_FILE).read_text().strip()
-        except (OSError, ValueError):
-            raise NotFound(f"no cluster runs on {data_dir}; start one with `./sluice up`") from None
+        self._http = AdminClient(data_dir)
 
     def page(self, topic: str, subscription: str) -> str:
         """The address of the page."""
         from urllib.parse import urlencode
 
         chosen = {key: value for key, value in (("topic", topic), ("subscription", subscription)) if value}
-        return f"http://127.0.0.1:{self.port}/watch{'?' if chosen else ''}{urlencode(chosen)}#token={self.token}"
+        where = f"http://127.0.0.1:{self._http.port}/watch{'?' if chosen else ''}{urlencode(chosen)}"
+        return f"{where}#token={self._http.token}"
 
     def subscriptions(self) -> dict[str, list[str]]:
         """Those of every topic. Raises Unavailable if the cluster does not answer."""
-        return dict(_json(self._get("/watch/subscriptions"), self.port))
+        return dict(self._http.ask("GET", "/watch/subscriptions"))
 
     def choose(self, topic: str, subscription: str) -> tuple[str, str]:
         """A topic and a subscription of it, those that are wanted if they are given. Raises NotFound without them."""
@@ -88,7 +84,7 @@ class Server:
         """The server-sent events, each as (name, data). Raises Unavailable when they end."""
         from urllib.parse import urlencode
 
-        answer = self._get("/watch/events?" + urlencode({"topic": topic, "subscription": subscription}))
+        answer = self._http.open("/watch/events?" + urlencode({"topic": topic, "subscription": subscription}))
         name = ""
         try:
             for line in answer:
@@ -100,29 +96,6 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"the cluster does not answer any more: {error}") from None
         raise Unavailable("the cluster has ended")
-
-    def _get(self, path: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SILENCE_SECONDS)
-        try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {self.token}"})
-            answer = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise _no_cluster(self.port, error) from None
-        if answer.status != 200:
-            raise Invalid(str(_json(answer, self.port).get("reason", answer.reason)))
-        return answer
-
-
-def _json(answer: Any, port: int) -> Any:
-    """What was answered. Raises Unavailable if it is not ours: another program may have the port by now."""
-    try:
-        return json_module.loads(answer.read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _no_cluster(port, error) from None
-
-
-def _no_cluster(port: int, error: Exception) -> Unavailable:
-    return Unavailable(f"no cluster answers at 127.0.0.1:{port} ({error}); start it again with `./sluice up`")
 
 
 def show_text(server: Server, topic: str, subscription: str) -> None:

@@ -43,7 +43,7 @@ def main(folder: str) -> None:
         rows = totals.map(lambda row: {"customer": row["customer"], "payload": str(row["sum(amount)"])})
         rows.write_datasink(sluice.SluiceSink("totals", key_column="customer", name="nightly", connect=connect))
 
-        found = {}
+        found: dict[str, int] = {}
         with client.subscribe("totals", "report", initial_position="earliest") as consumer:
             while len(found) < CUSTOMERS:
                 message = consumer.receive(timeout_millis=60_000)

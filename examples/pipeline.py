@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import sluice
-from sluice.cluster.client.client import Client
-from sluice.cluster.client.message import Message
+from sluice import Client, Message
 
 CUSTOMERS = ("ada", "ben", "cyd", "dot", "eve")
 ORDERS = 40

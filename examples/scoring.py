@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import sluice
-from sluice.cluster.client.client import Client
+from sluice import Client
 
 PAYMENTS, CUSTOMERS, WORKERS = 2_000, 50, 2
 LOADED: list[str] = []

@@ -13,12 +13,12 @@ import os
 import sys
 import tempfile
 import time
+from typing import Any
 
 from ray import serve
 
 import sluice
-from sluice.cluster.client.client import Client
-from sluice.cluster.client.message import Message
+from sluice import Client, Message
 
 PAYMENTS, CUSTOMERS, REPLICAS = 600, 20, 2
 
@@ -60,8 +60,8 @@ def main(folder: str) -> None:
         publish(client)
         serve.start(proxy_location="Disabled")  # nobody asks over HTTP
         serve.run(Scoring.bind(), name="scoring", route_prefix=None)
-        options = {"concurrency": 16, "output": "scores", "connect": {"data_dir": folder}}
-        with sluice.Workers("payments", "scoring", Score, ray_actor_options={"num_cpus": 0.2}, **options) as workers:
+        place: dict[str, Any] = {"connect": {"data_dir": folder}, "ray_actor_options": {"num_cpus": 0.2}}
+        with sluice.Workers("payments", "scoring", Score, concurrency=16, output="scores", **place) as workers:
             while workers.status().handled < PAYMENTS:
                 time.sleep(0.1)
         serve.shutdown()

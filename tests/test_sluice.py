@@ -132,7 +132,7 @@ def test_what_was_installed_is_compiled_once(checkout: Checkout) -> None:
 def test_the_tests_bring_their_tools(checkout: Checkout) -> None:
     assert checkout.run("flood")[0] == 0
     assert checkout.run("test", "-k", "x")[1].startswith("ran:test -k x\n")
-    assert checkout.installs()[1].endswith("-e .[java] --group dev")
+    assert checkout.installs()[1].endswith("-e .[clone,java] --group dev")
     assert checkout.run("test")[0] == checkout.run("flood")[0] == 0
     assert len(checkout.installs()) == 2
 
@@ -169,11 +169,11 @@ def test_a_java_is_fetched_only_where_there_is_none(checkout: Checkout, tools: P
     (home / "bin" / "java").write_text("#!/bin/sh\n")
     (home / "bin" / "java").chmod(0o755)
     assert checkout.run("flood", JAVA_HOME=str(home))[0] == 0
-    assert checkout.installs()[-1].endswith("-e .")
+    assert checkout.installs()[-1].endswith("-e .[clone]")
     assert checkout.run("flood", PATH=f"{tools}:{home / 'bin'}")[0] == 0
     assert len(checkout.installs()) == 1
     assert checkout.run("flood", JAVA_HOME=str(home / "not there"))[0] == 0
-    assert checkout.installs()[-1].endswith("-e .[java]")
+    assert checkout.installs()[-1].endswith("-e .[clone,java]")
     assert checkout.run("flood", JAVA_HOME=str(home))[0] == checkout.run("flood")[0] == 0
     assert len(checkout.installs()) == 2
 
@@ -247,7 +247,9 @@ def test_the_lock_names_a_version_of_everything_needed() -> None:
     assert all(one.url is None and str(one.specifier).startswith("==") for one in locked.values())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
-    every = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["java"]
+    extras = project["project"]["optional-dependencies"]
+    optional = [one for name in ("ray", "spark", "watch", "s3", "auth", "java") for one in extras[name]]
+    every = project["project"]["dependencies"] + optional
     for wanted in map(Requirement, every + groups["dev"] + groups["setup"]):
         version = str(locked[canonicalize_name(wanted.name)].specifier).removeprefix("==")
         assert wanted.specifier.contains(version), wanted

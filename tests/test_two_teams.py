@@ -1,10 +1,9 @@
-"""The ten commands of the page about two teams run as they stand there, one after the other."""
+"""The commands of the page about two teams run in order, as they stand there."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def commands() -> list[str]:
-    """Those before the last heading, and the ones behind it."""
+    """Return the commands of the page in their order."""
     return re.findall(r"^    (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -28,10 +27,9 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not there")
-def test_the_ten_commands(tmp_path: Path) -> None:
+def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     shown = commands()
-    assert len(shown) == 11, "ten commands, and one that sets a limit"
+    assert len(shown) == 14, "ten commands, one that revokes, and three for limits"
     ports = {"6650": str(free_port()), "8080": str(free_port())}
 
     def here(command: str) -> str:
@@ -51,6 +49,9 @@ def test_the_ten_commands(tmp_path: Path) -> None:
         subprocess.run(down, cwd=tmp_path, env=environ, capture_output=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stdout[-2_000:] + ran.stderr[-2_000:]
     told = dict(part.split("\n", 1) for part in ran.stdout.split("== ")[1:])
+    assert "consume, produce" in told["5"]
     assert "b'paid'" in told["7"]
     assert "AuthorizationError" in told["8"] or "Authorization" in told["8"]
     assert "refused" in told["9"]
+    assert "1000 1MB" in told["13"]
+    assert "7d 10GB" in told["13"]

@@ -86,4 +86,7 @@ def report_losses(losses: list[LostAcks], since: list[int]) -> None:
     for one, count in zip(losses, counts, strict=True):
         one.reported = count
     if counts != since:
-        raise Fenced("the session was lost before its acknowledgements were confirmed")
+        raise Fenced(
+            "the session was lost before its acknowledgements were confirmed, as by a seek or a lease that ran out: "
+            "those messages are not done"
+        )

@@ -448,6 +448,7 @@ class Controller(WorkerPools):
             addresses=[entry.address for entry in known],
             read_only=[entry.settings["bookie"] for entry in known if entry.refuses],
             leaving=list(self._drainer.leaving()),
+            frames=self._supervisor.frames,
         )
 
     async def _ask(self, address: Address, request: Request[Any]) -> Any:

@@ -64,6 +64,8 @@ class RunningActors:
         self._idle: dict[str, Running] = {}
         """Entries that were idle at the last answer, by name."""
         self._numbers = 0
+        self._frames: dict[str, int] = {}
+        """By process, the newest kind of frame that it reads."""
 
     def enter(self, entry: Running) -> None:
         """Add an actor that should run. An entry of the same name is replaced, and its number kept."""
@@ -100,6 +102,16 @@ class RunningActors:
             self._idle[entry.name] = entry
         else:
             self._idle.pop(entry.name, None)
+
+    def reads(self, process: str, frames: int) -> None:
+        """Set the newest kind of frame that a process reads, as one of its actors says."""
+        if self._frames.get(process) != frames:
+            self._frames = {name: kind for name, kind in self._frames.items() if name in self._in} | {process: frames}
+
+    @property
+    def frames(self) -> int:
+        """The newest kind of frame that all processes read; 1 while one of them has not said."""
+        return min([self._frames.get(process, 1) for process in self._in if process != NOWHERE], default=1)
 
     def _put(self, entry: Running) -> None:
         insort(self._in.setdefault(process_of(entry.address), []), entry, key=_number_of)

@@ -73,6 +73,11 @@ class Supervisor:
         """Every actor that should run, in order of kind and name."""
         return self._running.all()
 
+    @property
+    def frames(self) -> int:
+        """The newest kind of frame that all processes read."""
+        return self._running.frames
+
     def of_kind(self, kind: str) -> list[Running]:
         """The actors of a kind, in order of name."""
         return self._running.of_kind(kind)
@@ -354,6 +359,7 @@ class Supervisor:
         if not isinstance(reply, Unknown):
             entry.misses = 0
             self._running.was_idle(entry, reply.idle_ms)
+            self._running.reads(process_of(address), reply.frames)
             if entry.away:
                 self._is_back(entry)
             if bool(entry.refuses) != bool(reply.refuses):

@@ -31,7 +31,7 @@ from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys, HotKeyWatch
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.process_sessions import ProcessSessions
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.dispatcher.delivery.redelivery import Redelivery
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
@@ -100,6 +100,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
+from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.runtime.actor import Actor
 from sluice.storage.errors import Fenced, Unavailable
 from sluice.storage.format.position import show
@@ -153,6 +154,8 @@ class Dispatcher(Actor):
     def release(self) -> None:
         """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
+        if self._parts is not None:
+            self.ports.process.of(FlightRecorder).end(self._parts.context.core)
         if self._shared is not None:
             self._shared.leave(self.ports.me)
 
@@ -358,7 +361,7 @@ class Components:
         self._backlog = backlog = AckHandler(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
-        self.reader = Reader(context, backlog, self.hot_keys)
+        self.reader = BacklogReader(context, backlog, self.hot_keys)
         self.leases = Leases(context)
         self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)

@@ -34,13 +34,14 @@ from sluice.actors.dispatcher.delivery.subscription import (
 )
 from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.dispatcher.operator.parked_keys import RecordedParkedKeys
-from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.lookup.topic_log import TopicLog
 from sluice.actors.messages import Ends, SubscriptionSettings
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
+from sluice.actors.recorder.flight_file import RecordedSubscription
+from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.storage.errors import NotFound
 from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import ledger_of
@@ -86,7 +87,8 @@ async def take_over(
         state = SubscriptionState.stored(value, ports.log)
     epoch = record.epoch
     history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
-    core = KeySharedDispatcher(
+    core = ports.process.of(FlightRecorder).decisions(
+        RecordedSubscription(identity.topic, identity.partition, identity.subscription, epoch),
         state.settings,
         partition=identity.partition,
         first_consumer=first_session(epoch, ports.me),

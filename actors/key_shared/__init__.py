@@ -10,24 +10,29 @@ window, the tables by hash, the members and the sentinel in step.
 
 from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.key_shared.observe.heaviest import Heaviest
+from sluice.actors.key_shared.observe.waiting import REASONS
 from sluice.actors.key_shared.state.assignments import Assignment, Assignments
-from sluice.actors.key_shared.state.hash_assignments import NEW, JoinAs
+from sluice.actors.key_shared.state.hash_assignments import NEW, HashRangeAssignments, JoinAs
 from sluice.actors.key_shared.state.history import KEPT, Change, History
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.parked_messages import ParkedKey
+from sluice.actors.key_shared.state.parking import Parking
 from sluice.actors.key_shared.state.selectors import same_ranges
 
 __all__ = [
     "KEPT",
     "NEW",
+    "REASONS",
     "Assignment",
     "Assignments",
     "AttachedConsumer",
     "Change",
+    "HashRangeAssignments",
     "Heaviest",
     "History",
     "JoinAs",
     "KeySharedDispatcher",
     "ParkedKey",
+    "Parking",
     "same_ranges",
 ]

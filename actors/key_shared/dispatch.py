@@ -32,9 +32,10 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared.observe import explain, heaviest, stats, what_if
+from sluice.actors.key_shared.observe import explain, heaviest, snapshots, stats, what_if
 from sluice.actors.key_shared.observe.check import check
 from sluice.actors.key_shared.observe.heaviest import Heaviest
+from sluice.actors.key_shared.observe.waiting import WaitingMessages, positions_of, waiting
 from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
 from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
 from sluice.actors.key_shared.state.assignments import Assignments
@@ -85,6 +86,20 @@ class KeySharedDispatcher:
         """Forget every message and consumer, because the cursor moved; numbers, history and totals go on."""
         self._state, self._reports = hash_assignments.successor(self._state), []
         self.resets += 1
+
+    def snapshot(self) -> bytes:
+        """The whole state, with all reports brought in, as bytes for `restored`."""
+        return snapshots.freeze(self._core)
+
+    @classmethod
+    def restored(cls, snapshot: bytes) -> KeySharedDispatcher:
+        """Decisions that go on from a snapshot. Raises Corrupt."""
+        made = cls(SubscriptionSettings())
+        made._go_on_with(snapshots.thaw(snapshot))
+        return made
+
+    def _go_on_with(self, state: DispatchState) -> None:
+        self._state = state
 
     # -- membership -------------------------------------------------------------------------------------------------
 
@@ -400,6 +415,14 @@ class KeySharedDispatcher:
     def blocked_keys(self, top: int, now: int) -> list[dict[str, Any]]:
         """The hashes that wait the longest, oldest first."""
         return explain.blocked_keys(self._core, top, now)
+
+    def waiting(self) -> WaitingMessages:
+        """Messages that were never sent, each with the gate that holds it."""
+        return waiting(self._core)
+
+    def positions_of(self, key_hash: int) -> Positions:
+        """Positions of the messages of a masked hash that are not done (int64, ascending)."""
+        return positions_of(self._core, key_hash)
 
     def pending(self, consumer: int) -> Positions:
         """Positions that this consumer holds, ascending."""

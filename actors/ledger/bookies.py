@@ -15,7 +15,7 @@ from sluice.actors.messages import BookieList
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
 from sluice.actors.runtime.asking import ask
-from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.errors import Conflict, SluiceError, Unavailable
 
 R = TypeVar("R", bound=Reply)
 
@@ -37,6 +37,8 @@ class Bookies:
         self._writable: list[str] = []
         self._leaving: list[str] = []
         self._avoid: dict[str, int] = {}
+        self.frames = 1
+        """The newest kind of frame that all processes of the cluster read, as last heard."""
         self._fetched: int | None = None
         self._lock = asyncio.Lock()
 
@@ -54,7 +56,14 @@ class Bookies:
             self._fetched = self._ports.clock.monotonic()
             self._addresses.update(zip(known.ids, known.addresses, strict=True))
             self._writable = [name for name in known.ids if name not in known.read_only]
-            self._leaving = known.leaving
+            self._leaving, self.frames = known.leaving, known.frames
+
+    async def check_frames(self, kind: int) -> None:
+        """Raises Conflict while a process of the cluster reads no frames of this kind."""
+        if self.frames < kind:
+            await self.refresh()
+        if self.frames < kind:
+            raise Conflict("an older process of the cluster reads no runs of several producers")
 
     async def ever(self) -> list[str]:
         """Ids of all bookies that ever served in this cluster, in order, whether they are there now or not.

@@ -33,7 +33,7 @@ from sluice.storage.errors import (
     Overloaded,
     SluiceError,
 )
-from sluice.storage.format.frame import Header, Run, encode_head, payload_crc
+from sluice.storage.format.frame import Header, Run, Segment, encode_head, payload_crc
 
 ADD_TIMEOUT = 3_000
 RETRY_FIRST, RETRY_MOST = 50, 2_000
@@ -91,16 +91,17 @@ class LedgerWriter:
         self.retired = False
 
     def append(
-        self, run: Run, producer: str, first_sequence: int, blob: Blob, inline: Blob, positions: bytes = b""
+        self, run: Run, segments: tuple[Segment, ...], blob: Blob, inline: Blob, positions: bytes = b""
     ) -> Append:
         """Give a run its place and start sending it. Never waits; the caller bounds what is in flight.
 
-        blob is the payload as it travels, inline the same with its bytes in hand. positions: see
-        storage.format.frame.Header.
+        blob is the payload as it travels, inline the same with its bytes in hand. segments: the messages of each
+        producer. positions: see storage.format.frame.Header.
         """
         if self.closed or self.retired:
             raise Fenced(f"ledger {self.ledger_id} takes no more runs")
         pending = self.state.add(run.count)
+        producer, first_sequence, _ = segments[0] if len(segments) == 1 else ("", 0, 0)
         header = Header(
             self.ledger_id,
             pending.run,
@@ -114,6 +115,7 @@ class LedgerWriter:
             run.shape,
             run.crc,
             positions,
+            segments if len(segments) > 1 else (),
         )
         head = encode_head(header, inline.size)
         append = Append(pending, header, head, blob, inline)

@@ -36,12 +36,14 @@ class Alive(Reply, kw_only=True):
     """The actor is alive. refuses: why it takes no new runs (a bookie whose disk is full); empty if it does.
 
     problem: what keeps it from part of its work, so that an operator has to look; empty if nothing does. idle_ms: how
-    long nobody has used it and it has had nothing to do; 0: that is not so.
+    long nobody has used it and it has had nothing to do; 0: that is not so. frames: the newest kind of frame that its
+    process reads (storage.format.frame.NEWEST).
     """
 
     refuses: str = ""
     problem: str = ""
     idle_ms: int = 0
+    frames: int = 1
 
 
 class Closed(Reply, kw_only=True):

@@ -162,13 +162,15 @@ class Suspect(Request[Done], kw_only=True):
 class BookieList(Reply, kw_only=True):
     """Bookies that answer: stable id and present address, in order of id. read_only: ids that take no new runs.
 
-    leaving: ids that are chosen only if there is no other one, because their machine is about to be taken down.
+    leaving: ids that are chosen only if there is no other one, because their machine is about to be taken down. frames:
+    the newest kind of frame that all processes of the cluster read (storage.format.frame.NEWEST).
     """
 
     ids: list[str]
     addresses: list[str]
     read_only: list[str] = []
     leaving: list[str] = []
+    frames: int = 1
 
 
 class ListBookies(Request[BookieList]):

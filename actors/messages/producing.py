@@ -135,6 +135,32 @@ class Publish(Request[Published], kw_only=True):
     keyed_delay: bool = False
 
 
+class PublishMany(Request[Published], kw_only=True):
+    """Append one run with the messages of several producers, all or none of them. Producers are named at most once.
+
+    producers, sessions, first_sequences, counts, follows: of each in the order of its rows, as in Publish; the counts
+    make up the run. The answer says where the first message is. Raises Conflict where one of them is to be judged by
+    itself, because of a repetition or a gap or an older process: each then sends a Publish of its own.
+    """
+
+    reply: ClassVar[type[Reply]] = Published
+    producers: list[str]
+    sessions: list[int]
+    first_sequences: list[int]
+    counts: list[int]
+    follows: list[int]
+    delayed: bool
+    shape: int
+    crc: int
+    payload: Blob
+    keyed_delay: bool = False
+
+    @property
+    def count(self) -> int:
+        """Messages of the run."""
+        return sum(self.counts)
+
+
 class PublishResults(Request[Published], kw_only=True):
     """Append what was made of messages of a source, a subscription on a partition, once for each message.
 

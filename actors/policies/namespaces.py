@@ -12,11 +12,16 @@ import msgspec
 
 from sluice.actors.ownership.names import TENANT_NAMESPACE, check_space, namespace_of
 from sluice.actors.policies.policy_records import TENANTS, decoded, forget_rights, revise, tell_changed, value_of
-from sluice.actors.policies.schema_compatibility import DEFAULT, STRATEGIES
 from sluice.actors.ports import Meta
 from sluice.storage.errors import Conflict, Invalid, NotFound
 
 _SPACES = "namespace/"
+ALWAYS, NEVER = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
+DEFAULT = "FULL"
+STRATEGIES = (
+    ALWAYS, NEVER, "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE",
+)  # fmt: skip
+"""The strategies by which a schema must go with those before it (actors.policies.schema_compatibility)."""
 MOST_ROLES = 1_000
 """Of one tenant, and of what else has a list of roles."""
 MOST_ROLE_LETTERS = 256

@@ -19,17 +19,14 @@ from avro.errors import AvroException
 from avro.name import Names
 from avro.schema import RecordSchema, Schema, make_avsc_object
 
+from sluice.actors.policies.namespaces import ALWAYS, NEVER
+
 JSON, PROTOBUF, AVRO = 2, 3, 4
 """Kinds of schemas, by their number on the wire, whose definition is Avro's."""
 KINDS = range(22)
 """Every kind of schema that there is, by its number on the wire."""
 PROTOBUF_NATIVE = 20
 """Where two say the same message, protobuf's own rules let them follow each other."""
-ALWAYS, NEVER = "ALWAYS_COMPATIBLE", "ALWAYS_INCOMPATIBLE"
-DEFAULT = "FULL"
-STRATEGIES = (
-    ALWAYS, NEVER, "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE",
-)  # fmt: skip
 MOST_STEPS = 200_000
 """Steps of some ten microseconds that the comparison of a schema with those before it may take."""
 FIELDS_OF_A_STEP = 500

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.frame import Buffer
-from sluice.storage.history.part import PayloadColumns
+
+if TYPE_CHECKING:
+    from sluice.storage.history.part import PayloadColumns
 
 R = TypeVar("R", bound=Reply)
 T = TypeVar("T")

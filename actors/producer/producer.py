@@ -1,33 +1,29 @@
 """A producer's conversation with the owners of a topic's partitions. It lives in the caller's process.
 
 Per partition one Publish is in flight and the rest coalesces behind it, so order per key needs no window and a slow
-broker gets larger runs instead of more calls. Every message has a sequence; a Publish whose outcome is unknown is
+broker gets larger runs instead of more calls. What several producers have waiting goes together
+(actors.producer.waves). Every message has a sequence; a Publish whose outcome is unknown is
 sent again, unchanged, until it is answered, and the topic stores each sequence once (promise 1, S4, S7, S19).
-
-`split` is the columnar half: it runs in the caller's thread and gives each partition its rows in their order.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
+import msgspec
 
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.producer.append_turns import AppendTurns
+from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
+from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Waves
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
 from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
 from sluice.storage.errors import (
     Conflict,
     Corrupt,
@@ -40,130 +36,15 @@ from sluice.storage.errors import (
     Terminated,
     Unavailable,
 )
-from sluice.storage.format.batch import MAX_RUN_BYTES, MAX_RUN_MESSAGES, StoredBatch, bytes_of, has_keyed_delay
+from sluice.storage.format.batch import (
+    StoredBatch,
+    has_keyed_delay,
+    joined,
+)
 from sluice.storage.format.frame import Run, make_run, payload_crc, run_of, run_parts
-from sluice.storage.format.hashing import Hashes, java_hash_column
 from sluice.storage.format.position import position
 
-RUN_MESSAGES = MAX_RUN_MESSAGES
-"""Messages that one append gathers at the most: what waits behind a slow broker goes in as few calls as possible."""
-RUN_BYTES = 8 * 1024 * 1024
-BODY_BYTES = MAX_RUN_BYTES - 64 * 1024
-"""The most bytes of the columns of a run, so that it keeps its limit with the bytes that Arrow adds."""
-COLUMN_BYTES = 12
-"""Bytes of each message for its hash and due time."""
-MURMUR3, JAVA_STRING = "murmur3_32_hash", "java_string_hash"
-HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
-"""By which hash of its key a message finds its partition: Pulsar's names."""
-PUBLISH_TIMEOUT = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """One batch on its way to one partition.
-
-    rows: where its messages stand in the caller's batch, int64. done: called once with (rows, first position) or
-    with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted them.
-    single: its messages were sent one by one, so one that is refused says nothing about the others; `done` is then
-    called for some of the rows at a time, in order.
-    divide: of what was sent in several pieces, the same in two, in order; one that may not be stored says nothing about
-    the others. None where it was sent as one.
-    only_end: of its sequences the last one counts, and there are MAX_RUN_MESSAGES of its own up to that: what is queued
-    before it and is so too may be stored under the sequences right before its own.
-    """
-
-    batch: StoredBatch
-    first_sequence: int
-    rows: npt.NDArray[np.int64]
-    done: Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]
-    size: int | None = None
-    only_end: bool = False
-    single: bool = False
-    divide: Callable[[], list[Outgoing]] | None = None
-
-    @property
-    def bytes(self) -> int:
-        """About how many bytes the batch takes."""
-        if self.size is None:
-            self.size = bytes_of(self.batch.rows)
-        return self.size
-
-
-def split(
-    batch: StoredBatch, partitions: int, hashing_scheme: str = MURMUR3
-) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
-    """Divide a batch by `hash mod partitions`: (partition, its rows in order, their places in the batch)."""
-    if partitions == 1:
-        return [(0, batch, np.arange(len(batch)))]
-    hashes = batch.hashes if hashing_scheme == MURMUR3 else _java_hashes(batch)
-    if len(batch) == 1:
-        return [(int(hashes[0]) % partitions, batch, np.arange(1))]
-    home = (hashes % np.uint32(partitions)).astype(np.uint16)
-    order = np.argsort(home, kind="stable")
-    ends = np.cumsum(np.bincount(home, minlength=partitions))
-    sorted_batch = batch.take(order)
-    parts = []
-    start = 0
-    for partition, end in enumerate(ends.tolist()):
-        if end > start:
-            parts.append((partition, sorted_batch.slice(start, end), order[start:end]))
-        start = end
-    return parts
-
-
-def cut(batch: StoredBatch, rows: npt.NDArray[np.int64]) -> list[tuple[StoredBatch, npt.NDArray[np.int64]]]:
-    """The batch in pieces that each fit into a run, in order and without copies, with the places of their rows.
-
-    A message that is larger than a run is a piece of its own, which is refused.
-    """
-    pieces, waiting = [], [(0, len(batch))]
-    while waiting:
-        start, stop = waiting.pop()
-        count = stop - start
-        piece = batch if count == len(batch) else batch.slice(start, stop)
-        if count > MAX_RUN_MESSAGES:
-            middle = start + MAX_RUN_MESSAGES
-        elif count > 1 and piece.rows.nbytes + count * COLUMN_BYTES > BODY_BYTES:
-            middle = start + count // 2
-        else:
-            pieces.append((piece, rows[start:stop]))
-            continue
-        waiting += [(middle, stop), (start, middle)]
-    return pieces
-
-
-def _halves(group: list[Outgoing]) -> list[list[Outgoing]]:
-    """The parts that may be published as two runs, in order; none if it cannot be divided."""
-    if len(group) > 1:
-        middle = len(group) // 2
-        return [group[:middle], group[middle:]]
-    whole = group[0]
-    if whole.divide is not None:
-        return [[half] for half in whole.divide()]
-    count = len(whole.batch)
-    if not whole.single or count < 2:
-        return []
-    middle = count // 2
-    return [
-        [
-            replace(
-                whole,
-                batch=whole.batch.slice(start, stop),
-                rows=whole.rows[start:stop],
-                first_sequence=whole.first_sequence + start,
-                size=whole.bytes * (stop - start) // count,
-            )
-        ]
-        for start, stop in ((0, middle), (middle, count))
-    ]
-
-
-def _java_hashes(batch: StoredBatch) -> Hashes:
-    """By the keys, as Pulsar's Java client does; messages without one are dealt out as always."""
-    keys = batch.rows.column("key")
-    hashes = java_hash_column(pc.fill_null(keys, b""))
-    return np.where(keys.is_null().to_numpy(zero_copy_only=False), batch.hashes, hashes)
 
 
 @dataclass(slots=True)
@@ -194,7 +75,7 @@ class ProducerConfig:
 
 class PartitionProducer:
     """The appends of one producer to one partition, in order. on_published: called with each run, where it is,
-    and what it was made of.
+    and what it was made of; a run may be of several producers. waves: those of its client or gateway.
     """
 
     def __init__(
@@ -203,19 +84,23 @@ class PartitionProducer:
         directory: Directory,
         config: ProducerConfig,
         on_published: Callable[[Run, Published, StoredBatch], None] = lambda run, published, batch: None,
-        turns: AppendTurns | None = None,
+        waves: Waves | None = None,
     ) -> None:
-        """turns: those of a connection, which bound how many appends it has under way; None: nothing does."""
         self._ports, self._directory = ports, directory
-        self._turns = turns
-        self._config, self._on_published = config, on_published
+        waves = waves or Waves(ports)
+        self._turns, self._waves = waves.turns, waves.to(config.topic, config.partition)
+        self._config, self.on_published = config, on_published
+        self.name = config.name
+        self.alone = config.compression is not None
+        """Whether its batches always go by themselves."""
         self._entrance = config.entrance
         self._queue: list[Outgoing] = []
-        self._signal = Signal()
+        self._busy = True
+        """Whether it is being opened, waits for a wave, or has a batch under way."""
         self._idle = Signal()
         self._idle.set()
-        self._address: Address = ""
-        self._session = 0
+        self.address: Address = ""
+        self.session = 0
         self._opened = False
         self.closed: SluiceError | None = None
         self.last_sequence = -1
@@ -224,7 +109,7 @@ class PartitionProducer:
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
         await self._reopen(attempts=20)
-        SignalTask(self._ports, self._signal, self._publish_queued, f"publish-{self._config.partition}")
+        self.go_on()
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a batch; `outgoing.done` gets its outcome. Never blocks."""
@@ -232,8 +117,10 @@ class PartitionProducer:
             outgoing.done(outgoing.rows, 0, self.closed)
             return
         self._queue.append(outgoing)
+        if not self._busy:
+            self._busy = True
+            self._waves.join(self)
         self._idle.clear()
-        self._signal.set()
 
     async def flush(self) -> None:
         """Wait until everything queued so far is confirmed or refused."""
@@ -256,49 +143,19 @@ class PartitionProducer:
 
     async def leave(self) -> None:
         """Tell the owner that the producer leaves; an owner that does not hear it will ask."""
-        if self._address:
+        if self.address:
             request = CloseProducer(producer=self._config.name, incarnation=self._config.incarnation)
             with contextlib.suppress(SluiceError):
-                await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
+                await self._ports.net.call(self.address, request, PUBLISH_TIMEOUT)
 
-    async def _publish_queued(self) -> None:
-        self._signal.clear()
-        while self._queue and self.closed is None:
-            await self._publish_next()
-        self._idle.set()
+    # -- what its waves ask of it -------------------------------------------------------------------------------------
 
-    async def _publish_next(self) -> None:
-        """Publish what is at the head of the queue when it is this partition's turn."""
-        turn = None if self._turns is None else await self._turns.begin()
-        try:
-            if self._queue and self.closed is None:
-                await self._publish_group(self._gather())
-        finally:
-            if turn is not None:
-                turn.end()
+    @property
+    def head(self) -> Outgoing | None:
+        """The batch that is to be published next."""
+        return self._queue[0] if self._queue else None
 
-    async def _publish_group(self, gathered: list[Outgoing]) -> None:
-        """Publish messages, and report their outcome. If one of them may not be stored the run is refused as a whole.
-        Then its halves are published in turn, so that in the end that message alone is refused.
-        """
-        waiting = [gathered]
-        while waiting:
-            group = waiting.pop()
-            if self.closed is not None:
-                self._report(group, 0, self.closed)
-                continue
-            try:
-                await self._publish(group)
-            except SluiceError as error:
-                refused = isinstance(error, Invalid) and not isinstance(error, Terminated)
-                if refused and (halves := _halves(group)):
-                    waiting += reversed(halves)
-                    continue
-                self._report(group, 0, error)
-                if isinstance(error, Fenced):
-                    self.close(error)
-
-    def _gather(self) -> list[Outgoing]:
+    def gather(self) -> list[Outgoing]:
         """Take the head of the queue and what may join it in one run: next sequences, same shape, within the limits."""
         first = self._queue[0]
         gathered, messages, size = [first], len(first.batch), first.bytes
@@ -315,9 +172,78 @@ class PartitionProducer:
         del self._queue[: len(gathered)]
         return gathered
 
-    async def _publish(self, gathered: list[Outgoing]) -> None:
+    def go_on(self) -> None:
+        """Wait for the next wave if anything is queued; nothing of this producer is under way."""
+        self._busy = bool(self._queue)
+        if self._busy:
+            self._waves.join(self)
+        else:
+            self._idle.set()
+
+    async def publish(self, gathered: list[Outgoing]) -> None:
+        """Publish what was gathered, once; what has no outcome then is published again beside the waves."""
+        try:
+            request, run, batch = await self._request(gathered)
+        except SluiceError:  # its own attempt says so to whom it concerns
+            self.publish_alone(gathered)
+            return
+        outcome = await self._ask(request)
+        if isinstance(outcome, Published):
+            self._check_and_confirm(gathered, run, outcome, batch)
+            self.go_on()
+        else:
+            self.publish_alone(gathered, outcome)
+
+    def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
+        """Report that these were published, their first message at this entry. ledger 0: the place is forgotten."""
+        last = gathered[-1]
+        self.last_sequence = last.first_sequence + len(last.batch) - 1
+        self._report(gathered, position(ledger, first_entry) if ledger else -1, None)
+
+    def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
+        """Publish these beside the waves, until they are stored or refused. outcome: of a first attempt."""
+        self._ports.spawn(self._publish_alone(gathered, outcome), f"publish-{self._config.partition}")
+
+    async def _publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
+        turn = await self._turns.begin()
+        try:
+            await self._publish_group(gathered, outcome)
+        finally:
+            turn.end()
+        self.go_on()
+
+    # -- until there is an outcome ------------------------------------------------------------------------------------
+
+    async def _publish_group(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
+        """Publish messages, and report their outcome. If one of them may not be stored the run is refused as a whole.
+        Then its halves are published in turn, so that in the end that message alone is refused.
+        """
+        waiting = [gathered]
+        while waiting:
+            group = waiting.pop()
+            if self.closed is not None:
+                self._report(group, 0, self.closed)
+                continue
+            try:
+                await self._publish(group, outcome)
+            except SluiceError as error:
+                refused = isinstance(error, Invalid) and not isinstance(error, Terminated)
+                if refused and (parts := halves(group)):
+                    waiting += reversed(parts)
+                else:
+                    self._report(group, 0, error)
+                    if isinstance(error, Fenced):
+                        self.close(error)
+            outcome = None
+
+    async def _publish(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
+        request, run, batch = await self._request(gathered)
+        published = await self._append(request, run, outcome)
+        self._check_and_confirm(gathered, run, published, batch)
+
+    async def _request(self, gathered: list[Outgoing]) -> tuple[Publish, Run, StoredBatch]:
+        """Make the request that publishes these batches as one run."""
         batch = joined([outgoing.batch for outgoing in gathered])
-        keyed_delay = has_keyed_delay(batch.rows, batch.deliver_at)
         large = sum([outgoing.bytes for outgoing in gathered]) >= self._ports.shared_from
         if large and self._config.compression is None:
             run, payload = await self._shared(batch)
@@ -325,14 +251,26 @@ class PartitionProducer:
             run = make_run(batch, self._config.compression)
             payload = Blob(run.payload)
         last = gathered[-1]
-        first_sequence = last.first_sequence + len(last.batch) - run.count
-        published = await self._append(run, payload, first_sequence, keyed_delay)
+        request = Publish(
+            producer=self.name,
+            session=self.session,
+            first_sequence=last.first_sequence + len(last.batch) - run.count,
+            count=run.count,
+            delayed=run.delayed,
+            shape=run.shape,
+            crc=run.crc,
+            payload=payload,
+            # Everything between what is confirmed and this run had its outcome: no predecessor will come.
+            follows=self.last_sequence,
+            keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
+        )
+        return request, run, batch
+
+    def _check_and_confirm(self, gathered: list[Outgoing], run: Run, published: Published, batch: StoredBatch) -> None:
         if published.count != run.count:
             raise InvariantViolation(f"{run.count} messages were published, {published.count} confirmed")
-        self.last_sequence = first_sequence + run.count - 1
-        self._on_published(run, published, batch)
-        first = position(published.ledger, published.first_entry) if published.ledger else -1
-        self._report(gathered, first, None)
+        self.on_published(run, published, batch)
+        self.confirm(gathered, published.ledger, published.first_entry)
 
     def _report(self, gathered: list[Outgoing], first: int, error: SluiceError | None) -> None:
         for outgoing in gathered:
@@ -340,48 +278,45 @@ class PartitionProducer:
             if first >= 0:
                 first += len(outgoing.batch)
 
-    async def _append(self, run: Run, payload: Blob, first_sequence: int, keyed_delay: bool) -> Published:
-        """Publish until there is an answer. The request never changes, so a repetition is recognised."""
+    async def _ask(self, request: Publish) -> Outcome:
+        try:
+            return await self._ports.net.call(self.address, request, PUBLISH_TIMEOUT)
+        except SluiceError as error:
+            return error
+
+    async def _append(self, request: Publish, run: Run, outcome: Outcome | None) -> Published:
+        """Publish until there is an answer. Sequences and rows never change, so a repetition is recognised."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while True:
-            request = Publish(
-                producer=self._config.name,
-                session=self._session,
-                first_sequence=first_sequence,
-                count=run.count,
-                delayed=run.delayed,
-                shape=run.shape,
-                crc=run.crc,
-                payload=payload,
-                # Everything between what is confirmed and this run had its outcome: no predecessor will come.
-                follows=self.last_sequence,
-                keyed_delay=keyed_delay,
-            )
-            try:
-                reply = await self._ports.net.call(self._address, request, PUBLISH_TIMEOUT)
-                if not isinstance(reply, Unknown):
-                    return reply
-                self._ports.log("publish_unknown", partition=self._config.partition, reason=reply.reason)
-                await self._directory.suspect(self._address)
+            outcome = outcome or await self._ask(request)
+            if isinstance(outcome, Published):
+                return outcome
+            if isinstance(outcome, Unknown):
+                self._ports.log("publish_unknown", partition=self._config.partition, reason=outcome.reason)
+                await self._directory.suspect(self.address)
                 await self._reopen(attempts=0)
-            except (Overloaded, Unavailable) as error:
-                self._ports.log("publish_waits", partition=self._config.partition, error=str(error))
-            except Corrupt as error:
-                if payload_crc(run.payload) != run.crc:
-                    raise  # it was damaged here, else on its way
-                self._ports.log("publish_waits", partition=self._config.partition, error=str(error))
-            except (Fenced, Conflict):
+            elif isinstance(outcome, (Fenced, Conflict)):
                 await self._reopen(attempts=0)
+            elif isinstance(outcome, (Overloaded, Unavailable)) or (
+                isinstance(outcome, Corrupt) and payload_crc(run.payload) == run.crc  # it was damaged on its way
+            ):
+                self._ports.log("publish_waits", partition=self._config.partition, error=str(outcome))
+            else:
+                raise outcome
             if self.closed is not None:
                 raise self.closed
-            payload = Blob(run.payload)  # a handle is never the only copy: it may be what was wrong
+            outcome = None
+            # A handle is never the only copy: it may be what was wrong.
+            request = msgspec.structs.replace(
+                request, session=self.session, follows=self.last_sequence, payload=Blob(run.payload)
+            )
             await wait.pause()
 
     async def _shared(self, batch: StoredBatch) -> tuple[Run, Blob]:
         """A large batch as a run, and how that travels: written straight into the memory from which the owner, who
         hands on what it gets, and everybody after it read it.
         """
-        if not self._ports.net.rows_from(self._address):
+        if not self._ports.net.rows_from(self.address):
             parts = run_parts(batch)
             shared = await self._ports.net.share(*parts)
             payload = await self._ports.net.fetch(shared)
@@ -409,8 +344,8 @@ class PartitionProducer:
         while self.closed is None:
             tries += 1
             try:
-                self._address = await self._directory.topic(self._config.topic, self._config.partition)
-                reply = await self._ports.net.call(self._address, self._opening(), PUBLISH_TIMEOUT)
+                self.address = await self._directory.topic(self._config.topic, self._config.partition)
+                reply = await self._ports.net.call(self.address, self._opening(), PUBLISH_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     if not reply.session:
                         if not warned:
@@ -420,10 +355,10 @@ class PartitionProducer:
                     if reply.topic_epoch >= 0:
                         self._entrance.topic_epoch = reply.topic_epoch
                     self._entrance.again = False  # whoever has the name from now on is somebody else
-                    self._session, self._opened = reply.session, True
+                    self.session, self._opened = reply.session, True
                     self.last_sequence = max(self.last_sequence, reply.last_sequence)
                     return
-                await self._directory.suspect(self._address)
+                await self._directory.suspect(self.address)
             except (Unavailable, Overloaded) as error:
                 self._ports.log("open_waits", partition=self._config.partition, error=str(error))
                 if attempts and tries >= attempts:
@@ -436,18 +371,5 @@ class PartitionProducer:
             except ProducerFenced:
                 raise
             except Fenced:
-                await self._directory.suspect(self._address)
+                await self._directory.suspect(self.address)
             await wait.pause()
-
-
-def joined(batches: list[StoredBatch]) -> StoredBatch:
-    """Batches of one shape as one."""
-    if len(batches) == 1:
-        return batches[0]
-    delayed = None
-    if any(batch.deliver_at is not None for batch in batches):
-        delayed = np.concatenate(
-            [np.zeros(len(b), np.int64) if b.deliver_at is None else b.deliver_at for b in batches]
-        )
-    rows = pa.concat_batches([batch.rows for batch in batches])
-    return StoredBatch(rows, delayed, np.concatenate([batch.hashes for batch in batches]))

@@ -24,18 +24,12 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import PublishResults, Stats, shown
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.producer.producer import (
-    BODY_BYTES,
-    PUBLISH_TIMEOUT,
-    RETRY_FIRST,
-    RETRY_MOST,
-    RUN_BYTES,
-    RUN_MESSAGES,
-    joined,
-)
+from sluice.actors.producer.batches import BODY_BYTES, RUN_BYTES, RUN_MESSAGES
+from sluice.actors.producer.producer import RETRY_FIRST, RETRY_MOST
+from sluice.actors.producer.waves import PUBLISH_TIMEOUT
 from sluice.actors.runtime.backoff import Backoff
 from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
-from sluice.storage.format.batch import StoredBatch, has_keyed_delay
+from sluice.storage.format.batch import StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import make_run
 from sluice.storage.format.position import EARLIEST, Positions, parse
 

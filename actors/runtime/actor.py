@@ -23,6 +23,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Reply, Request
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.storage.errors import Invalid, SluiceError
+from sluice.storage.format.frame import NEWEST
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -125,7 +126,8 @@ class Actor:
     async def handle(self, request: Request[Any]) -> Reply:
         """Answer a request. Raises the refusal."""
         if isinstance(request, messages.Ping):
-            return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=self.idle_ms())
+            idle_ms = self.idle_ms()
+            return messages.Alive(refuses=self.refuses, problem=self.problem, idle_ms=idle_ms, frames=NEWEST)
         now, later = handlers(type(self), type(request))
         if not later:
             raise Invalid(f"{type(self).__name__} does not answer {type(request).__name__}")

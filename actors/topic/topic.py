@@ -14,7 +14,7 @@ places is the order of sequences, however calls overtake one another.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pyarrow as pa
 
@@ -51,6 +51,7 @@ from sluice.actors.messages import (
     Progress,
     Publish,
     Published,
+    PublishMany,
     PublishResults,
     ReadEnds,
     ReadIndex,
@@ -64,7 +65,6 @@ from sluice.actors.messages import (
     Text,
     TopicSettings,
 )
-from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor
@@ -75,7 +75,17 @@ from sluice.actors.topic.partition.admission import Admission
 from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
 from sluice.actors.topic.partition.compacted_reads import CompactedReads
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
-from sluice.actors.topic.partition.producers import Join, KnownProducer, NotYet, Producers, Stored, StoreNow, Tail
+from sluice.actors.topic.partition.producers import (
+    Join,
+    KnownProducer,
+    NotYet,
+    Producers,
+    Stored,
+    StoreNow,
+    Tail,
+    check_segments,
+    check_sequences,
+)
 from sluice.actors.topic.partition.reads import LogReads
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.partition.result_intake import ResultIntake
@@ -92,7 +102,7 @@ from sluice.storage.format.batch import (
     decode_body,
     has_keyed_delay,
 )
-from sluice.storage.format.frame import Run, index_columns, make_run, payload_crc
+from sluice.storage.format.frame import KIND_WITH_SEGMENTS, Run, Segment, index_columns, make_run, payload_crc
 
 SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""
@@ -271,19 +281,14 @@ class Topic(Actor):
         await self._ready()
         producer = self._producers.find(request.producer, request.session)
         self._check_size(request)
-        if not 0 <= request.first_sequence <= SEQUENCES - request.count:
-            raise Invalid(
-                f"sequences are 0 to {SEQUENCES - 1}; {request.count} do not begin at {request.first_sequence}"
-            )
+        check_sequences(request.first_sequence, request.count)
         stored = self._producers.judge(producer, request.first_sequence, request.count)
         if isinstance(stored, Stored):
             # Before anything that may be refused: what is stored was valid when it came, whatever has changed since.
             return stored.published
         run, _ = await self._check(request)
         if request.follows is not None:
-            record = self._log.record
-            given_up = bool(record.given_up) or record.ever_given_up
-            self._producers.believe(producer, request.follows, given_up=given_up)
+            self._believe(producer, request.follows)
         blob: Blob | None = None
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
@@ -308,16 +313,64 @@ class Topic(Actor):
                 again = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
                 if isinstance(again, StoreNow):
                     self._termination.check()
-                    return await self._append(request, producer, run, blob)
+                    segment = (request.producer, request.first_sequence, run.count)
+                    return await self._append(run, blob, [producer], (segment,))
 
-    async def _append(self, request: Publish, producer: KnownProducer, run: Run, blob: Blob) -> Published:
-        outcome: SharedFuture[Published] = SharedFuture()
-        now = self.ports.clock.now()
-        self._producers.push(producer, request.first_sequence, run.count, outcome, now)
-        self._log.append(run, request.producer, request.first_sequence, blob)
-        for signal in self._turns.pop(request.producer, ()):
-            signal.set()
-        return await outcome  # which others may wait for too: a caller that goes ends it for nobody
+    def _append(
+        self, run: Run, blob: Blob, producers: Sequence[KnownProducer], segments: tuple[Segment, ...]
+    ) -> SharedFuture[Published]:
+        """Give a run its place; the outcome of its first segment. producers: those of the segments.
+
+        Others may wait for it too: a caller that goes ends it for nobody.
+        """
+        now, outcomes = self.ports.clock.now(), list[SharedFuture[Published]]()
+        for producer, (_, first, count) in zip(producers, segments, strict=True):
+            outcomes.append(SharedFuture())
+            self._producers.push(producer, first, count, outcomes[-1], now)
+        self._log.append(run, segments, blob)
+        for name, _, _ in segments:
+            for signal in self._turns.pop(name, ()):
+                signal.set()
+        return outcomes[0]
+
+    def _believe(self, producer: KnownProducer, follows: int) -> None:
+        record = self._log.record
+        given_up = bool(record.given_up) or record.ever_given_up
+        self._producers.believe(producer, follows, given_up=given_up)
+
+    async def on_publish_many(self, request: PublishMany) -> Published:
+        """Append a run of several producers, once. Raises what `on_publish` raises."""
+        await self._ready()
+        self._check_size(request)
+        check_segments(request)
+        await self._log.bookies.check_frames(KIND_WITH_SEGMENTS)
+        self._judge_all(request)
+        run, _ = await self._check(request)
+        blob = await self._shared(run)
+        while True:
+            self._termination.check()
+            await self._log.make_room()
+            await self._ready()
+            if self._log.ready:
+                break
+        # No await from here on until the run has its place.
+        producers = self._judge_all(request)
+        self._termination.check()
+        segments = tuple(zip(request.producers, request.first_sequences, request.counts, strict=True))
+        at = await self._append(run, blob, producers, segments)
+        return Published(ledger=at.ledger, first_entry=at.first_entry, count=run.count)
+
+    def _judge_all(self, request: PublishMany) -> list[KnownProducer]:
+        """Return the producers of a run that may be stored whole and now. Raises Conflict for any other; Fenced."""
+        found = []
+        columns = request.producers, request.sessions, request.first_sequences, request.counts, request.follows
+        for name, session, first, count, follows in zip(*columns, strict=True):
+            producer = self._producers.find(name, session)
+            self._believe(producer, follows)
+            if not isinstance(self._producers.judge(producer, first, count, follows), StoreNow):
+                raise Conflict(f"messages of producer {name!r} must be sent by themselves")
+            found.append(producer)
+        return found
 
     async def _turn(self, request: Publish, producer: KnownProducer, verdict: NotYet) -> None:
         """Wait until another run of the producer was pushed, or until nothing is pending."""
@@ -337,14 +390,14 @@ class Topic(Actor):
             )
 
     @staticmethod
-    def _check_size(request: Publish | PublishResults) -> None:
+    def _check_size(request: Publish | PublishMany | PublishResults) -> None:
         """Raises Invalid for a run that no producer makes."""
         if not 0 < request.count <= MAX_RUN_MESSAGES:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
         if request.payload.size > MAX_RUN_BYTES:
             raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, not {request.payload.size}")
 
-    async def _check(self, request: Publish | PublishResults) -> tuple[Run, StoredBatch]:
+    async def _check(self, request: Publish | PublishMany | PublishResults) -> tuple[Run, StoredBatch]:
         """The run of a request, its payload in hand, and its rows. Raises Invalid; Unavailable if a handle is gone."""
         payload = request.payload.data
         if payload is None:
@@ -555,7 +608,7 @@ class Topic(Actor):
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
 
 
-def _rows_of(body: memoryview, request: Publish | PublishResults) -> pa.RecordBatch:
+def _rows_of(body: memoryview, request: Publish | PublishMany | PublishResults) -> pa.RecordBatch:
     """The rows of a body whose checksum fits. Raises Invalid: the producer made it so, a repetition is the same."""
     try:
         return decode_body(body, request.shape, request.count)

@@ -10,6 +10,7 @@ from sluice.cluster.admin.changes import TopicChangeRoutes
 from sluice.cluster.admin.lifetimes import LifetimesByHttp
 from sluice.cluster.admin.limits import LimitsByHttp
 from sluice.cluster.admin.messages import Messages
+from sluice.cluster.admin.metrics import Metrics
 from sluice.cluster.admin.namespaces import NamespacesByHttp
 from sluice.cluster.admin.permissions import PermissionsByHttp
 from sluice.cluster.admin.policies import PolicyRoutes
@@ -26,6 +27,7 @@ from sluice.cluster.gateway.addresses import Addresses
 def pulsar_routes(broker: Broker, addresses: Addresses) -> list[web.RouteDef]:
     """Return every route. The last one refuses unknown paths, so further routes must be added before these."""
     return [
+        *Metrics(broker).routes(),
         *Topics(broker, PulsarStats(addresses, broker.ports.clock)).routes(),
         *Subscriptions(broker).routes(),
         *TopicChangeRoutes(broker).routes(),

@@ -1,7 +1,7 @@
 """The admin HTTP interface: Pulsar's paths and field names, on the loopback.
 
     GET    /healthz                                                     is the controller there (needs no token)
-    GET    /metrics                                                     Prometheus text of every owner
+    GET    /metrics, /metrics/                                          Prometheus text of every owner
     Pulsar's paths: see cluster.admin. Beside them, of /admin/v2/persistent/public/default/{topic}:
     GET    .../{topic}/subscription/{sub}/explain?key=K | pending | blocked-keys | hot-keys | delayed | parked
     POST   .../{topic}/subscription/{sub}/delayed/cancel | delayed/reschedule; the body says which, as
@@ -24,7 +24,6 @@ small bodies only, no pages of other origins (cluster.http.guard), and no connec
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,7 +35,7 @@ from msgspec import structs
 
 from sluice.actors.messages import DescribeCluster, Erase, Explain, ListDelayed, Ping, Stats, shown
 from sluice.actors.policies.permission_cache import PermissionCache
-from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports import Ports, Unknown
 from sluice.actors.runtime.actor import Actor
 from sluice.cluster.admin.broker import CALL_TIMEOUT, Broker, named, subscription_of, topic_of
 from sluice.cluster.admin.paths import pulsar_routes
@@ -49,7 +48,6 @@ from sluice.cluster.client.delayed import DelayedChanges
 from sluice.cluster.gateway.addresses import Addresses
 from sluice.cluster.gateway.authentication import authorization_of, in_header
 from sluice.cluster.gateway.renewal import RenewedAuthentication
-from sluice.cluster.host.metrics_text import text_of
 from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, RoleGuard, guard
 from sluice.cluster.http.responses import large
 from sluice.cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
@@ -58,9 +56,6 @@ from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unava
 from sluice.storage.format.hashing import key_bytes, masked_hash
 
 OPEN_PATHS = ("/healthz", *PAGE_PATHS)
-METRICS_MS, MOST_ASKED = 5_000, 1_000
-"""Milliseconds after which owners that do not answer are left out of the metrics: Prometheus waits for ten seconds. So
-many owners are asked at once."""
 
 
 class AdminHttp(Actor):
@@ -129,7 +124,6 @@ class AdminHttp(Actor):
         return [
             web.get("/healthz", self._health),
             *self._watch.routes(),
-            web.get("/metrics", large(self._metrics)),
             web.get(f"{SUBSCRIPTION}/explain", large(self._explain)),
             web.get(f"{SUBSCRIPTION}/{verbs}", large(self._question)),
             web.post(f"{SUBSCRIPTION}/delayed/{{what:cancel|reschedule}}", self._change_delayed),
@@ -172,26 +166,6 @@ class AdminHttp(Actor):
         if isinstance(reply, Unknown):
             return web.Response(status=503, text="the controller does not answer\n")
         return web.Response(text="ok\n")
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        """All are asked at once: those of a process that hangs are left out, and the others are told in time."""
-        actors = shown(await self._broker.ask_controller(DescribeCluster(), patience=0))["actors"]
-        owners = [row for row in actors if row["kind"] in ("dispatcher", "topic") and row["address"]]
-        turns = asyncio.Semaphore(MOST_ASKED)
-        until = self.ports.clock.monotonic() + METRICS_MS
-        told = await asyncio.gather(*(self._told(row["address"], turns, until) for row in owners))
-        found = [(row["kind"], stats) for row, stats in zip(owners, told, strict=True) if stats is not None]
-        return web.Response(text=text_of(found), content_type="text/plain")
-
-    async def _told(self, owner: Address, turns: asyncio.Semaphore, until: int) -> dict[str, Any] | None:
-        """The statistics of an owner; None if it tells none by then (monotonic ms)."""
-        async with turns:
-            left = until - self.ports.clock.monotonic()
-            try:
-                reply = await self.ports.net.call(owner, Stats(), max(left, 1))
-            except SluiceError:
-                return None  # one that is still finding its feet has nothing to tell; the others have
-        return None if isinstance(reply, Unknown) else dict(shown(reply))
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Ask every partition about a key, because clients choose partitions in their own ways; `home` marks the

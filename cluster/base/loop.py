@@ -1,15 +1,21 @@
-"""An event loop in a thread of its own, so that a blocking caller and Ray's futures can work at the same time."""
+"""The event loop of a client: one in a thread of its own for callers that block, or the one that its caller runs.
+
+`Home` is all that the parts of a client see of either. So a client is written once, and only its outermost calls
+differ: a blocking call hands a coroutine over to a LoopThread and waits, and an asynchronous one awaits it in its own
+loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from sluice.cluster.base.forks import forget_in_children
@@ -53,6 +59,105 @@ def call_user(what: str, callback: Callable[..., object], *arguments: object) ->
         callback(*arguments)
     except BaseException:
         logger.exception("%s failed", what)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def wake_task(wait: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    """End a task's wait, from the thread of its loop or from another one. Do nothing for a loop that has ended."""
+    if running_loop() is loop:
+        end_wait(wait)
+        return
+    with contextlib.suppress(RuntimeError):  # its loop has ended
+        loop.call_soon_threadsafe(end_wait, wait)
+
+
+def end_wait(wait: asyncio.Future[None]) -> None:
+    """End a wait, unless it was given up."""
+    if not wait.done():
+        wait.set_result(None)
+
+
+async def within(work: Awaitable[T], timeout_s: float | None) -> T:
+    """Return the result of some work. Raises NoReplyInTime after `timeout_s` seconds, when the work is cancelled."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise NoReplyInTime(f"no answer within {timeout_s} s") from None
+
+
+async def carried_out(call: Callable[[], T]) -> T:
+    """Return the result of a call in another thread. A caller that is cancelled hears so when the call has ended."""
+    calling = asyncio.ensure_future(asyncio.to_thread(call))
+    cancelled: asyncio.CancelledError | None = None
+    while not calling.done():
+        try:
+            await asyncio.wait([calling])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        calling.exception()  # nobody else hears of it
+        raise cancelled
+    return calling.result()
+
+
+class Home(Protocol):
+    """An event loop as the parts of a client see it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the loop runs in this process, and not in the one that this was forked from."""
+
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function there, soon; do nothing once the loop has ended."""
+
+    def later(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
+        """Call a function there after so long."""
+
+    def check_process(self) -> None:
+        """Raise Invalid for a caller that cannot use the loop."""
+
+    def check_thread(self) -> None:
+        """Raise Invalid for a caller that must not wait for the loop."""
+
+
+class CallersLoop:
+    """The running event loop of the program that uses a client. No thread is added to it."""
+
+    def __init__(self) -> None:
+        self._made_in = os.getpid()
+        self.loop = asyncio.get_running_loop()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that the client was made in."""
+        return os.getpid() == self._made_in
+
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function behind what the loop has to do already; do nothing once the loop has ended."""
+        if not self.loop.is_closed():
+            self.loop.call_soon(call, *arguments)
+
+    def later(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:
+        """Call a function after so long."""
+        return self.loop.call_later(milliseconds / 1000, call)
+
+    def check_process(self) -> None:
+        """Raise Invalid in another event loop, another thread, and a forked child."""
+        if running_loop() is not self.loop:
+            raise Invalid("this client belongs to the event loop that made it; another loop or thread makes its own")
+
+    def check_thread(self) -> None:
+        """Accept every caller: nothing here waits for the loop."""
 
 
 class LoopThread:

@@ -11,6 +11,11 @@ class OfThisProcess:
     __slots__ = ()
     elsewhere: ClassVar[str]
     """What another process does instead."""
+    inner: ClassVar[frozenset[str]] = frozenset({"elsewhere", "inner"})
+    """Names that only other parts of this project use; `dir` and completion leave them out."""
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in self.inner]
 
     def __reduce__(self) -> NoReturn:
         """Raises TypeError, as pickle does for what it cannot take."""

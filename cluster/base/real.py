@@ -105,6 +105,11 @@ class Tasks:
         for task in list(self._tasks):
             task.cancel()
 
+    async def ended(self) -> None:
+        """Wait until no task of this actor is left; see `cancel_all`."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
 
 class StructuredLog:
     """Logs one line for each event: actor, event, fields."""

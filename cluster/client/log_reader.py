@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sluice.actors.consumer.payload import Payloads
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Ends
-from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.base.loop import LoopThread, within
 from sluice.storage.errors import Invalid
 from sluice.storage.format.position import entry_of, ledger_of, position
 
@@ -61,15 +61,29 @@ def ranges_of(partition: int, ends: Ends) -> list[StoredRange]:
     return found
 
 
-def read_range(loop: LoopThread, payloads: Payloads, wanted: StoredRange) -> Iterator[Received]:
-    """The messages of a range in order, a run at a time, each verified by its checksum.
+class RangeReader:
+    """The messages of a range in order, a run at a time, each verified by its checksum."""
 
-    Raises NotFound if the range was trimmed or the topic deleted, Unavailable if a run cannot be read for long.
-    """
-    entry = wanted.first
-    while entry <= wanted.last:
-        run = loop.run(payloads.run(wanted.ledger, entry), READ_S)
+    def __init__(self, payloads: Payloads, wanted: StoredRange) -> None:
+        self._payloads, self._wanted, self._entry = payloads, wanted, wanted.first
+
+    async def next_part(self) -> Received | None:
+        """Return the next messages; None behind the last one.
+
+        Raises NotFound if the range was trimmed or the topic deleted, Unavailable if a run cannot be read for long.
+        """
+        wanted, entry = self._wanted, self._entry
+        if entry > wanted.last:
+            return None
+        run = await within(self._payloads.run(wanted.ledger, entry), READ_S)
         count = min(wanted.last + 1, run.end) - entry
         part = run.received(wanted.partition, entry - run.first_entry, count)
-        entry += len(part)
+        self._entry += len(part)
+        return part
+
+
+def read_range(loop: LoopThread, payloads: Payloads, wanted: StoredRange) -> Iterator[Received]:
+    """The messages of a range for a caller that blocks; see RangeReader."""
+    reading = RangeReader(payloads, wanted)
+    while (part := loop.run(reading.next_part())) is not None:
         yield part

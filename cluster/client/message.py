@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,17 @@ import pyarrow as pa
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.storage.errors import Invalid
-from sluice.storage.format.position import Positions, entry_of, ledger_of, parse, show
+from sluice.storage.format.position import (
+    EARLIEST,
+    MAX_ENTRY,
+    MAX_LEDGER,
+    Positions,
+    entry_of,
+    ledger_of,
+    parse,
+    position,
+    show,
+)
 
 if TYPE_CHECKING:
     from sluice.actors.consumer.partition import PartitionConsumer
@@ -28,6 +38,10 @@ class MessageId:
 
     partition_index: int
     position: int
+    earliest: ClassVar[MessageId]
+    """Before every message."""
+    latest: ClassVar[MessageId]
+    """Behind every message."""
 
     def ledger_id(self) -> int:
         """The ledger, -1 for earliest."""
@@ -44,6 +58,10 @@ class MessageId:
     def batch_index(self) -> int:
         """Always -1: an entry is one message."""
         return -1
+
+    def is_stored(self) -> bool:
+        """Whether it is the place of a message, and not one of the ends."""
+        return self not in (MessageId.earliest, MessageId.latest)
 
     def serialize(self) -> bytes:
         return str(self).encode()
@@ -63,10 +81,16 @@ class MessageId:
         return MessageId(int(partition), parse(position))
 
     def __str__(self) -> str:
+        if self is MessageId.earliest or self is MessageId.latest:
+            return "earliest" if self.partition_index < 0 else "latest"
         return f"{show(self.position)}:{self.partition_index}"
 
 
-@dataclass(eq=False, slots=True)
+MessageId.earliest = MessageId(-1, EARLIEST)
+MessageId.latest = MessageId((1 << 31) - 1, position(MAX_LEDGER, MAX_ENTRY))
+
+
+@dataclass(eq=False, slots=True, repr=False)
 class Batch(OfThisProcess):
     """Messages of one partition for this consumer, as columns, in the order in which they were sent; n rows.
 
@@ -75,6 +99,7 @@ class Batch(OfThisProcess):
     """
 
     elsewhere = "send what it carries, as its rows"
+    inner = OfThisProcess.inner | {"cell", "consumer", "received"}
 
     topic: str
     received: Received
@@ -137,6 +162,10 @@ class Batch(OfThisProcess):
     def __len__(self) -> int:
         return len(self.received)
 
+    def __repr__(self) -> str:
+        first = MessageId(self.partition, int(self.positions[0])) if len(self) else "nowhere"
+        return f"Batch({self.topic}, {len(self)} messages from {first} on)"
+
     def cell(self, column: str, row: int) -> Any:
         """One value of a stored column as a Python object; None where the batch has no such column.
 
@@ -158,14 +187,18 @@ class Batch(OfThisProcess):
         return [Message(self, row) for row in range(len(self))]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Message(OfThisProcess):
     """One message."""
 
     elsewhere = "send what it carries, as data() and message_id()"
+    inner = OfThisProcess.inner | {"batch", "row"}
 
     batch: Batch
     row: int
+
+    def __repr__(self) -> str:
+        return f"Message({self.topic_name()} {self.message_id()}, key={self.key()!r}, {len(self.data())} bytes)"
 
     def _value(self, column: str) -> Any:
         return self.batch.cell(column, self.row)

@@ -1,144 +1,22 @@
-"""The producer of the Python client: single messages and whole batches; it blocks when too much is under way.
-
-**Single messages become columns by accumulation.** `send_async` adds a message to the open container and returns. The
-container is closed, and goes out as one batch, at once when nothing of this producer is in flight, else as soon as
-anything in flight was confirmed, and at the latest after `batching_max_publish_delay_ms`, at `batching_max_messages` or
-`batching_max_allowed_size_in_bytes` (Pulsar's names and defaults). So one message alone waits for nothing, and many
-share the cost of one.
-
-**Order** is that of the calls: what goes out is queued under the lock, and sequences are given on the loop's thread in
-the order of that queue.
-"""
+"""The producer that blocks: single messages and whole batches; it waits when too much is under way."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.messages import DELAY_ID
-from sluice.actors.ports import Ports
-from sluice.actors.producer.producer import MURMUR3, Outgoing, PartitionProducer, cut, split
-from sluice.cluster.base.loop import LoopThread, call_user
-from sluice.cluster.base.own_process import OfThisProcess
-from sluice.cluster.client.delayed import due_after
+from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.message import MessageId
+from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
-from sluice.cluster.client.settings_input import check_callback, check_timeout, check_whole
-from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.batch import StoredBatch, make_batch
-from sluice.storage.format.message_container import MessageContainer
-
-MAX_PENDING_BYTES = 128 * 1024 * 1024
-MAX_PENDING_MESSAGES = 500_000
-MOST_BATCHING = (1 << 31) - 1
+from sluice.cluster.client.settings_input import check_timeout
 
 
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """When gathered messages go out. Raises Invalid."""
-
-    max_messages: int = 1000
-    max_bytes: int = 128 * 1024
-    max_delay_ms: int = 10
-
-    def __post_init__(self) -> None:
-        check_whole("batching_max_messages", self.max_messages, 1, MOST_BATCHING)
-        check_whole("batching_max_allowed_size_in_bytes", self.max_bytes, 1, MOST_BATCHING)
-        check_whole("batching_max_publish_delay_ms", self.max_delay_ms, 0, MOST_BATCHING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerOptions:
-    """See Client.create_producer."""
-
-    topic: str
-    name: str
-    initial_sequence_id: int | None = None
-    compression: str | None = None
-    batching: Batching = Batching()
-    hashing_scheme: str = MURMUR3
-
-
-@dataclass(eq=False, slots=True)
-class _Gathered:
-    """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
-
-    first_row: int
-    receipt: Receipt
-    container: MessageContainer = field(default_factory=MessageContainer)
-    callbacks: dict[int, SendCallback] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A whole batch of the user's, divided over the partitions."""
-
-    receipt: Receipt
-    parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
-    size: int
-
-
-class Producer(OfThisProcess):
+class Producer(ProducerCore):
     """Sends to all partitions of a topic. Safe for threads; order per key is the order of the calls."""
 
-    elsewhere = "another one connects and opens its own"
-
-    def __init__(
-        self,
-        loop: LoopThread,
-        ports: Ports,
-        options: ProducerOptions,
-        parts: list[PartitionProducer],
-        *,
-        max_delay_ms: int,
-        on_close: Callable[[Producer], None],
-    ) -> None:
-        """max_delay_ms: the longest delay that the topic takes; 0 = any."""
-        self._loop, self._ports, self._options, self._parts = loop, ports, options, parts
-        self._batching = options.batching
-        self._max_delay_ms = max_delay_ms
-        self._on_close = on_close
-        first = options.initial_sequence_id
-        self._next = [part.last_sequence + 1 if first is None else first for part in parts]
-        self._row = 0
-        self._room = threading.Condition()
-        """Guards everything below; waited on for room."""
-        self._pending_bytes = self._pending_messages = 0
-        self._open: _Gathered | None = None
-        self._queue: deque[_Gathered | _Columns] = deque()
-        self._send_scheduled = self._timer_set = self._send_scheduled_by_settle = False
-        """Calls to the loop's thread that were made and did not run yet: by the user's thread, for a container that was
-        opened or is full; by the timer of an open container; by a settled append that finds one open. Each of them ends
-        in `_send_all`, which sends whatever has gathered.
-        """
-        self._in_flight = 0
-        self._unsettled: dict[Receipt, dict[int, SendCallback]] = {}
-        """What was handed to the partitions and has no outcome yet, with the callbacks that wait for it."""
-        self._closed = False
-
-    @property
-    def partitions(self) -> int:
-        """Number of partitions of the topic."""
-        return len(self._parts)
-
-    def producer_name(self) -> str:
-        """The name under which sequences are remembered."""
-        return self._options.name
-
-    def topic(self) -> str:
-        return self._options.topic
-
-    def last_sequence_id(self) -> int:
-        """The highest confirmed sequence over all partitions, -1 for none."""
-        return max(part.last_sequence for part in self._parts)
+    _loop: LoopThread
 
     def send_batch(self, data: pa.RecordBatch | pa.Table) -> Receipt:
         """Send many messages as columns (see storage.format.batch.make_batch); returns at once, blocks only for room.
@@ -149,28 +27,7 @@ class Producer(OfThisProcess):
         Rows of one key go to one partition and keep their order. Every partition numbers its rows consecutively from
         the producer's first sequence, so an identical repetition under the same producer name stores nothing twice.
         """
-        if not isinstance(data, pa.RecordBatch | pa.Table):
-            raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
-        now = self._begin()
-        with self._room:
-            self._check_open()
-            self._take_room(data.num_rows, data.nbytes)
-            first_row, self._row = self._row, self._row + data.num_rows
-        try:
-            batch = make_batch(data, now=now, producer=self._options.name, first_sequence=first_row)
-            if batch.deliver_at is not None:
-                self._check_delay(int(batch.deliver_at.max()), now)
-            receipt = Receipt(len(batch), self._loop.check_thread)
-            columns = _Columns(receipt, self._split(batch), data.nbytes)
-        except BaseException:
-            with self._room:
-                self._give_room(data.num_rows, data.nbytes)
-            raise
-        with self._room:
-            self._close_container()
-            self._queue.append(columns)
-            self._call_loop(self._send_all)
-        return columns.receipt
+        return self._add_columns(data)
 
     def send(
         self,
@@ -189,7 +46,7 @@ class Producer(OfThisProcess):
         or reschedule it; it becomes a property, and the ordering key if there is no key. Raises SluiceErrors.
         """
         self._loop.check_thread()
-        sent = self.send_async(
+        sent = self._add(
             content,
             None,
             properties,
@@ -200,7 +57,7 @@ class Producer(OfThisProcess):
             deliver_after,
             delay_id,
         )
-        return sent.result(30).message_id()
+        return sent.result(self._options.send_timeout_s).message_id()
 
     def send_async(
         self,
@@ -218,53 +75,22 @@ class Producer(OfThisProcess):
 
         Blocks only for room.
         """
-        payload = content if type(content) is bytes else _payload(content)
-        now = self._begin(callback)
-        deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
-        properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
-        with self._room:
-            self._check_open()
-            if deliver_at is not None:
-                self._check_delay(deliver_at, now)
-            self._take_room(1, len(payload))
-            gathered = self._open
-            if gathered is None:
-                gathered = self._open = _Gathered(self._row, Receipt(check_wait=self._loop.check_thread))
-            container = gathered.container
-            before = container.size
-            try:
-                row = container.add(
-                    payload,
-                    as_bytes(partition_key),
-                    now,
-                    ordering_key=as_bytes(ordering_key),
-                    properties=properties,
-                    event_time=event_timestamp,
-                    deliver_at=deliver_at,
-                )
-            except BaseException:
-                self._give_room(1, len(payload))
-                raise
-            self._pending_bytes += container.size - before - len(payload)
-            self._row += 1
-            if callback is not None:
-                gathered.callbacks[row] = callback
-            if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
-                self._close_container()
-                self._call_loop(self._send_all)
-            elif not self._send_scheduled:
-                self._call_loop(self._on_container_opened)
-        return SentMessage(gathered.receipt, row)
+        return self._add(
+            content,
+            callback,
+            properties,
+            partition_key,
+            ordering_key,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            delay_id,
+        )
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is confirmed or has failed."""
         check_timeout("timeout_s", timeout_s)
-        self._loop.soon(self._send_all)
         self._loop.run(self._flush(), timeout_s)
-
-    async def _flush(self) -> None:
-        """All partitions at once, which share the time-out."""
-        await asyncio.gather(*(part.flush() for part in self._parts))
 
     def close(self, timeout_s: float | None = 30) -> None:
         """Wait for messages on their way, then refuse further sends. A forked child leaves it to its parent."""
@@ -274,196 +100,10 @@ class Producer(OfThisProcess):
         try:
             self.flush(timeout_s)
         finally:
-            with self._room:
-                self._closed = True
-                self._room.notify_all()
-            for part in self._parts:
-                self._loop.soon(part.close)
-            self._loop.soon(self._send_all)  # what was added meanwhile is refused as well
-            self._on_close(self)
+            self._end()
 
     def __enter__(self) -> Producer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
-        return split(batch, len(self._parts), self._options.hashing_scheme)
-
-    def _begin(self, callback: object = None) -> int:
-        """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
-        callback that is no function.
-        """
-        check_callback("callback", callback)
-        self._loop.check_process()
-        return self._ports.clock.now()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Fenced("the producer is closed")
-
-    def _check_delay(self, latest: int, now: int) -> None:
-        if self._max_delay_ms and latest - now > self._max_delay_ms:
-            raise Invalid(f"a delay of {latest - now} ms is beyond the topic's limit of {self._max_delay_ms} ms")
-
-    def _take_room(self, messages: int, size: int) -> None:
-        while self._pending_messages and (
-            self._pending_messages + messages > MAX_PENDING_MESSAGES or self._pending_bytes + size > MAX_PENDING_BYTES
-        ):
-            self._loop.check_thread()
-            self._room.wait()
-            self._check_open()
-        self._pending_messages += messages
-        self._pending_bytes += size
-
-    def _give_room(self, messages: int, size: int) -> None:
-        self._pending_messages -= messages
-        self._pending_bytes -= size
-        self._room.notify_all()
-
-    def _close_container(self) -> None:
-        if self._open is not None:
-            if self._open.container.count:  # else what it was opened for was refused
-                self._queue.append(self._open)
-            self._open = None
-
-    def _call_loop(self, call: Callable[[], None]) -> None:
-        self._send_scheduled = True
-        self._loop.soon(call)
-
-    # -- on the loop's thread -------------------------------------------------------------------------------------
-
-    def abandon(self) -> None:
-        """Settle all open messages as the client ends, so that every waiting call returns with an error."""
-        error = Unavailable("the client was closed before this was confirmed; its outcome is unknown")
-        for receipt, callbacks in list(self._unsettled.items()):
-            self._settle(receipt, receipt.open_rows(), -1, error, callbacks)
-
-    def _on_container_opened(self) -> None:
-        """A container was opened. What gathers in it waits while others are in flight, and not longer than it may."""
-        if not self._in_flight:
-            self._send_all()
-        elif not self._timer_set:
-            self._timer_set = True
-            self._loop.later(self._batching.max_delay_ms, self._on_time)
-
-    def _on_time(self) -> None:
-        self._timer_set = False
-        self._send_all()
-
-    def _send_all(self) -> None:
-        """Close the container and hand everything to the partitions, in order."""
-        with self._room:
-            self._send_scheduled = False
-            self._close_container()
-            waiting = list(self._queue)
-            self._queue.clear()
-        for one in waiting:
-            if isinstance(one, _Columns):
-                self._send_parts(one.receipt, one.parts, one.size)
-            else:
-                self._send_gathered(one)
-
-    def _send_gathered(self, gathered: _Gathered) -> None:
-        receipt, container = gathered.receipt, gathered.container
-        receipt.grow(container.count)
-        self._unsettled[receipt] = gathered.callbacks
-        try:
-            parts = self._split(container.build(self._options.name, gathered.first_row))
-        except SluiceError as error:
-            self._in_flight += 1
-            settle = self._settler(receipt, container.count, container.size, gathered.callbacks)
-            settle(np.arange(container.count), -1, error)
-            return
-        self._send_parts(receipt, parts, container.size, gathered.callbacks, single=True)
-
-    def _send_parts(
-        self,
-        receipt: Receipt,
-        parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]],
-        size: int,
-        callbacks: dict[int, SendCallback] | None = None,
-        *,
-        single: bool = False,
-    ) -> None:
-        """Give sequences and queue each partition's share; the last share takes what is left of the bytes."""
-        count, left, callbacks = len(receipt.positions), size, callbacks or {}
-        self._unsettled[receipt] = callbacks
-        pieces = [(partition, *piece) for partition, batch, rows in parts for piece in cut(batch, rows)]
-        for number, (partition, batch, rows) in enumerate(pieces, 1):
-            share = left if number == len(pieces) else size * len(batch) // count
-            left -= share
-            receipt.partitions[rows] = partition
-            first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
-            self._in_flight += 1
-            done = self._settler(receipt, len(batch), share, callbacks)
-            self._parts[partition].send(Outgoing(batch, first, rows, done, share, single=single))
-
-    def _settler(
-        self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
-    ) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
-        """Return a function that settles `count` messages, some of them or all at a time."""
-        open_messages, open_bytes = count, size
-
-        def settle(rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
-            nonlocal open_messages, open_bytes
-            share = open_bytes * len(rows) // open_messages
-            open_messages, open_bytes = open_messages - len(rows), open_bytes - share
-            self._in_flight -= not open_messages
-            with self._room:
-                self._give_room(len(rows), share)
-                if self._open is not None and not self._send_scheduled_by_settle:
-                    self._send_scheduled_by_settle = True
-                    self._loop.soon(self._on_settled)
-            self._settle(receipt, rows, first, error, callbacks)
-
-        return settle
-
-    def _settle(
-        self,
-        receipt: Receipt,
-        rows: npt.NDArray[np.int64],
-        first: int,
-        error: SluiceError | None,
-        callbacks: dict[int, SendCallback],
-    ) -> None:
-        """Tell the outcome of some messages to their receipt and to their callbacks."""
-        receipt.settle(rows, first, error)
-        if receipt.done():
-            self._unsettled.pop(receipt, None)
-        for row in rows.tolist() if callbacks else ():
-            if (callback := callbacks.pop(row, None)) is not None:
-                told = None if error else receipt.message_id(row)
-                call_user("a callback of send_async", callback, error, told)
-
-    def _on_settled(self) -> None:
-        self._send_scheduled_by_settle = False
-        self._send_all()
-
-
-def _named(
-    delay_id: str | None,
-    properties: dict[str, str] | None,
-    key: str | bytes | None,
-    ordering_key: str | bytes | None,
-) -> tuple[dict[str, str] | None, str | bytes | None]:
-    """Properties and ordering key of a message with a name of its sender's: without a key it hashes by the name."""
-    if delay_id is None:
-        return properties, ordering_key
-    named = {**(properties or {}), DELAY_ID: delay_id}
-    return named, delay_id if key is None and ordering_key is None else ordering_key
-
-
-def as_bytes(value: str | bytes | None) -> bytes | None:
-    """A key or a payload as messages carry it. Raises Invalid for text that is none."""
-    try:
-        return value.encode() if isinstance(value, str) else value
-    except UnicodeEncodeError:
-        raise Invalid(f"{str(value)[:40]!r} is not Unicode text: give bytes instead") from None
-
-
-def _payload(content: object) -> bytes:
-    if isinstance(content, bytes | str):
-        return bytes(as_bytes(content) or b"")
-    raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")

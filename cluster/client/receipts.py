@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sluice.cluster.base.loop import wake_task
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.settings_input import check_timeout
 from sluice.storage.errors import SluiceError, Unavailable
@@ -35,6 +38,8 @@ class Receipt:
         self._check_wait = check_wait
         self.error: SluiceError | None = None
         self._changed = threading.Condition()
+        self._tasks: dict[asyncio.Future[None], tuple[asyncio.AbstractEventLoop, int | None]] | None = None
+        """Tasks that wait, each for one row or for all. None while no task waits: most receipts never have one."""
         self.grow(count)
 
     def grow(self, count: int) -> None:
@@ -61,6 +66,14 @@ class Receipt:
             self._states[rows] = _CONFIRMED if error is None else _FAILED
             self._open -= len(rows)
             self._changed.notify_all()
+            if self._tasks:
+                self._wake_tasks(self._tasks)
+
+    def _wake_tasks(self, tasks: dict[asyncio.Future[None], tuple[asyncio.AbstractEventLoop, int | None]]) -> None:
+        for outcome, (loop, row) in list(tasks.items()):
+            if self.done() if row is None else self.is_settled(row):
+                del tasks[outcome]
+                wake_task(outcome, loop)
 
     def done(self) -> bool:
         """Tell whether every message is confirmed or has failed."""
@@ -100,7 +113,7 @@ class Receipt:
         if not self.is_settled(row):  # else there is nothing to wait for, and the lock costs more than the look
             with self._changed:
                 if not self._wait_for(lambda: self.is_settled(row), timeout_s):
-                    raise Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
+                    raise unconfirmed(timeout_s)
         error = self.error_of(row)
         if error is not None:
             raise error
@@ -108,6 +121,26 @@ class Receipt:
     def message_id(self, row: int) -> MessageId:
         """Return the place of a stored message."""
         return MessageId(int(self.partitions[row]), int(self.positions[row]))
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        """Wait for all confirmations in any running event loop. Raises the first error."""
+        yield from self.until_settled(None).__await__()
+        return self.result(0)
+
+    async def until_settled(self, row: int | None) -> None:
+        """Wait for one message, or for all, in any running event loop. A wait that is cancelled leaves nothing here."""
+        with self._changed:
+            if self.done() if row is None else self.is_settled(row):
+                return
+            loop = asyncio.get_running_loop()
+            outcome: asyncio.Future[None] = loop.create_future()
+            tasks = self._tasks = {} if self._tasks is None else self._tasks
+            tasks[outcome] = (loop, row)
+        try:
+            await outcome
+        finally:
+            with self._changed:
+                tasks.pop(outcome, None)
 
 
 class SentMessage:
@@ -136,3 +169,14 @@ class SentMessage:
         """Return the place of the stored message. Raises its error; Unavailable while it is not confirmed."""
         self.result(0)
         return self._receipt.message_id(self._row)
+
+    def __await__(self) -> Generator[Any, None, MessageId]:
+        """Wait for the confirmation in any running event loop, and return the message's place. Raises its error."""
+        if not self.done():
+            yield from self._receipt.until_settled(self._row).__await__()
+        return self.message_id()
+
+
+def unconfirmed(timeout_s: float | None) -> Unavailable:
+    """The error of a message whose confirmation did not come in time."""
+    return Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")

@@ -8,7 +8,6 @@ it back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received
+from sluice.cluster.base.loop import end_wait, wake_task
 from sluice.cluster.client.message import Batch, Message
 from sluice.storage.errors import Invalid, SluiceError, Timeout
 
@@ -28,6 +28,8 @@ LATE_S = 0.02
 """Seconds between two looks while it is not known whether the lease still stands."""
 LOOK_S = 1.0
 """The longest wait of a thread between two looks, which lets Ctrl-C through on every platform."""
+EARLY_S = 1e-6
+"""A timer of an event loop may ring so much too early; waiting again for the rest would only spin."""
 QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
 WANTED_S = 10.0
@@ -147,8 +149,7 @@ class ReceiverQueue:
         if message is None:
             message = self._wait_for(self._next_message, timeout_ms)
         if message is None:
-            within = "" if timeout_ms is None else f" within {timeout_ms} ms"
-            raise Timeout(f"no message{within}")
+            raise _nothing_came(timeout_ms)
         return message
 
     def receive_several(self, most: int) -> list[Message]:
@@ -197,19 +198,33 @@ class ReceiverQueue:
 
     async def receive_async(self, timeout_ms: int | None) -> Message:
         """The same as `receive` in a running event loop. A wait that is cancelled takes no message."""
+        with self.lock:
+            message = self._next_message()
+        if message is None:
+            message = await self._wait_in_loop(self._next_message, timeout_ms)
+        if message is None:
+            raise _nothing_came(timeout_ms)
+        return message
+
+    async def receive_batch_async(self, timeout_ms: int | None) -> Batch | None:
+        """The same as `receive_batch` in a running event loop. A wait that is cancelled takes no batch."""
+        return await self._wait_in_loop(partial(self._next_batch, whole=True), timeout_ms)
+
+    async def _wait_in_loop(self, take: Callable[[], T | None], timeout_ms: int | None) -> T | None:
+        """The result of `take`; None after `timeout_ms`."""
         loop = asyncio.get_running_loop()
         deadline = _deadline(loop.time(), timeout_ms)
         while True:
             arrived: asyncio.Future[None] = loop.create_future()
             with self.lock:
-                if (message := self._next_message()) is not None:
-                    return message
+                if (found := take()) is not None:
+                    return found
                 self._check_open()
-                if self._was_woken() or (deadline is not None and loop.time() >= deadline):
-                    raise Timeout(f"no message within {timeout_ms} ms")
+                if self._was_woken() or (deadline is not None and loop.time() >= deadline - EARLY_S):
+                    return None
                 until = loop.time() + self._look_again_s()
                 self._waiters[arrived] = loop
-            timer = loop.call_at(until if deadline is None else min(until, deadline), _settle, arrived)
+            timer = loop.call_at(until if deadline is None else min(until, deadline), end_wait, arrived)
             try:
                 await arrived
             except asyncio.CancelledError:
@@ -311,8 +326,7 @@ class ReceiverQueue:
         """Let this number of the threads, and of the tasks, look again."""
         self._arrived.notify(count)
         for arrived in list(self._waiters)[:count]:
-            with contextlib.suppress(RuntimeError):  # its loop has ended
-                self._waiters.pop(arrived).call_soon_threadsafe(_settle, arrived)
+            wake_task(arrived, self._waiters.pop(arrived))
 
 
 def _deadline(now: float, timeout_ms: float | None) -> float | None:
@@ -324,6 +338,6 @@ def _deadline(now: float, timeout_ms: float | None) -> float | None:
     return now + timeout_ms / 1000
 
 
-def _settle(arrived: asyncio.Future[None]) -> None:
-    if not arrived.done():
-        arrived.set_result(None)
+def _nothing_came(timeout_ms: float | None) -> Timeout:
+    within = "" if timeout_ms is None else f" within {timeout_ms} ms"
+    return Timeout(f"no message{within}")

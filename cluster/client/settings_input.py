@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 
 from sluice.actors.controller.catalog import check_dead_letters
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ownership.names import check_name
+from sluice.cluster.client.typed_settings import ConsumerSettings, OwnConsumerSettings
 from sluice.storage.errors import Invalid
 
 
@@ -25,6 +27,12 @@ def check_timeout(name: str, value: object) -> None:
         raise Invalid(f"{name} is a number, not {value!r}")
 
 
+def check_columns(data: object) -> None:
+    """Raises Invalid unless these are messages as columns."""
+    if not isinstance(data, pa.RecordBatch | pa.Table):
+        raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
+
+
 def check_callback(name: str, value: object) -> None:
     """Raises Invalid unless it can be called, or is None."""
     if value is not None and not callable(value):
@@ -33,10 +41,24 @@ def check_callback(name: str, value: object) -> None:
 
 def check_known(what: str, values: Collection[str], kind: Any) -> None:
     """Raises Invalid for a name that is no field of the struct; what: the word for these names."""
-    known = {field.name for field in msgspec.structs.fields(kind)}
+    _check_names(what, values, {field.name for field in msgspec.structs.fields(kind)})
+
+
+def _check_names(what: str, values: Collection[str], known: set[str]) -> None:
     unknown = sorted(set(values) - known)
     if unknown:
         raise Invalid(f"unknown {what} {unknown[0]!r}; there are {', '.join(sorted(known)) or 'none'}")
+
+
+def check_names(what: str, values: Collection[str], kind: type[Mapping[str, object]]) -> None:
+    """Raises Invalid for a name that is no key of the TypedDict; what: the word for these names."""
+    _check_names(what, values, set(kind.__annotations__))
+
+
+def divided(settings: ConsumerSettings) -> tuple[OwnConsumerSettings, dict[str, Any]]:
+    """Divide what `subscribe` was given into the consumer's own settings, and those of its subscription."""
+    own = {name: value for name, value in settings.items() if name in OwnConsumerSettings.__annotations__}
+    return cast("OwnConsumerSettings", own), {name: value for name, value in settings.items() if name not in own}
 
 
 def wanted_settings(values: dict[str, Any], kind: Any) -> Any:

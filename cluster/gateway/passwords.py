@@ -39,10 +39,8 @@ class PasswordAuthenticator:
     """
 
     def __init__(self, file: Path, check: Callable[[bytes, bytes], bool] | None = None) -> None:
-        try:
-            import bcrypt
-        except ImportError:
-            raise Invalid("pulsar_password_file needs the package bcrypt: pip install bcrypt") from None
+        import bcrypt
+
         self._check = check or bcrypt.checkpw
         self._hashes = _read(file)
         cost = max(int(hashed[4:6]) for hashed in self._hashes.values())

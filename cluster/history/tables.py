@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sluice.cluster.base.extras import require
 from sluice.cluster.history.scan import StoreUrls
 from sluice.cluster.host.stores import without_password
 from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
@@ -26,11 +26,11 @@ COMMIT_S = 60
 
 def check_catalog(catalog: str) -> None:
     """Raises Invalid, in one line, if a catalog is named that cannot be used."""
+    if not catalog:
+        return
     sql = "://" in catalog and not catalog.startswith(("http://", "https://"))
-    for package in ("pyiceberg", "fastavro", *(["sqlalchemy"] if sql else [])) if catalog else ():
-        if find_spec(package) is None:
-            raise Invalid(f"iceberg_catalog needs {package}: pip install 'sluice[iceberg]'")
-    if catalog and "://" not in catalog:
+    require("iceberg_catalog", "pyiceberg", "fastavro", *(["sqlalchemy"] if sql else []))
+    if "://" not in catalog:
         raise Invalid(f"iceberg_catalog {catalog} is no catalog: give sqlite:///FILE or http://HOST:PORT")
     if sql:
         _check_driver(catalog)

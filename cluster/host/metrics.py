@@ -127,6 +127,8 @@ SUBSCRIPTION = (
     Metric("sluice_dispatch_stalled_total", ("watchdogStalls",), "Times when something deliverable was not sent"),
 )
 """Of every subscription on every partition."""
+PROMISES = ("sluice_order_checked_total", "sluice_order_violations_total")
+"""A subscription without order (Shared, or `allow_out_of_order_delivery`) has none of these."""
 
 TOPIC = (
     Metric("pulsar_in_messages_total", ("msgInCounter",), "Messages published"),
@@ -172,7 +174,10 @@ class Distribution:
 def series(kind: str, stats: Mapping[str, Any]) -> list[tuple[Metric, dict[str, str], float]]:
     """(metric, extra labels, value) of one actor's statistics; statistics that are absent are left out."""
     rows: list[tuple[Metric, dict[str, str], float]] = []
+    unordered = stats.get("type") == "shared" or stats.get("allowOutOfOrderDelivery")
     for metric in {"dispatcher": SUBSCRIPTION, "topic": TOPIC}.get(kind, ()):
+        if unordered and metric.name in PROMISES:
+            continue
         value = _find(stats, metric.statistic)
         if isinstance(value, int | float):
             rows.append((metric, {}, float(value)))

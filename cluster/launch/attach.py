@@ -16,8 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from sluice.cluster.base.signals import held_back
 from sluice.cluster.node.environment import (
     NAMESPACE,
@@ -124,6 +122,8 @@ def choose_own(nodes: Collection[str], own: Collection[str]) -> str | None:
 
 def own_addresses() -> set[str]:
     """Every address of this machine."""
+    import psutil
+
     return {each.address for device in psutil.net_if_addrs().values() for each in device}
 
 

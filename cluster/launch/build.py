@@ -24,8 +24,8 @@ from sluice.actors.ports import Places, Ports
 from sluice.actors.runtime.actor import Actor
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.cluster.gateway.ports import wanted_ports
-from sluice.cluster.history.tables import CatalogTables
 from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.recordings import open_recorder
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
 from sluice.cluster.host.stores import open_metadata, open_objects
 from sluice.cluster.node.environment import is_controller_host
@@ -33,6 +33,7 @@ from sluice.cluster.wire.net import CONTROLLER as CONTROLLER
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
+    from sluice.actors.ports import Tables
     from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
     from sluice.cluster.admin.gateway_http import GatewayHttp
     from sluice.cluster.gateway.addresses import Addresses
@@ -62,7 +63,7 @@ class SluiceParts:
 
     def __init__(self) -> None:
         self._shared, self._resources = SharedIndexes(), ProcessResources()
-        self._tables: CatalogTables | None = None
+        self._tables: Tables | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with fresh parts in the host's process. A controller of another version has other parts, and sends
@@ -115,11 +116,14 @@ class SluiceParts:
 
             return PulsarGateway(ports, controller=CONTROLLER, settings=settings, http=_gateway_http)
         if kind == "topic":
-            if self._tables is None:
+            if self._tables is None and settings.get("iceberg_catalog"):
+                from sluice.cluster.history.tables import CatalogTables
+
                 self._tables = CatalogTables.of(settings)
             ports = dataclasses.replace(ports, tables=self._tables)
             return make_topic(ports, settings, CONTROLLER, self._shared, self._resources)
         if kind == "dispatcher":
+            open_recorder(ports, settings)
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")
 

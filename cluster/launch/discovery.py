@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from sluice.cluster.launch.attach import answers
 from sluice.cluster.node.environment import TOKEN_PATH
 from sluice.cluster.node.folder import STATE_FILE, read_state
-from sluice.cluster.node.sessions import processes_of
 from sluice.storage.errors import Invalid
+
+if TYPE_CHECKING:
+    import psutil
 
 BIRTH_S = 5.0
 """By how much the time may be off at which a process is said to have begun: the system's clock is set meanwhile."""
@@ -34,6 +34,8 @@ def runs(state: dict[str, Any]) -> bool:
     """Whether the cluster of a state file runs; another program may have its port now."""
     if "process" in state:
         return process_of(state) is not None
+    from sluice.cluster.node.sessions import processes_of
+
     session = state["session"] or state.get("inside")  # the latter is Ray's own folder, of a Ray that is a program's
     if session and not processes_of(session):
         return False
@@ -49,6 +51,8 @@ def refuse_running(root: Path) -> None:
 
 def process_of(state: dict[str, Any]) -> psutil.Process | None:
     """The very process that a state file names, if it still runs. Raises Invalid if the file is not ours."""
+    import psutil
+
     try:
         pid, began = state["process"]
         process = psutil.Process(pid)

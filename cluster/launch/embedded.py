@@ -20,17 +20,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.ports import Address, InCommon, Node, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor
 from sluice.cluster.base.forks import Birthplace, forget_in_children
-from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.base.loop import CallersLoop, LoopThread, carried_out
 from sluice.cluster.base.real import StructuredLog, Tasks, real_ports
+from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.client import Client
 from sluice.cluster.gateway.ports import forget_ports, service_url, wanted_ports
-from sluice.cluster.history.tables import check_catalog
 from sluice.cluster.host.process import ProcessActors
 from sluice.cluster.host.stores import check_stores
 from sluice.cluster.launch.build import CONTROLLER, SluiceParts
@@ -53,6 +54,10 @@ SETTLE_S, STOP_TIMEOUT = 3.0, 15.0
 
 PROCESS, _, _CONTROLLER = CONTROLLER.partition("/")
 """The name of the one process is that of a cluster's first: clients of either ask the same address."""
+
+
+WITH_ADMIN = (("controller", "controller"), ("admin", "admin"))
+"""Kind and name of the parts that nobody else starts, where the cluster answers by HTTP."""
 
 
 class LocalNet(DirectNet):
@@ -108,8 +113,8 @@ class LocalPlaces:
         return False
 
 
-class EmbeddedCluster:
-    """A running cluster in this process. settings: those of ClusterOptions. Raises the errors of the bookies' start.
+class ClusterHere:
+    """A cluster in this process, on the event loop that starts it. settings: those of ClusterOptions.
 
     boot: kind and name of what it starts by itself and starts again when it fails. net: how payloads are shared.
     """
@@ -117,7 +122,7 @@ class EmbeddedCluster:
     def __init__(
         self,
         settings: dict[str, Any],
-        boot: tuple[tuple[str, str], ...] = (("controller", "controller"),),
+        boot: tuple[tuple[str, str], ...] = WITH_ADMIN[:1],
         net: type[DirectNet] = LocalNet,
     ) -> None:
         self._settings = settings
@@ -130,30 +135,23 @@ class EmbeddedCluster:
         self._watch, self._in_process = ProcessWatch(), InCommon()
         self._again: dict[asyncio.Task[None], None] = {}
         self._closing = False
+        self._tasks: WeakSet[Tasks] = WeakSet()
         self.actors = ProcessActors(PROCESS, self._make, self._dropped)
         self.net = net(self.actors, _nobody, b"")
-        self.loop = LoopThread("sluice")
-        try:
-            for name, kind in self._boot.items():
-                self.loop.run(self.actors.start(kind, name, {}))
-        except BaseException:
-            self.close()
-            raise
 
-    def close(self) -> None:
-        """End every actor and the loop. Confirmed messages are on the disk. Idempotent; a forked child ends nothing."""
-        if self._closing or not self.loop.is_here:
-            return
-        self._closing = True
-        try:
-            self.loop.run(self._stop(), STOP_TIMEOUT)
-        finally:
-            self.loop.stop()
-            for store in self._stores:
-                store.close()
+    async def start(self) -> None:
+        """Start what starts all else. Raises the errors of the bookies' start."""
+        for name, kind in self._boot.items():
+            await self.actors.start(kind, name, {})
 
-    async def _stop(self) -> None:
+    def release(self) -> None:
+        """Close the stores."""
+        for store in self._stores:
+            store.close()
+
+    async def stop(self) -> None:
         """End everything, but first let be durable which consumers have left: nobody is to wait for them next time."""
+        self._closing = True
         barriers = [asyncio.ensure_future(one.parts.context.store.barrier()) for one in self.actors.serving(Dispatcher)]
         if barriers:
             await asyncio.wait(barriers, timeout=SETTLE_S)
@@ -161,8 +159,11 @@ class EmbeddedCluster:
                 barrier.cancel()
             await asyncio.gather(*barriers, return_exceptions=True)
         await self.actors.close()
+        for tasks in list(self._tasks):
+            await tasks.ended()
 
     def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
+        self._tasks.add(tasks)
         places = LocalPlaces(self.actors) if kind == "controller" else None
         ports = real_ports(address, self.net, self._stores, tasks, self._watch, self._in_process, places)
         return self._parts.actor(kind, ports, {**self._settings, **settings})
@@ -184,6 +185,31 @@ class EmbeddedCluster:
                 await asyncio.sleep(AGAIN_S)
 
 
+class EmbeddedCluster(ClusterHere):
+    """A running cluster in this process, on an event loop in a thread of its own."""
+
+    def __init__(self, settings: dict[str, Any], **more: Any) -> None:
+        """more: of ClusterHere. Raises the errors of the bookies' start."""
+        super().__init__(settings, **more)
+        self.loop = LoopThread("sluice")
+        try:
+            self.loop.run(self.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End every actor and the loop. Confirmed messages are on the disk. Idempotent; a forked child ends nothing."""
+        if self._closing or not self.loop.is_here:
+            return
+        self._closing = True
+        try:
+            self.loop.run(self.stop(), STOP_TIMEOUT)
+        finally:
+            self.loop.stop()
+            self.release()
+
+
 async def _nobody(host: str) -> Unknown:
     return Unknown(f"no process {host}: everybody is in this one", gone=True)
 
@@ -194,29 +220,35 @@ def running(wanted: ClusterOptions, **more: Any) -> Iterator[EmbeddedCluster]:
 
     Raises Invalid if another process holds the folder, or a cluster runs on it; Unavailable.
     """
-    root = prepare_folder(wanted.data_dir)
-    with claimed(root):
-        refuse_running(root)
-        check_safeguards(wanted)
-        check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
-        check_catalog(wanted.iceberg_catalog)
-        embedded = EmbeddedCluster(identified(wanted).settings(), **more)
+    with _held_folder(wanted) as settings:
+        embedded = EmbeddedCluster(settings, **more)
         try:
             yield embedded
         finally:
             embedded.close()
 
 
+@contextlib.contextmanager
+def _held_folder(wanted: ClusterOptions) -> Iterator[dict[str, Any]]:
+    """Hold a data folder on which a cluster can start; its settings. Raises Invalid, Unavailable."""
+    root = prepare_folder(wanted.data_dir)
+    with claimed(root):
+        refuse_running(root)
+        check_safeguards(wanted)
+        check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
+        yield identified(wanted).settings()
+
+
 def connect(data_dir: Path | None, **options: Any) -> Client:
     """A client of a cluster in this process, which ends with the client, or else with the process.
 
-    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions. Raises as `running`,
-    and Unavailable if `pulsar_port` is in use.
+    data_dir: a folder of its own without, removed at the end. options: fields of ClusterOptions; with `admin_port` it
+    answers by HTTP. Raises as `running`, and Unavailable if a port is in use.
     """
     cleanup = contextlib.ExitStack()
     try:
         folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
-        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options)))
+        embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options), boot=_boot(options)))
         cleanup.enter_context(_ended_at_exit(cleanup))
         client = Client(cleanup, embedded.net, embedded.loop)
         if options.get("pulsar_port", -1) >= 0:
@@ -225,6 +257,40 @@ def connect(data_dir: Path | None, **options: Any) -> Client:
     except BaseException:
         cleanup.close()
         raise
+
+
+def _boot(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return what such a cluster starts by itself."""
+    return WITH_ADMIN if "admin_port" in options else WITH_ADMIN[:1]
+
+
+async def connect_async(data_dir: Path | None, **options: Any) -> AsyncClient:
+    """The same on the running event loop of the caller, which the cluster shares with the program.
+
+    Files are opened in another thread meanwhile. Disks and stores have threads that write and sync, as everywhere.
+    """
+    files, cleanup = contextlib.ExitStack(), contextlib.AsyncExitStack()
+
+    def prepare() -> tuple[Path, ClusterHere]:
+        folder = data_dir or Path(files.enter_context(_temporary_folder()))
+        settings = files.enter_context(_held_folder(ClusterOptions(data_dir=folder, **options)))
+        files.enter_context(_ended_at_exit(files))
+        cluster = ClusterHere(settings, boot=_boot(options))
+        files.callback(cluster.release)
+        return folder, cluster
+
+    cleanup.callback(files.close)
+    try:
+        folder, cluster = await carried_out(prepare)
+        cleanup.push_async_callback(cluster.stop)
+        await cluster.start()
+        client = AsyncClient(CallersLoop(), cluster.net, cleanup)
+        if options.get("pulsar_port", -1) >= 0:
+            client.pulsar_service_url = service_url(folder, options["pulsar_port"])
+    except BaseException:
+        await cleanup.aclose()
+        raise
+    return client
 
 
 @contextlib.contextmanager

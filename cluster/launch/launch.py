@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.extras import require
 from sluice.cluster.base.forks import Birthplace
-from sluice.cluster.base.signals import held_back
+from sluice.cluster.base.signals import TERMINATED, held_back
 from sluice.cluster.gateway.ports import forget_ports, pulsar_of, wanted_ports
-from sluice.cluster.history.tables import check_catalog
 from sluice.cluster.host.stores import check_stores
 from sluice.cluster.launch import standalone
 from sluice.cluster.launch.attach import answers, first_line, keep_ray_off_stdout
@@ -43,6 +43,7 @@ from sluice.cluster.node.environment import (
     POOLS_NAMESPACE,
     TOKEN_PATH,
     is_controller_host,
+    own_address,
     prepare,
     ray_folder,
     short_folder,
@@ -59,7 +60,7 @@ from sluice.cluster.node.folder import (
     write_state,
 )
 from sluice.cluster.node.minimal_ray import bare_nodes
-from sluice.cluster.node.nodes import SLOW_START, START_TRIES, add_node, known_nodes, own_address, start_head
+from sluice.cluster.node.nodes import SLOW_START, START_TRIES, add_node, known_nodes, start_head
 from sluice.cluster.node.sessions import count_nodes, stop_session
 from sluice.cluster.settings.ignored_options import note
 from sluice.cluster.settings.options import ClusterOptions, identified
@@ -98,7 +99,6 @@ def local(data_dir: Path | str, **options: Any) -> Iterator[RunningCluster]:
         refuse_running(wanted.data_dir)
         check_safeguards(wanted)
         check_stores((wanted.metadata, wanted.objects), wanted.s3_endpoint_url)
-        check_catalog(wanted.iceberg_catalog)
         wanted = identified(wanted)
         with _session(wanted) as address:
             yield RunningCluster(address, wanted.data_dir)
@@ -123,7 +123,7 @@ def _session(wanted: ClusterOptions) -> Iterator[str]:
         start_controller(wanted.settings())
         yield address
     except (KeyboardInterrupt, SystemExit) as error:
-        if begun_in.is_here and error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,)):
+        if begun_in.is_here and error.args[:1] in ((signal.SIGTERM,), (signal.SIGHUP,), (TERMINATED,)):
             # If the whole process group got it, Ray's daemons obey it too, and a process whose daemons died is ended by
             # Ray's library in the middle of whatever it does. So another process cleans up.
             command = [sys.executable, "-c", ENDING, *sessions]
@@ -322,6 +322,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
     """
     from sluice.cluster.client.alarms import condition
 
+    require("a cluster of several processes (one process: --embedded)", "ray")
     options = values.cluster_options()
     root = prepare_folder(options.data_dir)
     with claimed(root):
@@ -340,7 +341,6 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
             if state["address"]:
                 _check_ray(state, options)
             check_stores((options.metadata, options.objects), options.s3_endpoint_url)
-            check_catalog(options.iceberg_catalog)
             options = identified(options)
         else:
             options = replace(options, cluster=identity.of(root))

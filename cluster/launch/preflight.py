@@ -1,4 +1,4 @@
-"""Checks certificates, keys and the addresses for Pulsar's clients before anything is started.
+"""Checks certificates, keys, catalogs and the addresses for Pulsar's clients before anything is started.
 
 What is wrong is one line, where a person still reads it.
 """
@@ -17,7 +17,7 @@ EVERYWHERE = ("node", "0.0.0.0", "::")
 
 
 def check_safeguards(options: ClusterOptions) -> None:
-    """Raises Invalid if a key, a certificate or an address that the options name cannot be used."""
+    """Raises Invalid if a key, a certificate, a catalog or an address that the options name cannot be used."""
     settings = options.settings()
     if any(settings[name] for name in ("tls_trust_certs_file", "tls_certificate_file", "tls_key_file")):
         from sluice.cluster.wire.net import check_tls
@@ -38,6 +38,10 @@ def check_safeguards(options: ClusterOptions) -> None:
 
         authenticate_by(settings)
         authorization_of(settings)
+    if options.iceberg_catalog:
+        from sluice.cluster.history.tables import check_catalog
+
+        check_catalog(options.iceberg_catalog)
 
 
 def check_machines(options: ClusterOptions, addresses: Collection[str]) -> None:

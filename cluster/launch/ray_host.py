@@ -42,8 +42,7 @@ from sluice.cluster.host.metrics import EVERY_S, Exporter
 from sluice.cluster.host.process import Asked, ProcessActors
 from sluice.cluster.launch import naming, process_requests
 from sluice.cluster.launch.processes import keep_warm
-from sluice.cluster.node.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, is_controller_host
-from sluice.cluster.node.nodes import own_address
+from sluice.cluster.node.environment import CONTROLLER_HOST, LOOPBACK, NAMESPACE, is_controller_host, own_address
 from sluice.cluster.node.own_node import own_node, watch_own_node
 from sluice.cluster.node.process_watch import ProcessWatch, this_process
 from sluice.cluster.wire.endpoint import Endpoint

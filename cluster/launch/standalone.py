@@ -23,6 +23,7 @@ import psutil
 
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import pack_error, unpack_error
+from sluice.cluster.base.extras import named_extras
 from sluice.cluster.base.tokens import ensure_token
 from sluice.cluster.launch.discovery import process_of
 from sluice.cluster.node.folder import STATE_FILE, TOKEN_FILE, read_state, write_state
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from sluice.cluster.launch.embedded import EmbeddedCluster
     from sluice.cluster.settings.config import Configuration
     from sluice.cluster.settings.options import ClusterOptions
+    from sluice.cluster.wire.net import DirectNet
 
 LOG_FILE = "embedded.log"
 SOCKETS = "sockets"
 STOP_S = 30.0
-BOOT = (("controller", "controller"), ("admin", "admin"))
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -99,10 +100,19 @@ def _start(root: Path, options: dict[str, Any]) -> None:
 
 def join(data_dir: Path | None, address: str | None) -> Client | None:
     """A client of the one that runs on a folder; None if there is none, or it is not the one at this address."""
+    net = net_to(data_dir, address)
+    if net is None:
+        return None
+    from sluice.cluster.client.client import Client
+
+    return Client(None, net)
+
+
+def net_to(data_dir: Path | None, address: str | None) -> DirectNet | None:
+    """Return a Net to the cluster that runs on a folder; None as with `join`."""
     state = _running_state(data_dir or Path("sluice-data"))
     if state is None or address not in (None, state["address"]):
         return None
-    from sluice.cluster.client.client import Client
     from sluice.cluster.wire.net import DirectNet
 
     folder = (data_dir or Path("sluice-data")).resolve()  # which stays the same when the program changes its own
@@ -114,7 +124,7 @@ def join(data_dir: Path | None, address: str | None) -> Client | None:
         endpoint = msgspec.convert(running["endpoint"], Endpoint)
         return endpoint if host == endpoint.name else Unknown(f"no process {host}", gone=True)
 
-    return Client(None, DirectNet(None, find, ensure_token(Path(state["token_file"])).encode()))
+    return DirectNet(None, find, ensure_token(Path(state["token_file"])).encode())
 
 
 def down(data_dir: Path) -> int | None:
@@ -159,7 +169,7 @@ def main() -> None:
     sys.argv[0] = "sluice up --embedded"  # who is second on the folder is told so
     options = ClusterOptions(data_dir=Path(sys.argv[1]), **json.load(sys.stdin))
     try:
-        with _serving(options):
+        with named_extras(), serving(options):
             _say(None)
             signal.sigwait(END)
     except SluiceError as error:
@@ -175,22 +185,23 @@ def _say(what: Sequence[str] | None) -> None:
 
 
 @contextlib.contextmanager
-def _serving(options: ClusterOptions) -> Iterator[None]:
+def serving(options: ClusterOptions) -> Iterator[Endpoint]:
+    """Serve a folder in this process for the length of a `with` block. Raises as `embedded.running`, Unavailable."""
     from sluice.cluster.base.arrow import without_pandas
     from sluice.cluster.base.collector import collect_seldom
     from sluice.cluster.base.descriptors import raise_limit
     from sluice.cluster.base.real import log_to_stderr
-    from sluice.cluster.launch.embedded import running
+    from sluice.cluster.launch.embedded import WITH_ADMIN, running
     from sluice.cluster.wire.net import DirectNet
 
     log_to_stderr(options.log_level)
     without_pandas()
     collect_seldom()
     raise_limit()
-    with running(options, boot=BOOT, net=DirectNet) as inner, _listening(inner, options) as endpoint:
+    with running(options, boot=WITH_ADMIN, net=DirectNet) as inner, _listening(inner, options) as endpoint:
         _write_state(options, endpoint)
         try:
-            yield
+            yield endpoint
         finally:
             (options.data_dir / STATE_FILE).unlink(missing_ok=True)
 

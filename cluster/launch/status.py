@@ -24,7 +24,7 @@ def describe(values: Configuration) -> dict[str, Any]:
     """
     found = (values.address, None) if values.address else find(values.data_dir)
     if found is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir}; start one with `./sluice up`")
+        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
     with connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()

@@ -45,6 +45,13 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
+def own_address() -> str:
+    """The address by which the Ray cluster that this process is attached to knows this machine."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
 AUTH_MODE = "RAY_AUTH_MODE"
 _by_hand = os.environ.get(AUTH_MODE)
 

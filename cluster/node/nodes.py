@@ -103,13 +103,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def own_address() -> str:
-    """The address by which the Ray cluster that this process is attached to knows this machine."""
-    import ray
-
-    return str(ray.util.get_node_ip_address())
-
-
 def known_nodes() -> list[dict[str, Any]]:
     """Every node of the Ray cluster that this process is attached to, also the lost; none if it is attached to none."""
     if "ray" not in sys.modules:  # a cluster in one process has none

@@ -37,7 +37,7 @@ from sluice.cluster.launch.connecting import connect as connect_to
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
-    from sluice.cluster.client.stored_messages import StoredMessages
+    from sluice.cluster.client.client import Client
 
 __all__ = ["SluiceSink", "read_dataset"]
 
@@ -54,7 +54,7 @@ def read_dataset(
     start: Time = None,
     end: Time = None,
     *,
-    client: StoredMessages | None = None,
+    client: Client | None = None,
     connect: dict[str, Any] | None = None,
     messages_per_task: int = MESSAGES_PER_TASK,
     **options: Any,

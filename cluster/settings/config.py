@@ -45,7 +45,7 @@ from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from sluice.actors.messages.settings import check_subscription, check_topic
 from sluice.actors.policies.limits import MOST
 from sluice.cluster.settings.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
-from sluice.cluster.settings.options import ClusterOptions
+from sluice.cluster.settings.options import RECORDER_BYTES, ClusterOptions
 from sluice.storage.errors import Invalid
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
@@ -159,6 +159,9 @@ class Configuration(BaseSettings):
     object_store_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
         1 << 30, ge=80 << 20, description="shared memory for payloads on each node"
     )
+    recorder_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        RECORDER_BYTES, ge=0, description="what the flight recorder of each process keeps on disk; 0 is off"
+    )
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
     s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
@@ -176,6 +179,9 @@ class Configuration(BaseSettings):
     )
     tls_certificate_file: str = Field("", description="certificate that processes show to those of other machines")
     tls_key_file: str = Field("", description="key of tls_certificate_file")
+    admin_port: int = Field(
+        0, ge=0, le=65535, description="where the live page and /metrics are, beside pulsar_web_port; 0 chooses"
+    )
     pulsar_port: int = Field(
         6650, ge=-1, le=65535, description="where clients of Apache Pulsar connect; 0 chooses a free port, -1 is none"
     )

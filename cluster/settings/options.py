@@ -14,6 +14,7 @@ from sluice.cluster.settings.connection_limits import MOST_CONNECTIONS, MOST_HTT
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
+RECORDER_BYTES = 0
 FILES = (
     "pulsar_token_key_file",
     "pulsar_password_file",
@@ -54,6 +55,7 @@ class ClusterOptions:
     close_idle_after_ms: owners of topics and subscriptions that nobody uses for so long are closed; 0: never.
     iceberg_catalog, iceberg_warehouse: see cluster.history.tables; empty: offloaded ledgers are in no catalog.
     cluster: the id that disks and metadata must have (cluster.node.identity), filled in at the start.
+    admin_port: where the live page and the metrics are; 0 chooses a free port.
     pulsar_port: where Pulsar's clients connect; 0 chooses a free port, -1 serves none. pulsar_bind_address: the
     loopback, "node" for the machine's address in Ray as well, or 0.0.0.0. pulsar_advertised_address: the host that
     lookups answer with; empty is the loopback, or with "node" the gateway's machine. pulsar_token_key_file: the key
@@ -66,6 +68,7 @@ class ClusterOptions:
     authorization_enabled: roles may do only what was granted to them; super_user_roles may do everything and
     viewer_roles look at everything but messages, both divided by commas. pulsar_anonymous_role: of who presents
     nothing.
+    recorder_bytes: what the flight recorder of each process keeps; 0: there is none.
     pulsar_max_message_bytes: what Pulsar's clients are told that one message may have.
     pulsar_max_connections, pulsar_max_connections_per_address: how many of Pulsar's clients may be connected to one
     gateway, in all and from one address, and pulsar_max_connections_per_role with one role; pulsar_web_max_connections:
@@ -84,6 +87,7 @@ class ClusterOptions:
     standby: bool = True
     cpus: int | None = None
     object_store_bytes: int = OBJECT_STORE_BYTES
+    recorder_bytes: int = RECORDER_BYTES
     metadata: str = ""
     objects: str = ""
     s3_endpoint_url: str | None = None
@@ -160,6 +164,7 @@ class ClusterOptions:
             "bind_address": self.bind_address,
             "log_level": self.log_level,
             "cluster": self.cluster,
+            "recorder_bytes": self.recorder_bytes,
             "bookie_settings": self.bookie_settings,
         }
 

@@ -20,8 +20,7 @@ from sluice.actors.ports.wire import Blob, Packed, Reply, Request, is_value, pac
 from sluice.actors.runtime.host import Answer, Message, OnAnswer, opened, outcome_of
 from sluice.actors.runtime.shared_timers import SharedTimers
 from sluice.cluster.base.real import SHARED_CONTEXT, RealClock, StructuredLog
-from sluice.cluster.node.environment import CONTROLLER_HOST, NAMESPACE, is_controller_host
-from sluice.cluster.node.nodes import own_address
+from sluice.cluster.node.environment import CONTROLLER_HOST, NAMESPACE, is_controller_host, own_address
 from sluice.cluster.wire.controller_search import ControllerSearch
 from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from sluice.cluster.wire.listener import Listener, RequestHandler

@@ -6,12 +6,14 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from sluice.actors.ownership.names import check_name
+from sluice.cluster.base.signals import unwind_at_sigterm
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.workers import registry
 from sluice.cluster.workers.handler_worker import Handler
@@ -20,6 +22,7 @@ from sluice.cluster.workers.options import WorkersOptions, wanted_options
 from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
 from sluice.cluster.workers.reporting import reporter
 from sluice.cluster.workers.result_sender import open_results
+from sluice.cluster.workers.typed_options import BatchHandler, MessageHandler, WorkersSettings
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -45,31 +48,35 @@ class Workers:
         self,
         topic: str,
         subscription: str,
-        handler: Handler | None = None,
+        handler: MessageHandler | BatchHandler | type[Any] | None = None,
         *,
         client: Client | None = None,
-        **options: Any,
+        **options: Unpack[WorkersSettings],
     ) -> None:
         """client: for workers that are threads; else the pool connects by itself. options: see
         cluster.workers.options.WorkersOptions. Raises Invalid.
         """
         self._place = check_name("topic", topic), check_name("subscription", subscription)
         self._handler, self._client = handler, client
-        self.options = wanted_options(options, subscription)
+        self.options = wanted_options(dict(options), subscription)
         self._own_client: Client | None = None
         self._keeper: PoolKeeper | None = None
         self._reporter: registry.PoolReporter | None = None
         self._thread: threading.Thread | None = None
+        self._put_back: Callable[[], None] = lambda: None
         self._lost = ""
         """Why nobody keeps the workers any more, though the pool was not stopped."""
 
-    def __call__(self, handler: Handler) -> Workers:
+    def __call__(self, handler: MessageHandler | BatchHandler | type[Any]) -> Workers:
         """As a decorator: this pool, with its handler."""
         self._handler = handler
         return self
 
     def start(self) -> None:
         """Start the workers; they receive as soon as they run. A pool starts once.
+
+        Until it has stopped, SIGTERM raises SystemExit in the main thread, unless the program has a handler of its own:
+        the `with` block ends, and the pool stops, as at Ctrl-C.
 
         One that is detached and runs already gets this handler and these options: its workers are replaced one by one,
         if their version is another. Raises Invalid, SluiceError.
@@ -101,6 +108,7 @@ class Workers:
         self._reporter = reporter(client, self._place, self.options, version, self._keeper, on_fenced=self._lose)
         self._thread = threading.Thread(target=self._keep, name=self.options.name, daemon=True)
         self._thread.start()
+        self._put_back = unwind_at_sigterm()
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Have so many workers from now on; its keeper hears of it within seconds. Raises Invalid, NotFound."""
@@ -155,6 +163,7 @@ class Workers:
         return RayPlaces(self._place, handler, self.options, version)
 
     def _leave(self) -> None:
+        self._put_back()
         if self._own_client is not None:
             self._own_client.close()
             self._own_client = None

@@ -362,7 +362,7 @@ def machine_faults(options: FloodOptions) -> MachineFaults | None:
     control = control_of_environment()
     if control is None:
         return None
-    from sluice.cluster.node.nodes import own_address
+    from sluice.cluster.node.environment import own_address
 
     return MachineFaults(control, own_address(), urlparse(options.s3_endpoint_url or "").hostname or "")
 

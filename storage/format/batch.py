@@ -199,6 +199,19 @@ def bytes_of(rows: pa.RecordBatch) -> int:
     return whole if whole <= _SMALL else int(rows.nbytes)
 
 
+def joined(batches: Sequence[StoredBatch]) -> StoredBatch:
+    """Return batches of one shape as one."""
+    if len(batches) == 1:
+        return batches[0]
+    delayed = None
+    if any(batch.deliver_at is not None for batch in batches):
+        delayed = np.concatenate(
+            [np.zeros(len(b), np.int64) if b.deliver_at is None else b.deliver_at for b in batches]
+        )
+    rows = pa.concat_batches([batch.rows for batch in batches])
+    return StoredBatch(rows, delayed, np.concatenate([batch.hashes for batch in batches]))
+
+
 def order_keys(rows: HasColumns) -> pa.Array:
     """The key that keeps each message in order, binary; null if it has none."""
     if "ordering_key" in rows.schema.names:

@@ -1,7 +1,7 @@
 """A frame: one run of consecutive entries, the same bytes at rest and on the wire.
 
     offset  size
-    0       4     magic "SLC1"
+    0       4     magic "SLC1"; "SLC2" if the run has segments
     4       4     header length h
     8       4     columns length c
     12      4     body length b
@@ -9,6 +9,9 @@
     20      h     header: msgpack list, fields of `Header` in order
     20+h    c     index columns: deliver_at int64[n] when any row is delayed, then hashes uint32[n]
     20+h+c  b     body: Arrow record batch (storage.format.batch)
+
+A run that several producers have published together has a *segment* for each of them. Its magic is another one, so that
+an older process refuses the frame with a word and reads nothing wrong into it. All other frames keep their bytes.
 
 The header carries the CRC32C of columns and body, computed by the producer, so the topic can assign positions and
 rewrite the header without touching the payload, and damage anywhere between the producer's memory and the
@@ -21,7 +24,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from operator import attrgetter
+from typing import Any
 
 import google_crc32c
 import msgpack
@@ -45,10 +50,18 @@ from sluice.storage.format.inflated import inflated_bytes
 Buffer = bytes | bytearray | memoryview
 """Anything that holds bytes without interpreting them; pyarrow buffers and numpy arrays go through memoryview()."""
 
-MAGIC = b"SLC1"
+MAGIC, WITH_SEGMENTS = b"SLC1", b"SLC2"
+NEWEST = KIND_WITH_SEGMENTS = 2
+"""The newest kind of frame that this process reads: 1 without segments, 2 with them. A newer kind is written only when
+every process of the cluster says that it reads it.
+"""
 PREFIX = struct.Struct("<4sIII")
 PREFIX_BYTES = PREFIX.size + 4
 MAX_HEADER_BYTES = 4096
+MAX_SEGMENTS = 64
+"""The most producers that one run may have."""
+MAX_NAMES_BYTES = 3072
+"""The most bytes of the names of the producers of one run with segments, so that the header keeps its limit."""
 MAX_HEAD_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES
 """Prefix and header: the part of a frame that its own checksum covers."""
 MAX_FRAME_BYTES = MAX_HEAD_BYTES + 12 * MAX_RUN_MESSAGES + MAX_RUN_BYTES
@@ -71,6 +84,10 @@ class Run:
     crc: int
 
 
+Segment = tuple[str, int, int]
+"""Consecutive messages of one producer in a run: its name, the sequence of the first of them, how many they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The position of a run and its writer. run is the ordinal of the append in its ledger, from 0.
@@ -80,6 +97,9 @@ class Header:
 
     positions: of a run of results, the messages that they were made of (actors.topic.partition.results); else empty,
     and then not written, so that the frames of all other runs are what they were before there were results.
+
+    segments: of a run of several producers, in the order of its messages; then producer is "" and first_sequence 0.
+    Else empty, and then not written. Invariant: neighbours are of different producers; their counts make up `count`.
     """
 
     ledger: int
@@ -94,6 +114,12 @@ class Header:
     shape: int
     crc: int
     positions: bytes = b""
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Segment, ...]:
+        """The messages of each producer: the segments, or the whole run as one."""
+        return self.segments or ((self.producer, self.first_sequence, self.count),)
 
     @property
     def last_entry(self) -> int:
@@ -108,7 +134,8 @@ class Header:
 
 _VALUES = attrgetter(*(field.name for field in fields(Header)))
 """The header's values in order (dataclasses.astuple would copy each of them deeply)."""
-_TYPES = tuple({"str": str, "bool": bool, "int": int, "bytes": bytes}[str(field.type)] for field in fields(Header))
+_KINDS = {"str": str, "bool": bool, "int": int, "bytes": bytes}
+_TYPES = tuple(_KINDS.get(str(field.type), tuple) for field in fields(Header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +222,13 @@ def payload_crc(payload: Buffer) -> int:
 def encode_head(header: Header, payload_bytes: int) -> bytes:
     """Prefix and header of a frame; the payload follows as it is."""
     values = _VALUES(header)
-    packed = _PACK(values if header.positions else values[:-1])
+    written = len(values) if header.segments else -1 if header.positions else -2
+    packed = _PACK(values[:written])
     if len(packed) > MAX_HEADER_BYTES:
         raise Invalid(f"the header needs {len(packed)} bytes, the limit is {MAX_HEADER_BYTES}")
     columns = header.columns_bytes
-    prefix = PREFIX.pack(MAGIC, len(packed), columns, payload_bytes - columns)
+    magic = WITH_SEGMENTS if header.segments else MAGIC
+    prefix = PREFIX.pack(magic, len(packed), columns, payload_bytes - columns)
     return prefix + _CRC.pack(google_crc32c.value(prefix + packed)) + packed
 
 
@@ -208,7 +237,7 @@ def head_size(prefix: Buffer) -> tuple[int, int, int]:
     if len(prefix) < PREFIX_BYTES:
         raise Corrupt("the frame is cut off in its first bytes")
     magic, header, columns, body = PREFIX.unpack_from(prefix)
-    if magic != MAGIC:
+    if magic not in (MAGIC, WITH_SEGMENTS):
         raise Corrupt("no frame starts here")
     if header > MAX_HEADER_BYTES or columns > 12 * MAX_RUN_MESSAGES or body > MAX_RUN_BYTES:
         raise Corrupt("the frame's lengths are beyond the limits")
@@ -226,11 +255,12 @@ def decode_head(data: Buffer) -> Header:
     if google_crc32c.value(bytes(view[: PREFIX.size]) + bytes(packed)) != expected:
         raise Corrupt("the header's checksum does not fit")
     try:
-        values = msgpack.unpackb(packed)
-        header = Header(*values)
+        header = _header_of(msgpack.unpackb(packed))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Corrupt(f"the header cannot be read: {error}") from error
     _check_header(header, columns)
+    if (data[:4] == WITH_SEGMENTS) != bool(header.segments):
+        raise Corrupt("the header's segments do not fit the magic")
     return header
 
 
@@ -251,6 +281,15 @@ def decode_frame(data: Buffer, *, verify: bool = True) -> Frame:
     return frame
 
 
+def _header_of(values: list[Any]) -> Header:
+    """Make a header of decoded values. Raises TypeError, ValueError where they are no header's."""
+    if len(values) > len(_TYPES):
+        raise ValueError(f"it has {len(values)} fields")
+    if len(values) == len(_TYPES):
+        values[-1] = tuple((name, first, count) for name, first, count in values[-1])
+    return Header(*values)
+
+
 def _check_header(header: Header, columns_bytes: int) -> None:
     values = _VALUES(header)
     if tuple(map(type, values)) != _TYPES:
@@ -258,3 +297,17 @@ def _check_header(header: Header, columns_bytes: int) -> None:
         raise Corrupt(f"the header's {fields(Header)[wrong].name} is {values[wrong]!r}")
     if not 0 < header.count <= MAX_RUN_MESSAGES or header.columns_bytes != columns_bytes:
         raise Corrupt("the header's count does not fit its columns")
+    if header.segments:
+        _check_segments(header)
+
+
+def _check_segments(header: Header) -> None:
+    if len(header.segments) > MAX_SEGMENTS or header.producer or header.first_sequence or header.positions:
+        raise Corrupt("the header has segments beside what they stand for")
+    for name, first, count in header.segments:
+        if type(name) is not str or type(first) is not int or type(count) is not int or count <= 0 or not name:
+            raise Corrupt(f"the header has a segment {name!r}, {first!r}, {count!r}")
+    if sum([count for _, _, count in header.segments]) != header.count:
+        raise Corrupt("the header's segments do not make up its run")
+    if any(one[0] == other[0] for one, other in pairwise(header.segments)):
+        raise Corrupt("the header has two neighbouring segments of one producer")

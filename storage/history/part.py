@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 
 from sluice.storage.errors import Corrupt
 from sluice.storage.format.batch import StoredBatch, decode_body, schema_of, stored_schema
-from sluice.storage.format.frame import Frame, Header, make_run
+from sluice.storage.format.frame import Frame, Header, Segment, make_run
 from sluice.storage.history.checked_parquet import IN_MILLISECONDS, CheckedWriter, SealedFile, read_footer, read_group
 from sluice.storage.history.erasure import without
 
@@ -225,6 +225,7 @@ class GroupRows:
         if piece.num_rows != count:
             raise Corrupt(f"run {run} of ledger {footer.ledger} is not whole in the object store")
         made = make_run(stored_batch(piece, schema_of(shape), delayed))
+        segments = _segments_of(piece)
         header = Header(
             ledger=footer.ledger,
             run=run,
@@ -232,14 +233,25 @@ class GroupRows:
             count=count,
             epoch=int(footer.epochs[at]),
             last_confirmed=first - 1,
-            producer=piece.column("producer")[0].as_py(),
-            first_sequence=piece.column("sequence")[0].as_py(),
+            producer=segments[0][0] if len(segments) == 1 else "",
+            first_sequence=segments[0][1] if len(segments) == 1 else 0,
             delayed=delayed,
             shape=shape,
             crc=made.crc,
             positions=footer.positions.get(run, b""),
+            segments=segments if len(segments) > 1 else (),
         )
         return Frame(header, made.payload)
+
+
+def _segments_of(rows: pa.RecordBatch) -> tuple[Segment, ...]:
+    """The producers of a run's rows: one ends where the next row has another producer, or not the next sequence."""
+    producer, sequence = rows.column("producer"), rows.column("sequence").to_numpy()
+    others = pc.not_equal(producer.slice(1), producer.slice(0, rows.num_rows - 1)).to_numpy(zero_copy_only=False)
+    begins = np.append(0, np.flatnonzero(others | (np.diff(sequence) != 1)) + 1)
+    counts = np.diff(np.append(begins, rows.num_rows))
+    names = producer.take(pa.array(begins)).to_pylist()
+    return tuple(zip(names, sequence[begins].tolist(), counts.tolist(), strict=True))
 
 
 def stored_batch(rows: pa.RecordBatch, schema: pa.Schema, delayed: bool) -> StoredBatch:
@@ -289,7 +301,7 @@ def _places(header: Header) -> tuple[object, ...]:
     """Return the fields of a header that identify its run: all but the checksum and the writer's state at that time."""
     return (
         header.ledger, header.run, header.first_entry, header.count, header.epoch, header.producer,
-        header.first_sequence, header.delayed, header.shape, header.positions,
+        header.first_sequence, header.delayed, header.shape, header.positions, header.segments,
     )  # fmt: skip
 
 
@@ -302,28 +314,34 @@ def rows_of_runs(frames: Sequence[Frame]) -> pa.Table:
 def _alike(frames: list[Frame]) -> pa.Table:
     """The rows of runs of one shape."""
     headers = [frame.header for frame in frames]
-    counts = np.array([header.count for header in headers])
     due = [np.zeros(frame.header.count, np.int64) if (at := frame.deliver_at) is None else at for frame in frames]
     rows = pa.Table.from_batches([decode_body(frame.body, frame.header.shape, frame.header.count) for frame in frames])
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    segments = [segment for header in headers for segment in header.parts]
+    sizes = np.array([count for _, _, count in segments])
     times = np.concatenate(due)
     columns = {
-        "ledger": np.full(len(within), headers[0].ledger),
-        "entry": headers[0].first_entry + np.arange(len(within)),
+        "ledger": np.full(rows.num_rows, headers[0].ledger),
+        "entry": headers[0].first_entry + np.arange(rows.num_rows),
         "masked_hash": np.concatenate([frame.hashes for frame in frames]).astype(np.int32),
         "deliver_at": pa.array(times, mask=times == 0).cast(_MILLISECONDS),
-        "producer": pa.array([header.producer for header in headers]).take(np.repeat(np.arange(len(frames)), counts)),
-        "sequence": np.repeat([header.first_sequence for header in headers], counts) + within,
+        "producer": pa.array([name for name, _, _ in segments]).take(np.repeat(np.arange(len(segments)), sizes)),
+        "sequence": np.repeat([first for _, first, _ in segments], sizes) + rows_within(sizes),
         **{name: rows.column(name) for name in rows.schema.names},
         "publish_time": rows.column("publish_time").cast(_MILLISECONDS),
     }
     wanted = [
         pa.chunked_array([columns[field.name]])
         if isinstance(columns.get(field.name), np.ndarray)
-        else columns.get(field.name, pa.nulls(len(within), field.type))
+        else columns.get(field.name, pa.nulls(rows.num_rows, field.type))
         for field in SCHEMA
     ]
     return pa.table([column.cast(field.type) for column, field in zip(wanted, SCHEMA, strict=True)], schema=SCHEMA)
+
+
+def rows_within(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Number the rows of each stretch from 0; counts: the stretches' rows, int64."""
+    within: npt.NDArray[Any] = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return within
 
 
 def batch_of_table(table: pa.Table) -> pa.RecordBatch:

@@ -21,7 +21,14 @@ PROMISED = (
     "subscriptions cancel-delayed", "subscriptions reschedule-delayed", "subscriptions hot-keys",
     "subscriptions parked", "subscriptions redrive", "subscriptions discard",
     "workers list", "workers status", "workers scale", "workers drain", "workers logs",
+    "tenants list", "tenants get", "tenants create", "tenants set", "tenants delete",
+    "namespaces list", "namespaces create", "namespaces delete", "namespaces get", "namespaces set",
+    "namespaces unset",
+    "permissions list", "permissions grant", "permissions revoke", "permissions grant-subscription",
+    "permissions revoke-subscription",
+    "schemas list", "schemas get", "schemas upload", "schemas compatibility", "schemas delete",
     "audit", "tokens create", "tokens create-key",
+    "incident export", "incident replay", "subscriptions timeline", "subscriptions waits",
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 
@@ -50,7 +57,7 @@ def test_every_command_explains_itself(cli: Cli, command: str) -> None:
     assert len(out) > 40
 
 
-@pytest.mark.parametrize("group", ["", "topics", "subscriptions", "workers", "inspect", "config"])
+@pytest.mark.parametrize("group", ["", "topics", "subscriptions", "workers", "inspect", "config", "tenants", "schemas"])
 def test_a_group_alone_shows_its_verbs(cli: Cli, group: str) -> None:
     code, out, err = cli(*group.split())
     assert code == 2

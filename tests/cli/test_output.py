@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 
 from sluice.cli.output import show, show_json, show_one, show_partitions, text_of
-from sluice.cli.printable import printable
+from sluice.cluster.base.printable import printable
 from sluice.storage.dates import iso_time
 
 
@@ -36,6 +37,58 @@ def test_a_table_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     for part in ("[bold]x[/bold]", "2023-11-14T22:13:20.000Z", "yes", "-"):
         assert part in out
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> None:
+    """Have a terminal of so many columns."""
+    monkeypatch.setattr("sluice.cli.output._console", lambda: Console(width=columns))
+
+
+def test_values_are_words_and_never_json(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"message_id": "1:1", "consumer": None}
+    show([{"done": {"billing": "1:0", "audit": "2:3"}, "ids": ["2:0", "2:1"], "held": [held], "empty": []}], False)
+    show_one({"deep": {"a": [1, True]}}, False)
+    out = capsys.readouterr().out
+    for part in ("billing 1:0, audit 2:3", "2:0, 2:1", "(message_id 1:1, consumer -)", "none", "a 1, yes"):
+        assert part in out
+    assert not set('{}"[]') & set(out)
+
+
+def test_rows_of_partitions_become_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [{"messages": [{"key": "a"}], "counted": 7}, {"messages": [{"key": "b"}], "counted": 8}]
+    show_partitions(answers, False)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert rows == [["0", "7"], ["1", "8"], ["0", "a"], ["1", "b"]]
+    assert [line.strip() for line in lines if line[:1].isalpha()] == ["messages"]
+
+
+def test_table_that_is_too_wide_breaks_no_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    row = {f"heading-{number}": "draining_hashes" for number in range(8)}
+    show([row] * 5, False)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert [out.count(f"heading-{number} ") for number in range(8)] == [out.count("heading-0 ")] * 8
+    assert out.count("draining_hashes") == 40
+
+
+def test_long_address_is_folded_in_its_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_terminal(monkeypatch)
+    show([{"name": "x" * 100, "state": "running"}], False)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "┃ state" in out
+    assert out.count("x") == 100
+
+
+def test_table_without_rows_says_of_what(capsys: pytest.CaptureFixture[str]) -> None:
+    show([], False, title="consumers")
+    assert capsys.readouterr().out == "no consumers\n"
 
 
 NASTY = "a\x1b]0;x\x07\x9b2J\u202eb\ud800\tc\nd"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import threading
@@ -68,6 +67,7 @@ def test_up_says_what_is_wrong_and_what_has_no_effect(
     told = err.splitlines()
     assert [line.split(" ")[1] for line in told] == ["brokers", "bookie_settings", "alarm:", "up"]
     assert told[0].startswith("sluice: brokers stays 2, not 9: the cluster runs already; ")
+    assert told[-1] == "sluice: up at a, but nothing can be written to it; the data is in d"
 
 
 def test_down_names_the_folder_that_stays(cli: Cli, launch: Calls, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_watch_names_what_there_is_not(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / PORT_FILE).write_text("1")
     (tmp_path / TOKEN_FILE).write_text("x")
     server = Server(tmp_path)
-    monkeypatch.setattr(server, "_get", lambda path: io.BytesIO(b'{"orders": ["audit", "billing"], "empty": []}'))
+    monkeypatch.setattr(server, "subscriptions", lambda: {"orders": ["audit", "billing"], "empty": []})
     assert server.choose("", "") == server.choose("orders", "") == ("orders", "audit")
     assert server.choose("", "billing") == server.choose("orders", "billing") == ("orders", "billing")
     for topic, subscription, named in (

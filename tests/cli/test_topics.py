@@ -84,7 +84,7 @@ def test_a_host_that_cannot_be_looked_up(capsys: pytest.CaptureFixture[str]) -> 
 def test_without_a_cluster_it_says_how_to_start_one(cli: Cli, client: FakeClient) -> None:
     code, out, err = cli("topics", "list", "--data-dir", "down")
     assert (code, out) == (2, "")
-    assert err.startswith("sluice: no cluster is running on down; start one with `./sluice up`")
+    assert err.startswith(f"sluice: no cluster is running on {Path('down').absolute()}; start one with `./sluice up`")
     assert client.calls == []
 
 

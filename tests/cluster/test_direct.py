@@ -46,7 +46,7 @@ def test_a_client_of_another_machine_speaks_tls(running: None, monkeypatch: pyte
         assert message.data() == large
         consumer.acknowledge(message)
         consumer.wait_acknowledged(60_000)
-        opened = [peer.connection for peer in client._net._peers._peers.values() if peer.connection is not None]
+        opened = [peer.connection for peer in client._core.net._peers._peers.values() if peer.connection is not None]
         assert len(opened) > 1
         assert all(one._carrier.binding for one in opened)
 

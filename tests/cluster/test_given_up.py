@@ -30,11 +30,11 @@ class Held:
     """A net that holds back one answer of a kind until it is released; the request was carried out."""
 
     def __init__(self, client: Client, kind: type, patch: pytest.MonkeyPatch) -> None:
-        self._call, self._kind = client._net.call, kind
+        self._call, self._kind = client._core.net.call, kind
         self.seen = 0
         self.gate = asyncio.Event()
         self._loop = client._loop
-        patch.setattr(client._net, "call", self.call)
+        patch.setattr(client._core.net, "call", self.call)
 
     async def call(self, to: str, request: Any, timeout: int) -> Any:
         reply = await self._call(to, request, timeout)
@@ -77,7 +77,7 @@ def test_a_refused_subscribe_leaves_no_consumer(client: Client, monkeypatch: pyt
     """The first partition refuses; the answer of the second one comes later."""
     client.create_topic("two", 2)
     client.subscribe("two", "s").close()
-    call = client._net.call
+    call = client._core.net.call
     seen: list[object] = []
 
     async def refuse(to: str, request: Any, timeout: int) -> Any:
@@ -87,7 +87,7 @@ def test_a_refused_subscribe_leaves_no_consumer(client: Client, monkeypatch: pyt
                 raise Conflict("no room for it")
         return await call(to, request, timeout)
 
-    monkeypatch.setattr(client._net, "call", refuse)
+    monkeypatch.setattr(client._core.net, "call", refuse)
     with pytest.raises(Conflict, match="no room"):
         client.subscribe("two", "s")
     assert attached(client) == 0
@@ -96,7 +96,7 @@ def test_a_refused_subscribe_leaves_no_consumer(client: Client, monkeypatch: pyt
 
 def test_a_producer_in_vain_leaves_no_task(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("two", 2)
-    monkeypatch.setattr("sluice.cluster.client.client.OPEN_TIMEOUT", 1_000)
+    monkeypatch.setattr("sluice.cluster.client.async_client.OPEN_TIMEOUT", 1_000)
     held = Held(client, OpenProducer, monkeypatch)
     with pytest.raises(Unavailable, match="did not succeed within"):
         client.create_producer("two")
@@ -126,11 +126,11 @@ def test_interrupted_subscribe_leaves_no_consumer(client: Client, monkeypatch: p
 def test_a_close_in_vain_leaves_no_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("two", 2)
     consumer = client.subscribe("two", "s")
-    monkeypatch.setattr("sluice.cluster.client.consumer.CLOSE_S", 1.0)
+    monkeypatch.setattr("sluice.cluster.client.consumer_core.CLOSE_S", 1.0)
     held = Held(client, Detach, monkeypatch)
     with pytest.raises(Unavailable, match="no answer within"):
         consumer.close()
-    assert client._open == {}
+    assert client._core.opened == {}
     held.release()
     eventually(lambda: not [name for name in tasks(client) if "lease" in name], lambda: str(tasks(client)), 20)
     assert attached(client) == 0
@@ -143,7 +143,7 @@ def test_interrupted_close_leaves_no_consumer(client: Client, monkeypatch: pytes
     run = client._loop.run
 
     def interrupted(work: Any, timeout: float | None = None) -> Any:
-        if work.__name__ != "_together":
+        if work.__name__ != "_drain":
             return run(work, timeout)
         work.close()
         raise KeyboardInterrupt
@@ -172,7 +172,7 @@ def test_interrupted_end_of_a_client_can_be_repeated(tmp_path: Path, monkeypatch
             client.close()
         monkeypatch.undo()
         client.close()
-        assert client._open == {}
+        assert client._core.opened == {}
         eventually(lambda: tasks(client) == [], lambda: str(tasks(client)), 20)
 
 
@@ -186,7 +186,7 @@ def test_wait_on_a_client_that_closes_raises(tmp_path: Path, monkeypatch: pytest
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(client._net, "call", silent)
+    monkeypatch.setattr(client._core.net, "call", silent)
     with ThreadPoolExecutor(1) as threads:
         waits = threads.submit(client.stats, "two")
         assert asked.wait(PATIENCE_S)
@@ -197,5 +197,5 @@ def test_wait_on_a_client_that_closes_raises(tmp_path: Path, monkeypatch: pytest
 
 def tasks(client: Client) -> list[str]:
     """Return the names of a client's background tasks."""
-    names: Callable[[], list[str]] = lambda: [task.get_name() for task in client._tasks._tasks]  # noqa: E731
+    names: Callable[[], list[str]] = lambda: [task.get_name() for task in client._core.tasks._tasks]  # noqa: E731
     return client._loop.ask(names)

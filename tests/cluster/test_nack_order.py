@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,7 @@ from tests.cluster.helpers import eventually
 pytestmark = pytest.mark.timeout(300)
 
 
-def consumer_of(client: Client, nack_order: str) -> Consumer:
+def consumer_of(client: Client, nack_order: Literal["none", "key"]) -> Consumer:
     """One consumer, whose queue takes everything."""
     return client.subscribe("orders", "billing", initial_position="earliest", nack_order=nack_order)
 

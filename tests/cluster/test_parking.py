@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ from tests.cluster.helpers import eventually
 pytestmark = pytest.mark.timeout(300)
 
 
-def consumer_of(client: Client, policy: str = "park", **settings: Any) -> Consumer:
+def consumer_of(client: Client, policy: Literal["block", "park"] = "park", **settings: Any) -> Consumer:
     """One consumer; a message fails when it is given back for the second time."""
     return client.subscribe(
         "orders",

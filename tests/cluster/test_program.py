@@ -102,7 +102,7 @@ def test_wait_for_a_lost_broker_ends_with_the_close(tmp_path: Path, monkeypatch:
     """Closing the client ended the question, and a thread that waited for its answer waited for ever."""
     asked, answered, told = threading.Event(), threading.Event(), list[Any]()
 
-    async def append(*_: object) -> None:
+    async def ask(*_: object) -> None:
         asked.set()
         await asyncio.Event().wait()
 
@@ -119,7 +119,7 @@ def test_wait_for_a_lost_broker_ends_with_the_close(tmp_path: Path, monkeypatch:
     with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         client.create_topic("orders", 1)
         producer = client.create_producer("orders")
-        monkeypatch.setattr(PartitionProducer, "_append", append)
+        monkeypatch.setattr(PartitionProducer, "_ask", ask)
         sent = producer.send_async(b"x", heard)
         assert asked.wait(PATIENCE_S)
         threading.Thread(target=wait, daemon=True).start()

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pytest
 
 import sluice.cluster.client.consumer
+import sluice.cluster.client.consumer_core
 import sluice.cluster.client.receiver_queue
 from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer, ConsumerOptions
+from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.consumer_core import ConsumerOptions
 from sluice.cluster.client.message import Message
 from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.storage.errors import Fenced, Timeout
@@ -25,6 +27,11 @@ from tests.sim.threads import Threads
 pytestmark = pytest.mark.timeout(300)
 
 SEEDS = 60
+WATCHED = (
+    sluice.cluster.client.consumer,
+    sluice.cluster.client.consumer_core,
+    sluice.cluster.client.receiver_queue,
+)
 
 
 class Partition:
@@ -54,7 +61,7 @@ class Program:
     """A program of several threads on one consumer: a loop's thread that delivers, and threads that receive."""
 
     def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
-        self.threads = Threads(seed, patch, sluice.cluster.client.consumer, sluice.cluster.client.receiver_queue)
+        self.threads = Threads(seed, patch, *WATCHED)
         self.calls: list[Callable[[], object]] = []
         self.partition = Partition()
         self.consumer = Consumer(

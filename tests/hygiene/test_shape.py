@@ -17,7 +17,7 @@ ONE_SUBJECT: dict[str, str] = {
     "actors/consumer/partition.py": "a consumer's conversation with one owner: its turns, its sessions, what it says",
     "actors/pulsar/conversation/consuming/wire_consumer.py": "one consumer of a client: messages, acknowledgements",
     "actors/pulsar/codec/send_decoder.py": "one frame of a client as rows: what each of its fields becomes",
-    "cluster/client/client.py": "the public client: a method for each thing that users do, and what they share",
+    "cluster/client/async_client.py": "the public client: a method for each thing that users do, and what they share",
     "loadgen/run/flood.py": "one run from its start to its end: what happens in which order is seen whole",
     "actors/dispatcher/takeover.py:take_over": "its order says what must be durable before what, and is seen whole",
 }

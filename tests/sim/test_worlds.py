@@ -44,6 +44,7 @@ SEEDS = {
     "sharing": 15,
     "skips": 15,
     "types": 15,
+    "users": 10,
     "workers": 32,
 }
 """How many seeds each run of the tests plays, beside those of the broker. What a change breaks mostly shows in the

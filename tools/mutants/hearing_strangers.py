@@ -116,8 +116,8 @@ HEARING_STRANGERS: list[Mutant] = [
     Mutant(
         name="all that was read is taken up, whatever it becomes",
         module=CONNECTION,
-        old="        if self._taken_up > GROUP_BYTES:",
-        new="        if False:",
+        old="        if self._taken_up > GROUP_BYTES or ",
+        new="        if ",
         world=GATEWAY,
         test=f"{AMOUNTS}::test_sends_count_at_their_inflated_size",
     ),
@@ -256,6 +256,22 @@ HEARING_STRANGERS: list[Mutant] = [
         new='said.producer_name.decode("utf-8", "replace")',
         world=GATEWAY,
         test=f"{WEB}/test_messages.py::test_fields_that_clients_set_are_shown_with_a_message",
+    ),
+    Mutant(
+        name="a large frame is decoded in one turn",
+        module=CONNECTION,
+        old="        if is_large(send, size):",
+        new="        if False:",
+        world=GATEWAY,
+        test=f"{AMOUNTS}::test_batches_of_many_messages_are_decoded_in_turns",
+    ),
+    Mutant(
+        name="compressed batches are decoded together whatever is in them",
+        module=CONNECTION,
+        old=" or self._messages > PIECE_MESSAGES:",
+        new=":",
+        world=GATEWAY,
+        test=f"{AMOUNTS}::test_batches_of_many_messages_are_decoded_in_turns",
     ),
     Mutant(
         name="clients may have all files that a process may open",

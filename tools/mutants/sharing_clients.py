@@ -22,8 +22,10 @@ SHARING_CLIENTS: list[Mutant] = [
     Mutant(
         name="two threads may receive at once",
         module="sluice.cluster.client.receiver_queue",
-        old="        with self.lock:\n            message = self._next_message()\n        if message is None:\n",
-        new="        message = self._next_message()\n        if message is None:\n",
+        old="            message = self._next_message()\n        if message is None:\n"
+        "            message = self._wait_for(",
+        new="            pass\n        message = self._next_message()\n        if message is None:\n"
+        "            message = self._wait_for(",
         world=BROKER,
         test=THREADS,
     ),
@@ -94,14 +96,14 @@ SHARING_CLIENTS: list[Mutant] = [
     Mutant(
         name="a refused message refuses what was gathered with it",
         module="sluice.actors.producer.producer",
-        old="                if refused and (halves := _halves(group)):\n",
-        new="                if not refused and (halves := _halves(group)):\n",
+        old="                if refused and (parts := halves(group)):\n",
+        new="                if not refused and (parts := halves(group)):\n",
         world=BROKER,
         test="tests/actors/producer/test_refused.py",
     ),
     Mutant(
         name="a batch is cut by its messages only",
-        module="sluice.actors.producer.producer",
+        module="sluice.actors.producer.batches",
         old="        elif count > 1 and piece.rows.nbytes + count * COLUMN_BYTES > BODY_BYTES:\n",
         new="        elif count > MAX_RUN_MESSAGES:\n",
         world=BROKER,

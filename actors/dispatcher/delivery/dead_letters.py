@@ -23,7 +23,8 @@ from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.messages import NO_COUNTS, Part, TopicSettings
 from sluice.actors.messages.settings import dead_letter_topic
-from sluice.actors.producer.producer import RUN_BYTES, Outgoing, PartitionProducer, ProducerConfig, split
+from sluice.actors.producer.batches import RUN_BYTES, Outgoing, split
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.backoff import Backoff
 from sluice.storage.errors import Conflict, SluiceError
 from sluice.storage.format.batch import GIVEN_BY_CLIENTS, StoredBatch, make_batch

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.dispatcher.delivery.unacked_runs import mark_overtook
 from sluice.actors.lookup.cutting import cut_delivery
@@ -29,7 +29,7 @@ class DispatchLoop:
     def __init__(
         self,
         context: SubscriptionContext,
-        reader: Reader,
+        reader: BacklogReader,
         backlog: AckHandler,
         leases: Leases,
         on_routed: Callable[[], None],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.messages import NO_POSITIONS, NO_ROWS
 from sluice.actors.runtime.signal_task import SignalTask
 from sluice.actors.runtime.wall_clock import pause_until
@@ -21,7 +21,7 @@ DUE_GROUP_MS = 20
 class DueMessages:
     """Moves due messages of one subscription."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader) -> None:
+    def __init__(self, context: SubscriptionContext, reader: BacklogReader) -> None:
         self._ports, self._tracker, self._core = context.ports, context.tracker, context.core
         self._cursor, self._sessions = context.cursor, context.sessions
         self._wakeups, self._ownership, self._reader = context.wakeups, context.ownership, reader

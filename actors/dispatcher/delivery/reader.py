@@ -41,7 +41,7 @@ SOON_MS = 10_000
 RETRY_FIRST, RETRY_MOST = 5, 500
 
 
-class Reader:
+class BacklogReader:
     """Feeds the core from the log."""
 
     def __init__(self, context: SubscriptionContext, backlog: AckHandler, hot_keys: HotKeys) -> None:

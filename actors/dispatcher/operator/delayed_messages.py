@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.dispatcher.delivery.sessions import Sessions
 from sluice.actors.dispatcher.delivery.unacked_runs import parts_to_ask_for
 from sluice.actors.lookup.topic_log import READ_MOST
@@ -61,7 +61,9 @@ _NO_NAMES: list[str] = []
 class DelayedMessages:
     """Changes what is delayed. cancelled, rescheduled: how many messages since this owner began."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: AckHandler, leases: Leases) -> None:
+    def __init__(
+        self, context: SubscriptionContext, reader: BacklogReader, backlog: AckHandler, leases: Leases
+    ) -> None:
         self._ports, self._log, self._core = context.ports, context.log, context.core
         self._partition = context.topic.partition
         self._cursor, self._tracker, self._changed = context.cursor, context.tracker, context.changed_delays

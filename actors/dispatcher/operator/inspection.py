@@ -14,7 +14,7 @@ import numpy as np
 
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
-from sluice.actors.dispatcher.delivery.reader import LOOK_TIMEOUT, Reader
+from sluice.actors.dispatcher.delivery.reader import LOOK_TIMEOUT, BacklogReader
 from sluice.actors.dispatcher.operator.parked_keys import ParkedKeys
 from sluice.actors.messages import Explain, FindBacklog, FindOwner, ListBlockedKeys, ListDelayed, ListPending, Text
 from sluice.storage.dates import iso_time
@@ -29,7 +29,7 @@ _LOST = "messages that the delayed index has lost are read from the log again"
 class Inspection:
     """Answers as plain values; `document` makes JSON of them."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader, leases: Leases, parked: ParkedKeys) -> None:
+    def __init__(self, context: SubscriptionContext, reader: BacklogReader, leases: Leases, parked: ParkedKeys) -> None:
         self._ports, self._identity, self._state = context.ports, context.identity, context.state
         self._core, self._cursor, self._sessions = context.core, context.cursor, context.sessions
         self._tracker, self._changes, self._store = context.tracker, context.changed_delays.now, context.store

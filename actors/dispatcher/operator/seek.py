@@ -19,7 +19,7 @@ from typing import Any
 from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.messages import Ends, FindExcess, FindTime
 from sluice.actors.policies.expiry import LEFT, TopicExpiry
 from sluice.storage.errors import Conflict, Invalid
@@ -34,7 +34,9 @@ _SHOWN = 5
 class Seeker:
     """Moves the cursor as an operator or the topic's policies demand."""
 
-    def __init__(self, context: SubscriptionContext, reader: Reader, backlog: AckHandler, leases: Leases) -> None:
+    def __init__(
+        self, context: SubscriptionContext, reader: BacklogReader, backlog: AckHandler, leases: Leases
+    ) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
         self._log = context.log
         self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter

@@ -13,7 +13,7 @@ from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
 from sluice.actors.dispatcher.delivery.membership import LeaseState
-from sluice.actors.dispatcher.delivery.reader import Reader
+from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.position import show
 
@@ -31,7 +31,7 @@ class Statistics:
     def __init__(
         self,
         context: SubscriptionContext,
-        reader: Reader,
+        reader: BacklogReader,
         backlog: AckHandler,
         deliverer: DispatchLoop,
         parts: Sequence[Counts],

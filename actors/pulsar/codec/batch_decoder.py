@@ -7,6 +7,7 @@ in base64, unknown fields, and everything that is malformed, which is refused th
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,10 +94,19 @@ def starts_of(payload: bytes, count: int) -> list[int] | None:
 
     Messages are walked one by one, but a run of messages of the same sizes is taken in one step.
     """
+    found = walked(payload, 0, count)
+    return found[0] if found is not None and found[1] == len(payload) else None
+
+
+def walked(payload: bytes, at: int, count: int, most: int = sys.maxsize) -> tuple[list[int], int] | None:
+    """(Where messages of a batch begin, where the last of them ends); None if the batch is not plain.
+
+    at: where the first one begins. count: messages, at most. most: bytes after which no further message is walked.
+    """
     starts: list[int] = []
-    at, end = 0, len(payload)
+    end, enough = len(payload), at + most
     look = 0  # from how many messages on it is tried whether the next ones are alike
-    while len(starts) < count:
+    while len(starts) < count and (at < enough or not starts):
         if at >= end:
             return None
         found = _walked(payload, at, end)
@@ -105,12 +115,13 @@ def starts_of(payload: bytes, count: int) -> list[int] | None:
         behind, marks = found
         starts.append(at)
         if count - len(starts) >= ALIKE and len(starts) > look:
-            more = _alike(payload, at, behind - at, marks, count - len(starts))
-            starts += range(behind, behind + more * (behind - at), behind - at)
-            behind += more * (behind - at)
+            size = behind - at
+            more = _alike(payload, at, size, marks, min(count - len(starts), max(enough - behind, 0) // size))
+            starts += range(behind, behind + more * size, size)
+            behind += more * size
             look = len(starts) if more >= ALIKE else len(starts) + 4 * ALIKE
         at = behind
-    return starts if at == end else None
+    return starts, at
 
 
 def _walked(payload: bytes, at: int, end: int) -> tuple[int, list[int]] | None:
@@ -156,9 +167,17 @@ def _alike(payload: bytes, at: int, size: int, marks: list[int], most: int) -> i
     columns = [0, 1, 2, 3]
     for begin, end in zip(marks[::2], marks[1::2], strict=True):
         columns += range(begin - at, end - at)
-    rows = np.frombuffer(payload, np.uint8, (most + 1) * size, at).reshape(most + 1, size)[:, columns]
-    differ = np.flatnonzero((rows[1:] != rows[0]).any(axis=1))
-    return int(differ[0]) if len(differ) else most
+    first = np.frombuffer(payload, np.uint8, size, at)[columns]
+    found, look = 0, 4 * ALIKE
+    while found < most:  # further ones are looked at only behind those that are alike, else each look costs the whole
+        look = min(2 * look, most - found)
+        begin = at + (found + 1) * size
+        rows = np.frombuffer(payload, np.uint8, look * size, begin).reshape(look, size)[:, columns]
+        differ = np.flatnonzero((rows != first).any(axis=1))
+        if len(differ):
+            return found + int(differ[0])
+        found += look
+    return most
 
 
 def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[MessageSlices, npt.NDArray[np.bool_]]:
@@ -187,6 +206,7 @@ def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[MessageSlices,
 class Heads:
     """The fields that n frames have once for all of their messages. counts: messages of a frame; alone: its one message
     is in no batch. sequence: of its first message. rests: what no column holds, binary. kinds: which rest it has.
+    first: index that the first message of each has in its batch; others than 0 are of a part of a batch.
     """
 
     counts: Ints
@@ -196,12 +216,13 @@ class Heads:
     deliver_at: Ints
     rests: pa.Array
     kinds: Ints
+    first: int = 0
 
 
 def table_of(source: Bytes, found: MessageSlices, heads: Heads, pairs: Pairs | None) -> pa.RecordBatch:
     """The rows of frames, in order. pairs: their properties."""
     counts, total = heads.counts, len(found.key_at)
-    index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.arange(heads.first, heads.first + total) - np.repeat(np.cumsum(counts) - counts, counts)
     sequence = np.where(found.sequence >= 0, found.sequence, np.repeat(heads.sequence, counts) + index)
     columns = {
         "key": _slices(source, found.key_at, found.key_size),

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.pulsar.codec.batch_decoder import Heads, MessageSlices, find_messages, starts_of, table_of
+from sluice.actors.pulsar.codec.batch_decoder import Heads, find_messages, starts_of, table_of, walked
 from sluice.actors.pulsar.codec.compression import CODECS, LZ4, MAX_INFLATED, MOST_TRIED, NONE, check_lz4, inflate
 from sluice.actors.pulsar.codec.fields import UNSIGNED, Bytes
 from sluice.actors.pulsar.codec.frames import HEADROOM, U32, Body
 from sluice.actors.pulsar.codec.metadata_checks import check_metadata
 from sluice.actors.pulsar.codec.properties import read_pairs
 from sluice.actors.pulsar.codec.protocol import MalformedCommand, Metadata, ServerError, Single, parse
-from sluice.actors.pulsar.codec.varints import Ints
+from sluice.actors.pulsar.codec.varints import Flags, Ints
 from sluice.storage.format.batch import (
     GIVEN_BY_CLIENTS,
     MAX_KEY_BYTES,
@@ -63,6 +63,10 @@ VECTORIZED_FROM = 32
 """From so many messages on vectorized reading is faster than the loop."""
 GROUP_BYTES = 8 * 1024 * 1024
 """Payload of one run, about."""
+PIECE_MESSAGES = 4096
+"""A batch of more messages is decoded in pieces of so many,"""
+PIECE_BYTES = 256 * 1024
+"""or of about so many bytes."""
 MOST_REST = 1024
 """Bytes that a batch's metadata may have for which there is no column: each of its messages gets them."""
 OF_FORM = ("compression", "uncompressed_size", "num_messages")
@@ -77,8 +81,8 @@ class Send:
     """One SEND frame. command: its fields. rows: how many it became.
 
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
-    metadata: what was read of it already. messages: how many are in it, also where they stay one row. span: (first,
-    last) of the sequences that it covers at a topic with deduplication; see
+    metadata: what was read of it already. ahead: what was decoded of it already. messages: how many are in it, also
+    where they stay one row. span: (first, last) of the sequences that it covers at a topic with deduplication; see
     actors.pulsar.conversation.producing.sequence_spans.
     """
 
@@ -89,6 +93,7 @@ class Send:
     position: int = -1
     settled: bool = False
     metadata: Any = None
+    ahead: _Packed | None = None
     messages: int = 1
     span: tuple[int, int] = (0, 0)
 
@@ -123,7 +128,8 @@ class Rows:
 class _Packed:
     """A frame whose payload is inflated. count: messages of a batch, 0 for one that travels alone.
 
-    number: its place among the frames that are decoded together. rows: what it became, if it was read alone.
+    number: its place among the frames that are decoded together. rows: what it became, if it was read alone. table: the
+    same, if it was decoded ahead. first: index of its first message in the batch.
     """
 
     send: Send
@@ -133,6 +139,8 @@ class _Packed:
     opaque: bool = False
     number: int = 0
     rows: Rows | None = None
+    table: pa.RecordBatch | None = None
+    first: int = 0
 
 
 _TYPES = {
@@ -166,7 +174,7 @@ def decode_sends(sends: list[Send], *, now: int, producer: str, largest: int = M
     packed = [one for one in (_unpacked(send, largest) for send in sends) if one is not None]
     table, ranges = _vectorized(packed)
     for one in packed:
-        if one.number not in ranges:
+        if one.number not in ranges and one.table is None:
             _alone(one)
     fine = [one for one in packed if one.send.error is None]
     groups: list[Group] = []
@@ -256,7 +264,9 @@ def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int
     parts: list[pa.RecordBatch] = []
     for kind, several in groupby(taken, lambda one: one.rows is None):
         run = list(several)
-        if kind and table is not None:  # what is refused in between is not in the table
+        if run[0].table is not None:  # a frame that was decoded ahead comes alone
+            parts.append(run[0].table)
+        elif kind and table is not None:  # what is refused in between is not in the table
             first, end = ranges[run[0].number][0], ranges[run[-1].number][1]
             parts.append(table.slice(first, end - first))
         else:
@@ -271,6 +281,9 @@ def _table_of(rows: Rows) -> pa.RecordBatch:
 
 def _unpacked(send: Send, largest: int) -> _Packed | None:
     """A frame's metadata and inflated payload; None, and the frame's error, if that cannot be had."""
+    if send.ahead is not None or send.error is not None:
+        packed, send.ahead = send.ahead, None
+        return packed
     try:
         return _unpack(send, largest)
     except MalformedCommand as error:
@@ -366,30 +379,35 @@ def _vectorized(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int,
         return None, {}
     plain: list[tuple[_Packed, list[int]]] = []
     for one in packed:
-        starts = starts_of(one.payload, one.count) if one.count else None
+        starts = starts_of(one.payload, one.count) if one.count and one.table is None else None
         if starts is not None:
             plain.append((one, starts))
     while plain:
         counts = np.array([one.count for one, _ in plain])
-        source, found, odd = _found_plain(plain, counts)
-        pairs, no_text = read_pairs(source, found.several, len(odd))
-        odd = odd | no_text
-        if not odd.any():
-            return table_of(source, found, _heads_of([one for one, _ in plain], counts), pairs), _ranges(plain, counts)
+        table, odd = _columns(plain, counts)
+        if table is not None:
+            return table, _ranges(plain, counts)
         wrong = np.unique(np.searchsorted(np.cumsum(counts), np.flatnonzero(odd), side="right")).tolist()
         plain = [pair for number, pair in enumerate(plain) if number not in wrong]
     return None, {}
 
 
-def _found_plain(
-    plain: list[tuple[_Packed, list[int]]], counts: Ints
-) -> tuple[Bytes, MessageSlices, npt.NDArray[np.bool_]]:
+def _columns(plain: list[tuple[_Packed, list[int]]], counts: Ints) -> tuple[pa.RecordBatch | None, Flags]:
+    """(The rows of plain batches, None if some are odd; which messages are odd.) plain: with the place of each message.
+
+    counts: messages of each.
+    """
     sizes = np.array([len(one.payload) for one, _ in plain])
     bases = np.cumsum(sizes) - sizes
     starts = np.concatenate([np.array(starts, np.int64) for _, starts in plain]) + np.repeat(bases, counts)
     ends = np.append(starts[1:], sizes.sum())
     source = Bytes(b"".join(one.payload for one, _ in plain))
-    return (source, *find_messages(source, starts, ends))
+    found, odd = find_messages(source, starts, ends)
+    pairs, no_text = read_pairs(source, found.several, len(odd))
+    odd = odd | no_text
+    if odd.any():
+        return None, odd
+    return table_of(source, found, _heads_of([one for one, _ in plain], counts), pairs), odd
 
 
 def _heads_of(plain: list[_Packed], counts: Ints) -> Heads:
@@ -402,6 +420,7 @@ def _heads_of(plain: list[_Packed], counts: Ints) -> Heads:
         deliver_at=np.array([max(one.deliver_at_time, 0) for one in metadata], np.int64),
         rests=pa.array([_rest(one) for one in plain], pa.binary()),
         kinds=np.arange(len(plain)),
+        first=plain[0].first,
     )
 
 
@@ -436,9 +455,20 @@ def _single(packed: _Packed) -> Rows:
 
 def _batch(packed: _Packed) -> Rows:
     """Decode the messages of a batch in order."""
-    metadata, payload, rows, at, end = packed.metadata, packed.payload, Rows(), 0, len(packed.payload)
-    rest = _rest(packed)
-    for index in range(packed.count):
+    rows = Rows()
+    at = _add_messages(rows, packed, 0, packed.count)
+    _check_end(packed, at)
+    return rows
+
+
+def _add_messages(rows: Rows, packed: _Packed, at: int, count: int, most: int = sys.maxsize) -> int:
+    """Add messages of a batch from a place on, one by one. Returns where the last of them ends.
+
+    count: messages, at most. most: bytes after which no further message is added.
+    """
+    metadata, payload, end = packed.metadata, packed.payload, len(packed.payload)
+    rest, enough = _rest(packed), at + most
+    for index in range(packed.first, packed.first + count):
         if end - at < 4 or (size := U32.unpack_from(payload, at)[0]) > end - at - 4:
             raise MalformedCommand("a message of a batch reaches behind it")
         single = parse(Single, payload[at + 4 : at + 4 + size])
@@ -451,9 +481,14 @@ def _batch(packed: _Packed) -> Rows:
         rows.sequence_id.append(_signed(number & UNSIGNED))
         rows.batch_index.append(index)
         rows.pulsar.append(rest + flags_of(single.key_is_base64, single.null_value, single.null_partition_key))
-    if at != end:
-        raise MalformedCommand(f"{end - at} bytes follow the last message of a batch")
-    return rows
+        if at >= enough:
+            break
+    return at
+
+
+def _check_end(packed: _Packed, at: int) -> None:
+    if (left := len(packed.payload) - at) > 0:
+        raise MalformedCommand(f"{left} bytes follow the last message of a batch")
 
 
 @lru_cache(8)
@@ -503,3 +538,47 @@ def _pairs(properties: Any) -> list[tuple[str, str]]:
 def _signed(number: int) -> int:
     """An unsigned number of 64 bits in a signed column."""
     return number - (1 << 64) if number >> 63 else number
+
+
+# -- a large frame, piece by piece ------------------------------------------------------------------------------------
+
+
+def is_large(send: Send, size: int) -> bool:
+    """Whether a frame is decoded piece by piece. size: bytes, about, that it takes once it is unpacked."""
+    several = send.metadata.num_messages if send.metadata is not None else 1
+    return several > PIECE_MESSAGES or (several > 1 and size > PIECE_BYTES)
+
+
+def decode_ahead(send: Send, *, largest: int = MAX_INFLATED) -> Iterator[None]:
+    """Decode a frame ahead of `decode_sends`, which finds it done. Yields before each piece, so others have a turn."""
+    packed = _unpacked(send, largest)
+    if packed is None:
+        return
+    tables, at = [], 0
+    try:
+        while packed.first < packed.count:
+            yield
+            table, at = _piece(packed, at)
+            tables.append(table)
+            packed.first += table.num_rows
+        if tables:
+            _check_end(packed, at)
+            packed.table, packed.first, send.rows = pa.concat_batches(tables), 0, packed.count
+        send.ahead = packed
+    except MalformedCommand as error:
+        send.error = (ServerError.NOT_ALLOWED, str(error))
+
+
+def _piece(packed: _Packed, at: int) -> tuple[pa.RecordBatch, int]:
+    """(The rows of the next messages of a batch, from a place on; where they end.)"""
+    count = min(PIECE_MESSAGES, packed.count - packed.first)
+    found = walked(packed.payload, at, count, PIECE_BYTES)
+    if found is not None:
+        starts, end = found
+        part = replace(packed, payload=packed.payload[at:end], count=len(starts))
+        table, _ = _columns([(part, [start - at for start in starts])], np.array([part.count]))
+        if table is not None:
+            return table, end
+    rows = Rows()
+    end = _add_messages(rows, packed, at, count, PIECE_BYTES)
+    return _table_of(rows), end

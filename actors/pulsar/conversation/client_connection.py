@@ -28,7 +28,7 @@ from sluice.actors.pulsar.codec.protocol import (
     command,
     parse,
 )
-from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, Send, unpacked_bytes
+from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, PIECE_MESSAGES, Send, is_large, unpacked_bytes
 from sluice.actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
 from sluice.actors.pulsar.conversation.commands import CommandHandlers
 from sluice.actors.pulsar.conversation.consuming.reading_ahead import Reading
@@ -42,11 +42,13 @@ from sluice.actors.pulsar.conversation.limits.intake import (
     MOST_REST_MS,
     MOST_REST_OF_MANY_MS,
     TURN,
+    TURN_MS,
     TURN_OF_MANY,
     VECTORIZED_TURN,
     rest,
 )
 from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
+from sluice.actors.pulsar.conversation.producing.large_frame import LargeFrame
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.refusals import CommandRefused, code_of
 from sluice.actors.pulsar.topic_names import said_name
@@ -81,10 +83,12 @@ class ClientConnection(ClientSession):
         self._held_back: dict[Passed, int] = {}
         """Until when (monotonic ms) nothing is read, because of what rates."""
         self._sends: list[tuple[WireProducer, list[Send], int]] = []
+        self._taken_up = self._messages = 0
+        """Bytes that these become, about, and how many messages are in them."""
+        self._large: LargeFrame | None = None
+        """The frame that is being decoded in turns; nothing behind it is taken up."""
         self._many = asyncio.Semaphore(1)
         """For what takes long: one at a time."""
-        self._taken_up = 0
-        """Bytes that these become, about."""
         self._immediate: dict[str, Callable[[Any], None]] = {
             "ping": lambda _: self.write(_PONG),
             "pong": lambda _: None,
@@ -144,7 +148,7 @@ class ClientConnection(ClientSession):
 
     def look(self) -> None:
         """Stop reading if there is no room or if frames wait, and go on when that has changed."""
-        if self.closed or not (self._read or self.intake.full or self.intake.crowded):
+        if self.closed or not self._goes_further:
             return
         if not self.intake.connecting:  # of a stranger who has left we want to hear, and it may send little
             self.link.pause()
@@ -156,8 +160,8 @@ class ClientConnection(ClientSession):
     async def _go_on(self) -> None:
         """Handle the frames that were read, turn by turn, as far as there is room; then read again."""
         ports, intake = self.gateway.ports, self.intake
-        while not self.closed and (self._read or intake.full or intake.crowded):
-            if self._read and not intake.full:
+        while not self.closed and self._goes_further:
+            if self._large is not None or (self._read and not intake.full):
                 await rest(ports.clock, most=MOST_REST_OF_MANY_MS if self._has_many else MOST_REST_MS)
                 self._turn()
                 self._count()
@@ -169,6 +173,11 @@ class ClientConnection(ClientSession):
         self.link.resume()
 
     @property
+    def _goes_further(self) -> bool:
+        """Whether something that was read waits, or there is no room to read more."""
+        return bool(self._large is not None or self._read or self.intake.full or self.intake.crowded)
+
+    @property
     def _has_many(self) -> bool:
         """Whether its SENDs may be as many pieces of work."""
         return len(self.producers) >= MANY_PRODUCERS
@@ -178,12 +187,13 @@ class ClientConnection(ClientSession):
 
         While others speak, and where they are of many producers, SENDs take their part of the turn as well.
         """
-        left, gateway = TURN, self.gateway
-        least = gateway.vectorized_from
-        shared = self._has_many or gateway.speakers.others(self, gateway.ports.clock.monotonic())
+        left, gateway, clock = TURN, self.gateway, self.gateway.ports.clock
+        least, begun = gateway.vectorized_from, clock.monotonic()
+        shared = self._has_many or gateway.speakers.others(self, begun)
         most = TURN_OF_MANY if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
         try:
-            while self._read and left > 0 and not (self.intake.full or self.closed):
+            self._decode_on(shared)
+            while self._read and left > 0 and not (self._large or self.intake.full or self.closed):
                 reading = self._read[0]
                 begin, few = reading.at, left if shared else most
                 end = reading.sends_from_here(least, most, few) if self.greeted else begin
@@ -194,6 +204,9 @@ class ClientConnection(ClientSession):
                 else:
                     frame, reading.at = reading.cut[reading.at], reading.at + 1
                     left -= max(self._frame(frame, reading), shared)
+                    self._decode_on(shared)
+                if clock.monotonic() - begun >= TURN_MS:
+                    left = 0
                 if reading.at == len(reading.cut):
                     self._read.popleft()
         except (MalformedCommand, UnicodeDecodeError) as error:
@@ -294,6 +307,11 @@ class ClientConnection(ClientSession):
             return 1
         send = Send(asked, body_of(frame.rest))
         size = unpacked_bytes(send)
+        if is_large(send, size):
+            self._flush()
+            self.intake.pending(size)
+            self._large = LargeFrame(producer, send, size, self.gateway.max_message_bytes)
+            return 0
         if self._sends and self._sends[-1][0] is producer:
             _, sends, before = self._sends[-1]
             sends.append(send)
@@ -301,7 +319,8 @@ class ClientConnection(ClientSession):
         else:
             self._sends.append((producer, [send], size))
         self._taken_up += size
-        if self._taken_up > GROUP_BYTES:
+        self._messages += send.metadata.num_messages if send.metadata is not None else 1
+        if self._taken_up > GROUP_BYTES or self._messages > PIECE_MESSAGES:
             self._flush()  # what they become counts before more are taken up
         return 0
 
@@ -312,11 +331,25 @@ class ClientConnection(ClientSession):
 
     def _flush(self) -> None:
         """The sends that were read together go out together. Of rates they take what they are, whatever they say."""
-        sends, self._sends, self._taken_up = self._sends, [], 0
+        sends, self._sends, self._taken_up, self._messages = self._sends, [], 0, 0
         for producer, frames, size in sends:
             self.intake.pending(size)
-            producer.send(frames, size)
-            self._pace(producer, sum(frame.messages for frame in frames), sum(frame.size for frame in frames))
+            self._hand_over(producer, frames, size)
+
+    def _hand_over(self, producer: WireProducer, frames: list[Send], size: int) -> None:
+        producer.send(frames, size)
+        self._pace(producer, sum(frame.messages for frame in frames), sum(frame.size for frame in frames))
+
+    def _decode_on(self, shared: bool) -> None:
+        """Decode more of the large frame, if there is one. shared: others speak."""
+        large = self._large
+        if large is None or not large.go_on(self.gateway.ports.clock, shared=shared):
+            return
+        self._large = None
+        if large.producer.ready and not large.producer.closed:
+            self._hand_over(large.producer, [large.send], large.size)
+        else:
+            self.settled(large.size)
 
     def _pace(self, producer: WireProducer, messages: int, size: int) -> None:
         """This many messages were taken. If that exceeds a rate, nothing more is read for a while."""
@@ -429,6 +462,7 @@ class ClientConnection(ClientSession):
             return
         super().over()
         self._read.clear()
+        self._large = None
         self._cutter.clear()
         for task in (self._keeping, self._going_on):
             if task is not None:

@@ -11,7 +11,6 @@ from typing import Any
 from sluice.actors.policies.audited import DONE, REFUSED, Audited
 from sluice.actors.policies.authorization import Wish
 from sluice.actors.ports import Task
-from sluice.actors.producer.append_turns import AppendTurns
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import ServerError, command
 from sluice.actors.pulsar.codec.vectorized_decoder import Sends, receipts
@@ -85,7 +84,6 @@ class ClientSession:
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
         self.intake = Intake(gateway.held, self.look)
-        self.appends = AppendTurns(gateway.ports)
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
         self._confirmed: list[tuple[int, int, Sends]] = []
         """Frames whose receipts were not written yet, each with its producer and partition."""

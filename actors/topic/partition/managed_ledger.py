@@ -37,7 +37,7 @@ from sluice.actors.topic.partition.producers import Producers
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.partition.source_names import is_source
 from sluice.storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
-from sluice.storage.format.frame import Run
+from sluice.storage.format.frame import Run, Segment
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, position
 
 T = TypeVar("T")
@@ -204,10 +204,10 @@ class ManagedLedger:
         if is_source(header.producer):
             self._producers.results.replay(header.producer, header.positions, self._ports.clock.now())
             return
-        self._producers.replay(
-            header.producer, header.first_sequence, header.count, header.ledger, header.first_entry,
-            self._ports.clock.now(),
-        )  # fmt: skip
+        entry, now = header.first_entry, self._ports.clock.now()
+        for producer, first, count in header.parts:
+            self._producers.replay(producer, first, count, header.ledger, entry, now)
+            entry += count
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -230,13 +230,13 @@ class ManagedLedger:
             self._room.clear()
             await self._room.wait(self._ports)
 
-    def append(self, run: Run, producer: str, first_sequence: int, blob: Blob, positions: bytes = b"") -> None:
-        """Append a run when `ready`; what follows comes through the producers' pending runs. positions: of results."""
+    def append(self, run: Run, segments: tuple[Segment, ...], blob: Blob, positions: bytes = b"") -> None:
+        """Append a run when `ready`; its segments are confirmed to the producers that wait. positions: of results."""
         writer = self._writer
         if writer is None or self.stopped:
             raise Fenced("the topic has a newer owner")
         inline = blob if blob.handle is None else Blob(run.payload)
-        append = writer.append(run, producer, first_sequence, blob, inline, positions)
+        append = writer.append(run, segments, blob, inline, positions)
         self.tables[writer.ledger_id].append(append.pending.first_entry, run.count)
         self.held += inline.size
 
@@ -250,12 +250,12 @@ class ManagedLedger:
             self.open_bytes += size
             self._runs_since += 1
             self._bytes_since += size
-            outcome = self._producers.confirm(
-                header.producer, header.first_sequence, header.count, header.ledger, header.first_entry
-            )
-            if outcome is not None:
-                published = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
-                outcome.set_result(published)
+            entry = header.first_entry
+            for producer, first, count in header.parts:
+                outcome = self._producers.confirm(producer, first, count, header.ledger, entry)
+                if outcome is not None:
+                    outcome.set_result(Published(ledger=header.ledger, first_entry=entry, count=count))
+                entry += count
         self._room.set()
         self.wake()
 

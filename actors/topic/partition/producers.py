@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 from sluice.actors.ledger.record import ProducerRecord, StoredRun
-from sluice.actors.messages import Published
+from sluice.actors.messages import Published, PublishMany
+from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
 from sluice.actors.topic.partition.results import Results
 from sluice.actors.topic.partition.source_names import is_source
 from sluice.storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
+from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS
 
 REMEMBERED_RUNS = 16
 REPLACED_INCARNATIONS = 8
@@ -38,6 +41,25 @@ MOST_CLOSED = 10_000
 """The most producers without a session that are remembered, as with Pulsar; the longest silent go first."""
 SPARE = 1_000
 """The excess at which some are forgotten, not one at a time: to find the oldest takes a look at all."""
+
+
+def check_sequences(first: int, count: int) -> None:
+    """Raises Invalid for sequences that no producer has."""
+    if not 0 <= first <= SEQUENCES - count:
+        raise Invalid(f"sequences are 0 to {SEQUENCES - 1}; {count} do not begin at {first}")
+
+
+def check_segments(request: PublishMany) -> None:
+    """Raises Invalid for a run whose segments no frame could hold."""
+    names = request.producers
+    columns: list[list[Any]] = [request.sessions, request.first_sequences, request.counts, request.follows]
+    named_once = len({*names}) == len(names) and all(len(column) == len(names) for column in columns)
+    if not 1 < len(names) <= MAX_SEGMENTS or not named_once:
+        raise Invalid(f"a run is of 2 to {MAX_SEGMENTS} producers, each named once, with the same columns for all")
+    if min(request.counts) <= 0 or sum([len(name.encode()) for name in names]) > MAX_NAMES_BYTES:
+        raise Invalid(f"each producer has messages, and their names have at most {MAX_NAMES_BYTES} bytes together")
+    for first, count in zip(request.first_sequences, request.counts, strict=True):
+        check_sequences(first, count)
 
 
 @dataclass(frozen=True, slots=True)

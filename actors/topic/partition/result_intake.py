@@ -58,7 +58,8 @@ class ResultIntake:
                 header = packed(messages)
                 pushed: SharedFuture[Published] = SharedFuture()
                 results.push(source, messages, pushed)
-                self._log.append(run, producer_of(request.source), int(messages[0]), blob, header)
+                source_part = producer_of(request.source), int(messages[0]), run.count
+                self._log.append(run, (source_part,), blob, header)
                 return await pushed
             else:
                 self._termination.check()

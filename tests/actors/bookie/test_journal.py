@@ -12,7 +12,7 @@ from sluice.actors import messages
 from sluice.actors.bookie import BookieSettings
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
-from sluice.storage.format.frame import Buffer
+from sluice.storage.format.frame import NEWEST, Buffer
 from tests.actors.bookie.world import SMALL, World, add, payload_of, read, settle
 from tests.sim.loop import simulated
 
@@ -162,7 +162,7 @@ async def test_too_little_free_space_makes_it_read_only_in_time() -> None:
     assert "bytes are free, 50000 are the minimum" in alive.refuses
     world.disk.faults.capacity = 60_000
     await bookie.maintain()
-    assert await bookie.handle(messages.Ping()) == messages.Alive()
+    assert await bookie.handle(messages.Ping()) == messages.Alive(frames=NEWEST)
 
 
 @simulated

@@ -54,7 +54,7 @@ class Schedule(RuleBasedStateMachine):
     )
     def start(self, config: dict[str, Any], limits: dict[str, Any], first: int) -> None:
         self.settings = SubscriptionSettings(replica_points=3, **config, **limits)
-        self.dispatch = KeySharedDispatcher(self.settings)
+        self.dispatch = self.make()
         self.model = Model(self.settings)
         self.now = 1000
         self.ledger, self.entry = 1, 0
@@ -64,6 +64,9 @@ class Schedule(RuleBasedStateMachine):
         self.sent = 0
         for _ in range(first):
             self.join("alpha", [], 20)
+
+    def make(self) -> KeySharedDispatcher:
+        return KeySharedDispatcher(self.settings)
 
     # -- rules ------------------------------------------------------------------------------------------------------
 

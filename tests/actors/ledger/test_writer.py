@@ -55,7 +55,7 @@ class Writing:
         """Append a small run."""
         run: Run = make_test_run([str(n) for n in range(count)])
         inline = Blob(run.payload)
-        return self.writer.append(run, "p", 0, blob or inline, inline)
+        return self.writer.append(run, (("p", 0, run.count),), blob or inline, inline)
 
 
 async def start(lab: Lab, bookies: str = "abc", write: int = 3, ack: int = 2) -> Writing:

@@ -9,8 +9,9 @@ import pytest
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
 from sluice.actors.ports import Ports
-from sluice.actors.producer import producer as producer_module
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, cut
+from sluice.actors.producer import batches as batches_module
+from sluice.actors.producer.batches import Outgoing, cut
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.actor import Actor
 from sluice.storage.errors import Invalid, SluiceError, Terminated
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
@@ -134,6 +135,6 @@ def test_a_batch_is_cut_at_so_many_bytes() -> None:
 
 
 def test_a_message_beyond_every_limit_is_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "BODY_BYTES", 200)
+    monkeypatch.setattr(batches_module, "BODY_BYTES", 200)
     pieces = cut(batch_of([b"a", b"x" * 1_000, b"c", b"d"]), np.arange(4))
     assert [rows.tolist() for _, rows in pieces] == [[0], [1], [2, 3]]

@@ -9,7 +9,8 @@ import pytest
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerOpened, Publish, Published
 from sluice.actors.ports import SHARED_FROM, Ports
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.batches import Outgoing
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.actor import Actor
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.batch import StoredBatch, make_batch

@@ -7,7 +7,8 @@ import numpy as np
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Closed, CloseIdle, Done, Located, LocateTopic, Suspect
 from sluice.actors.ports import Ports
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.batches import Outgoing
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.actor import Actor
 from sluice.actors.topic.partition.producers import FORGET_MS
 from sluice.storage.errors import SluiceError

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.actors.producer.producer import split
+from sluice.actors.producer.batches import split
 from sluice.storage.format.batch import StoredBatch, make_batch
 from sluice.storage.format.hashing import masked_hash
 

@@ -28,7 +28,7 @@ from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
 from sluice.storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
 from sluice.storage.format.batch import decode_body, make_batch
-from sluice.storage.format.frame import Run, make_run
+from sluice.storage.format.frame import NEWEST, Run, make_run
 from tests.sim.world import World
 
 TIMEOUT = 20_000
@@ -61,6 +61,7 @@ class Cluster:
     current: Address = ""
     hidden: list[str] = field(default_factory=list)
     resources: ProcessResources = field(default_factory=ProcessResources)
+    frames: int = NEWEST
 
     async def start(self) -> Address:
         """Start the bookies and a first owner; returns the owner's address."""
@@ -86,7 +87,7 @@ class Cluster:
     async def list_bookies(self) -> BookieList:
         """Return the list that the controller would answer."""
         names = sorted(name for name in self.addresses if name not in self.hidden and self.world.is_up(name))
-        return BookieList(ids=names, addresses=[self.addresses[name] for name in names])
+        return BookieList(ids=names, addresses=[self.addresses[name] for name in names], frames=self.frames)
 
     async def start_owner(self, partition: int = 0) -> Address:
         """One more owner of the partition, on a machine of its own; an earlier one is not told."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
-from sluice.actors.messages import Publish, Published, TopicSettings
+from sluice.actors.ledger.bookies import REFRESH_MS
+from sluice.actors.messages import Publish, Published, PublishMany, TopicSettings
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.topic.partition import managed_ledger as log
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
-from sluice.storage.format.frame import Run, payload_crc
+from sluice.storage.format.frame import NEWEST, Run, payload_crc
 from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
 from tests.sim.world import World
@@ -268,3 +273,101 @@ def test_a_repetition_of_what_is_stored_is_never_invalid() -> None:
             await producer.send(run, 1)
 
     World(29).play(scenario)
+
+
+def joint(client: Ports, producers: Sequence[TestProducer], counts: Sequence[int]) -> tuple[PublishMany, list[str]]:
+    """Make a run of the next messages of several producers; returns the request and the values."""
+    values = [
+        f"{one.name}-{one.next + row}" for one, count in zip(producers, counts, strict=True) for row in range(count)
+    ]
+    run = make_test_run(values)
+    request = PublishMany(
+        producers=[one.name for one in producers],
+        sessions=[one.session for one in producers],
+        first_sequences=[one.next for one in producers],
+        counts=list(counts),
+        follows=[one.next - 1 for one in producers],
+        delayed=run.delayed,
+        shape=run.shape,
+        crc=run.crc,
+        payload=Blob(run.payload),
+    )
+    return request, values
+
+
+async def three(world: World) -> tuple[Cluster, Ports, list[TestProducer]]:
+    cluster, client, producer = await started(world)
+    others = [TestProducer(client, cluster.current, name) for name in ("q", "r")]
+    for other in others:
+        await other.open()
+    return cluster, client, [producer, *others]
+
+
+def test_joint_run_is_known_of_each_producer_after_a_takeover() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producers = await three(world)
+        request, joint_values = joint(client, producers, [2, 1, 3])
+        reply = await client.net.call(cluster.current, request, 5_000)
+        assert not isinstance(reply, Unknown)
+        assert (reply.first_entry, reply.count) == (0, 6)
+        owner = await cluster.replace_owner()
+        for producer, count, entry in zip(producers, (2, 1, 3), (0, 2, 3), strict=True):
+            again = TestProducer(client, owner, producer.name, incarnation="2")
+            assert (await again.open()).last_sequence == count - 1
+            run = make_test_run([f"{producer.name}-{row}" for row in range(count)])
+            place = await again.send(run, 0)
+            assert (place.ledger, place.first_entry, place.duplicate) == (reply.ledger, entry, True)
+        assert await values(client, cluster) == joint_values
+
+    World(21).play(scenario)
+
+
+def test_joint_run_with_a_stored_part_is_refused_whole() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producers = await three(world)
+        request, _ = joint(client, producers, [2, 2, 2])
+        await producers[1].publish(1)
+        with pytest.raises(Conflict, match="'q'"):
+            await client.net.call(cluster.current, request, 5_000)
+        assert await values(client, cluster) == ["q-0"]
+
+    World(22).play(scenario)
+
+
+def test_joint_run_is_refused_while_an_older_process_is_there() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producers = await three(world)
+        cluster.frames = 1
+        owner = await cluster.replace_owner()
+        for producer in producers:
+            producer.to, producer.incarnation = owner, "2"
+            await producer.open()
+        request, _ = joint(client, producers, [1, 1, 1])
+        with pytest.raises(Conflict, match="older process"):
+            await client.net.call(owner, request, 5_000)
+        cluster.frames = NEWEST
+        await client.clock.sleep(REFRESH_MS)
+        assert not isinstance(await client.net.call(owner, request, 5_000), Unknown)
+
+    World(23).play(scenario)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"producers": ["p", "q", "q"]},
+        {"counts": [3, 3, 0]},
+        {"sessions": [1]},
+        {"first_sequences": [0, -1, 0]},
+        {"producers": ["p", "q", "r" * 4_000]},
+    ],
+)
+def test_joint_run_whose_segments_fit_no_frame_is_invalid(wrong: dict[str, Any]) -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producers = await three(world)
+        request, _ = joint(client, producers, [2, 2, 2])
+        with pytest.raises(Invalid):
+            await client.net.call(cluster.current, msgspec.structs.replace(request, **wrong), 5_000)
+        assert await values(client, cluster) == []
+
+    World(24).play(scenario)

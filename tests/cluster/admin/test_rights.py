@@ -47,6 +47,7 @@ root watcher: GET /admin/v2/brokers/configuration
 root watcher: GET /admin/v2/brokers/configuration/values
 root watcher: GET /admin/v2/brokers/configuration/runtime
 root watcher: GET /metrics
+root watcher: GET /metrics/
 root watcher: GET /watch/subscriptions
 root: PUT /admin/v2/tenants/{tenant}
 root: POST /admin/v2/tenants/{tenant}

@@ -325,9 +325,10 @@ async def test_wrong_calls_get_a_status_and_a_reason(
         assert (await answer.json())["reason"]
 
 
-async def test_metrics_are_prometheus_text(session: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+async def test_metrics_are_prometheus_text(session: aiohttp.ClientSession, path: str) -> None:
     """Labels are escaped; each series has its help and type."""
-    text = await (await session.get("/metrics")).text()
+    text = await (await session.get(path)).text()
     assert "# TYPE pulsar_subscription_back_log gauge" in text
     assert 'pulsar_subscription_back_log{topic="orders",partition="0",subscription="bill\\"ing"} 5\n' in text
 

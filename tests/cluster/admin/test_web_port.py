@@ -58,6 +58,15 @@ def test_slashes_in_a_row_mean_one(tool: Tool) -> None:
     assert tool.ask("GET", "//").status == 404
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+def test_metrics_are_at_the_place_of_pulsar(tool: Tool, path: str) -> None:
+    tool.ask("PUT", f"{BASE}/measured")
+    tool.ask("PUT", f"{BASE}/measured/subscription/s")
+    answer = tool.ask("GET", path)
+    assert (answer.status, answer.headers.get_content_type()) == (200, "text/plain")
+    assert b'pulsar_subscription_back_log{topic="measured",partition="0",subscription="s"} 0\n' in answer.body
+
+
 def test_missing_path_is_refused_at_once(tool: Tool) -> None:
     tool.ask("PUT", f"{BASE}/plain")
     for method, path in (

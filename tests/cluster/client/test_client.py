@@ -244,7 +244,7 @@ def test_wrong_calls_get_one_clear_line(client: Client) -> None:
     with pytest.raises(sluice.Invalid, match="partition"):
         client.create_topic("none", partitions=0)
     with pytest.raises(sluice.Invalid, match="unknown setting"):
-        client.create_topic("odd", colour="red")
+        client.create_topic("odd", colour="red")  # type: ignore[call-arg]
     client.create_topic("single", partitions=2)
     with pytest.raises(sluice.Conflict, match="other settings"):
         client.create_topic("single", partitions=5)

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pytest
 
 from sluice.actors.messages.limits import SEQUENCES
-from sluice.actors.producer.producer import Outgoing, PartitionProducer
+from sluice.actors.producer.batches import Outgoing
+from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.delayed import due_time
 from sluice.cluster.client.message import MessageId
-from sluice.cluster.client.producer import MAX_PENDING_MESSAGES, Batching, Producer, ProducerOptions
+from sluice.cluster.client.producer import Producer
+from sluice.cluster.client.producer_core import MAX_PENDING_MESSAGES, Batching, ProducerOptions
 from sluice.cluster.client.receipts import SentMessage
 from sluice.storage.errors import Fenced, Invalid, Unavailable
 from sluice.storage.format.batch import MAX_RUN_MESSAGES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import jwt
 import pytest
@@ -47,7 +48,11 @@ def played(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict
     guarded = ClusterOptions(data_dir=folder, pulsar_port=0, pulsar_token_key_file=str(key))
     with sluice.connect(embedded=True, pulsar_port=0) as server, running(guarded):
         server.create_topic("parts", partitions=3)
-        for topic, scheme in (("JavaStringHash", "java_string_hash"), ("Murmur3_32Hash", "murmur3_32_hash")):
+        schemes: dict[str, Literal["java_string_hash", "murmur3_32_hash"]] = {
+            "JavaStringHash": "java_string_hash",
+            "Murmur3_32Hash": "murmur3_32_hash",
+        }
+        for topic, scheme in schemes.items():
             server.create_topic(topic, partitions=5)
             with server.create_producer(topic, hashing_scheme=scheme) as producer:
                 for one in KEYS:

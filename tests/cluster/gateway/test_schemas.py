@@ -14,8 +14,7 @@ from pulsar.schema import AvroSchema, BytesSchema, Integer, JsonSchema, Record, 
 
 from sluice.cluster.gateway.ports import service_url
 from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE
-from sluice.cluster.launch.embedded import running
-from sluice.cluster.launch.standalone import BOOT
+from sluice.cluster.launch.embedded import WITH_ADMIN, running
 from sluice.cluster.settings.options import ClusterOptions
 from tests.cluster.gateway.clients import EARLIEST, PATIENCE
 
@@ -41,7 +40,7 @@ class Larger(Record):  # type: ignore[misc]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster's data folder."""
     made = tmp_path_factory.mktemp("schemas")
-    with running(ClusterOptions(data_dir=made, pulsar_port=0), boot=BOOT):
+    with running(ClusterOptions(data_dir=made, pulsar_port=0), boot=WITH_ADMIN):
         anything = ask(made, "PUT", "namespaces/public/default/schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE")
         assert anything == (204, None)
         yield made

@@ -315,8 +315,8 @@ def test_a_damaged_catalog_ends_no_owner_of_a_topic(tmp_path: Path) -> None:
 def test_a_catalog_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Invalid, match="nowhere is no catalog"):
         embedded.connect(tmp_path / "data", iceberg_catalog="nowhere")
-    monkeypatch.setattr("sluice.cluster.history.tables.find_spec", lambda name: None)
-    with pytest.raises(Invalid, match="needs pyiceberg: pip install"):
+    monkeypatch.setattr("sluice.cluster.base.extras.find_spec", lambda name: None)
+    with pytest.raises(Invalid, match="needs pyiceberg, fastavro, sqlalchemy: pip install"):
         embedded.connect(tmp_path / "data", iceberg_catalog="sqlite:///c.db")
 
 

@@ -44,6 +44,23 @@ def test_a_topic_without_a_shared_index_exports_none() -> None:
     assert distributions(stats) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "free", "alarms"),
+    [("shared", False, False), ("key_shared", True, False), ("key_shared", False, True), ("failover", False, True)],
+)
+def test_only_a_subscription_that_promises_order_breaks_it(kind: str, free: bool, alarms: bool) -> None:
+    stats = {
+        "type": kind,
+        "allowOutOfOrderDelivery": free,
+        "orderViolationsTotal": 245,
+        "orderCheckedTotal": 500,
+        "msgBacklog": 1,
+    }
+    names = {metric.name for metric, _, _ in series("dispatcher", stats)}
+    assert ("sluice_order_violations_total" in names, "sluice_order_checked_total" in names) == (alarms, alarms)
+    assert "pulsar_subscription_back_log" in names
+
+
 def test_latencies_are_a_histogram_with_sum_and_steps() -> None:
     stats = {"bucketDelayedIndexStats": index_stats(20, 60, 70, 70_000)}
     (seen,) = [one for one in distributions(stats) if one.labels["type"] == "create"]

@@ -71,6 +71,25 @@ def drained(client: Client, consumer: Consumer, keys: int, each: int) -> Receive
     return got
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"admin_port": 65536}, "admin_port is a number from 0 to 65535, not 65536"),
+        ({"admin_port": -1}, "admin_port is a number from 0 to 65535, not -1"),
+        ({"admin_port": "8080"}, "admin_port is a number from 0 to 65535, not '8080'"),
+        ({"pulsar_port": 1.5}, "pulsar_port is a number from -1 to 65535, not 1.5"),
+        ({"admin_port": 0, "data_dir": None}, "admin_port needs a data_dir"),
+        ({"admin_port": 0, "embedded": False}, "admin_port is for a cluster in this process"),
+    ],
+)
+def test_bad_port_is_refused_in_one_line(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+    call: dict[str, Any] = {"embedded": True, "data_dir": tmp_path, **given}
+    with pytest.raises(sluice.Invalid) as refused:
+        sluice.connect(**call)
+    assert str(refused.value).startswith(told)
+    assert "\n" not in str(refused.value)
+
+
 # -- what it does -----------------------------------------------------------------------------------------------------
 
 

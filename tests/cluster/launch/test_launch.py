@@ -139,7 +139,7 @@ def assert_ray_is_not_needed(folder: Path) -> None:
     assert ran.stdout.splitlines() == ["['audit', 'billing']", "False"]
 
 
-def assert_found_again(client: sluice.client.Client, left: int) -> None:
+def assert_found_again(client: sluice.Client, left: int) -> None:
     """Check that everything from the first half of the test is there."""
     (topic,) = client.topics()
     assert (topic["topic"], topic["partitions"], topic["retention_ms"]) == ("orders", 2, 77)

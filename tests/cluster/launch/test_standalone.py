@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +142,41 @@ def test_a_failed_start_says_why_in_one_line_and_leaves_nothing(tmp_path: Path) 
             call()
 
 
+@contextlib.contextmanager
+def taken_port() -> Iterator[int]:
+    """A port of the loopback that another program has."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_admin_port_in_use_ends_up_with_one_line(tmp_path: Path) -> None:
+    with taken_port() as port, pytest.raises(sluice.Unavailable, match=f"the admin port {port} is in use") as told:
+        standalone.up(values(tmp_path, admin_port=port))
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / STATE_FILE).exists()
+
+
+def test_up_answers_at_the_admin_port_that_it_was_given(tmp_path: Path) -> None:
+    with taken_port() as port:
+        pass
+    standalone.up(values(tmp_path, admin_port=port))
+    assert http_status(port, "/healthz", "") == 200
+    assert http_status(port, "/metrics", "") == 401
+    assert http_status(port, "/metrics", (tmp_path / "admin-token").read_text()) == 200
+    launch.down(tmp_path)
+
+
+def http_status(port: int, path: str, token: str) -> int:
+    """The status of the answer to a GET with a token."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
 VERBS = """
 import json, sys
 from sluice.cli.exit_codes import run
@@ -166,3 +204,20 @@ def test_one_process_has_no_nodes_and_no_address(tmp_path: Path, more: list[str]
     from sluice.cli.exit_codes import run
 
     assert run(["up", "--embedded", "--data-dir", str(tmp_path), *more]) == 2
+
+
+def test_cluster_in_the_foreground_serves_until_a_signal(tmp_path: Path) -> None:
+    command = [PYTHON, "-c", "from sluice.cli import main; main()", "up", "--embedded", "--foreground"]
+    command += ["--data-dir", str(tmp_path), "--set", "pulsar_port=-1"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        try:
+            said = serving.stderr.readline()
+            assert said.startswith("sluice: up at 127.0.0.1:"), said
+            with sluice.connect(data_dir=tmp_path) as client:
+                client.create_topic("orders")
+            assert process(tmp_path).pid == serving.pid
+        finally:
+            serving.send_signal(signal.SIGTERM)
+        assert serving.wait(PATIENCE_S) == 0
+    assert not (tmp_path / STATE_FILE).exists()

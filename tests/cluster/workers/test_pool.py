@@ -209,7 +209,7 @@ def test_cancellation_in_a_handler_fails_its_message(client: Client, handler: An
     """And does not end the worker, which would begin with the same message again and again."""
     client.create_topic("results", 1, deduplication_enabled=True)
     send(client, 3, 30)
-    retries = {"retry_delay_ms": 10, "max_redeliver_count": 1, "dead_letter_policy": "skip"}
+    retries: dict[str, Any] = {"retry_delay_ms": 10, "max_redeliver_count": 1, "dead_letter_policy": "skip"}
     with Workers("orders", "billing", handler, client=client, dead_letter_topic="dead", **retries, **options) as pool:
         eventually(lambda: pool.status().handled == 29 or pool.status().replaced, lambda: str(pool.status()))
         assert pool.status().replaced == 0, pool.status().reason

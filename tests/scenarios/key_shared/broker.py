@@ -37,7 +37,8 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import SHARED_FROM, Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
+from sluice.actors.producer.batches import Outgoing, split
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.topic.topic import Topic
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import make_batch

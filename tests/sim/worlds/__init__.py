@@ -27,6 +27,7 @@ from tests.sim.worlds.restored import RestoredWorld
 from tests.sim.worlds.seeks import SeeksWorld, SkipsWorld
 from tests.sim.worlds.sharing import SharingWorld
 from tests.sim.worlds.types import TypesWorld
+from tests.sim.worlds.users import UsersWorld
 from tests.sim.worlds.workers import WorkersWorld
 
 WORLDS: dict[str, Scenario] = {
@@ -60,6 +61,7 @@ WORLDS: dict[str, Scenario] = {
         SharingWorld(),
         SkipsWorld(),
         TypesWorld(),
+        UsersWorld(),
         WorkersWorld(),
     )
 }

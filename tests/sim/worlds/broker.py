@@ -251,7 +251,13 @@ class Course:
 
     def _produce(self, number: int) -> SimProducer:
         """One more producer."""
-        return SimProducer(self.world, self.past, self.size.traffic, number)
+        return SimProducer(self.world, self.past, self.size.traffic, number, mate=self._mate(number))
+
+    def _mate(self, number: int) -> SimProducer | None:
+        """The producer of the same client: in half of the runs two share one."""
+        shared = number % 2 and random.Random(f"mates/{self.world.seed}").random() < 0.5
+        mate = self.producers[number - 1] if shared else None
+        return mate if isinstance(mate, SimProducer) else None
 
     def join(self) -> SimConsumer:
         """One more consumer."""

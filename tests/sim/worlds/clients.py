@@ -21,7 +21,9 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Event, SubscriptionSettings
 from sluice.actors.ports import Ports
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig, split
+from sluice.actors.producer.batches import Outgoing, split
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
+from sluice.actors.producer.waves import Waves
 from sluice.actors.runtime.signal import Signal
 from sluice.loadgen.base import history
 from sluice.storage.errors import Corrupt, Fenced, Invalid, SluiceError, Terminated
@@ -59,11 +61,23 @@ class Traffic:
 
 
 class SimProducer:
-    """Publishes numbered messages of its own keys, and writes down what it was told."""
+    """Publishes numbered messages of its own keys, and writes down what it was told.
 
-    def __init__(self, world: World, past: History, traffic: Traffic, number: int, machine: str | None = None) -> None:
+    mate: a producer of the same client, with which it publishes in waves.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        past: History,
+        traffic: Traffic,
+        number: int,
+        machine: str | None = None,
+        mate: SimProducer | None = None,
+    ) -> None:
         self.name = f"producer-{number}"
-        self.ports = world.client(self.name, machine=machine)
+        self.ports: Ports = world.client(self.name, machine=machine) if mate is None else mate.ports
+        self.waves: Waves = Waves(self.ports) if mate is None else mate.waves
         self.done: asyncio.Future[None] = world.loop.create_future()
         self._past = past
         self._traffic = traffic
@@ -73,7 +87,10 @@ class SimProducer:
         directory = Directory(self.ports, traffic.controller)
         self._parts = [
             PartitionProducer(
-                self.ports, directory, ProducerConfig(traffic.topic, partition, self.name, f"{self.name}-1")
+                self.ports,
+                directory,
+                ProducerConfig(traffic.topic, partition, self.name, f"{self.name}-1"),
+                waves=self.waves,
             )
             for partition in range(traffic.partitions)
         ]

@@ -31,7 +31,9 @@ from sluice.actors.ledger.record import LedgerRecord, LedgerState, PartitionReco
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import IndexRead, ReadIndex, ReadPayload, ReadRun, TopicSettings
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.producer.producer import Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.batches import Outgoing
+from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
+from sluice.actors.producer.waves import Waves
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import decode_body, make_batch
 from sluice.storage.format.frame import decode_head, payload_crc
@@ -134,9 +136,13 @@ class Course:
         self.nemesis = Nemesis(world, [fault.quickened(DENSE) for fault in faults] if self.size.dense else faults)
         self.told: list[Told] = []
         self.sent = [0] * self.size.producers
+        self._clients: dict[int, tuple[Ports, Waves]] = {}
+        """Two producers have one client."""
         self.shown: dict[int, tuple[int, int]] = {}
         """First position of each run that the reader saw, with its count and checksum."""
-        self.counters = dict.fromkeys(("confirmed messages", "shown runs", "owners", "ledgers", "fragments"), 0)
+        self.counters = dict.fromkeys(
+            ("confirmed messages", "shown runs", "owners", "ledgers", "fragments", "joint runs"), 0
+        )
 
     def draw(self) -> Size:
         """How big this run is."""
@@ -203,20 +209,27 @@ class Course:
             await wait
 
     def _spawn_producer(self, number: int) -> asyncio.Future[None]:
-        ports = self.world.client(f"producer-{number}")
+        # Two producers of one client publish in waves.
+        ports, waves = self._clients.get(number // 2) or self._client(number)
         done: asyncio.Future[None] = self.world.loop.create_future()
 
         async def work() -> None:
-            await self._produce(ports, number)
+            await self._produce(ports, waves, number)
             done.set_result(None)
 
         ports.spawn(work(), "produce")
         return done
 
-    async def _produce(self, ports: Ports, number: int) -> None:
+    def _client(self, number: int) -> tuple[Ports, Waves]:
+        ports = self.world.client(f"producer-{number}")
+        self._clients[number // 2] = ports, Waves(ports)
+        return self._clients[number // 2]
+
+    async def _produce(self, ports: Ports, waves: Waves, number: int) -> None:
         rng = random.Random(f"producer/{self.world.seed}/{number}")
         directory = Directory(ports, self.registry.ports.me)
-        producer = PartitionProducer(ports, directory, ProducerConfig(TOPIC, 0, f"p{number}", f"p{number}-1"))
+        config = ProducerConfig(TOPIC, 0, f"p{number}", f"p{number}-1")
+        producer = PartitionProducer(ports, directory, config, waves=waves)
         while True:
             try:
                 await producer.open()
@@ -252,6 +265,10 @@ class Course:
     def names_of(self, rows: pa.RecordBatch) -> list[bytes]:
         """Of each message, whose it is and which."""
         return [bytes(value) for value in rows.column("payload").to_pylist()]
+
+    def who_sent(self, names: list[bytes]) -> list[tuple[int, int]]:
+        """Return the producer's number and the own one of each message."""
+        return [(int(producer), int(number)) for producer, number, *_ in (name.split() for name in names)]
 
     async def _follow(self, ports: Ports) -> None:
         """Read the log as it grows, whoever owns it."""
@@ -380,6 +397,10 @@ class Course:
                 assert position(header.ledger, header.first_entry) == first, f"S14: {bookie} has another run {run}"
                 crc = header.crc if self.bytes_stay else 0
                 assert (header.count, crc) == self.shown[first], f"S3: {bookie} has other bytes of {show(first)}"
+                said = [(int(name[1:]), at + row) for name, at, count in header.parts for row in range(count)]
+                assert said == self.who_sent(log[first]), f"S7: {bookie} names other producers of {show(first)}"
+                if header.segments:
+                    self.counters["joint runs"] += 1
                 assert header.epoch >= epoch, f"S15: run {run} of {ledger.id} is of {header.epoch}, after {epoch}"
             assert copies >= ledger.ack_quorum, f"S14: run {run} of ledger {ledger.id} has {copies} copies"
             epoch = found

@@ -7,6 +7,8 @@ owners of a partition are alive at once.
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 
 from sluice.actors.dispatcher import Dispatcher
@@ -28,6 +30,7 @@ from sluice.actors.runtime.actor import Actor
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
 from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.frame import NEWEST
 from tests.sim.world import World
 
 BROKERS = 3
@@ -48,6 +51,9 @@ class Registry(Actor):
         self.started = 0
         self._busy: dict[int, bool] = {}
         self._starting = False
+        rng = random.Random(f"frames/{world.seed}")
+        self._upgraded_at = rng.choice((0, 0, rng.randrange(3_000)))
+        """When the last process that reads no newer frames is replaced, monotonic."""
         self.controller = controller
         self._resources = [ProcessResources() for _ in range(BROKERS)]
 
@@ -113,9 +119,12 @@ class Registry(Actor):
         return Done()
 
     async def on_list_bookies(self, request: ListBookies) -> BookieList:
-        """All bookies that ever were, with their present addresses."""
+        """All bookies that ever were, with their present addresses. In half of the runs the last older process is
+        replaced after a while.
+        """
         names = [name for name in self.world.names() if name.startswith("bookie-")]
-        return BookieList(ids=names, addresses=[self.world.process(name).address for name in names])
+        frames = NEWEST if self.ports.clock.monotonic() >= self._upgraded_at else 1
+        return BookieList(ids=names, addresses=[self.world.process(name).address for name in names], frames=frames)
 
     async def replace(self, partition: int) -> None:
         """Start one more owner, whatever became of the others."""

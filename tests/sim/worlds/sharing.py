@@ -40,7 +40,7 @@ class SharingCourse(Course):
     """One run."""
 
     def _produce(self, number: int) -> SimProducer:
-        return SimProducer(self.world, self.past, self.size.traffic, number, self._machine())
+        return SimProducer(self.world, self.past, self.size.traffic, number, self._machine(), self._mate(number))
 
     def join(self) -> SimConsumer:
         number = len(self.consumers)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import google_crc32c
 import msgpack
 import pyarrow as pa
 import pytest
@@ -14,6 +16,7 @@ from sluice.storage.errors import Corrupt, Invalid
 from sluice.storage.format.batch import decode_body, make_batch
 from sluice.storage.format.frame import (
     MAX_HEADER_BYTES,
+    MAX_SEGMENTS,
     PREFIX_BYTES,
     Header,
     Run,
@@ -125,3 +128,58 @@ def test_empty_run_or_too_long_producer_name_is_refused() -> None:
     header, run, _ = example()
     with pytest.raises(Invalid, match="the limit is"):
         encode_head(replace(header, producer="p" * MAX_HEADER_BYTES), len(run.payload))
+
+
+SEGMENTS = (("p", 4, 1), ("q", 7, 2))
+
+
+def with_segments(segments: object = SEGMENTS, **more: object) -> bytes:
+    """A frame whose header has these segments."""
+    header, run, _ = example()
+    changed = replace(header, producer="", first_sequence=0, segments=segments, **more)  # type: ignore[arg-type]
+    return encode_head(changed, len(run.payload)) + bytes(run.payload)
+
+
+def test_segments_travel_in_a_frame_of_their_own_kind() -> None:
+    frame = decode_frame(with_segments())
+    assert frame.header.segments == frame.header.parts == SEGMENTS
+    assert with_segments()[:4] == b"SLC2"
+    assert example()[0].parts == (("p", 41, 3),)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        (("p", 4, 1), ("q", 7, 1)),
+        (("p", 4, 3), ("q", 7, 0)),
+        (("p", 4, 1), ("p", 5, 2)),
+        (("p", 4, 1), ("", 7, 2)),
+        (("p", 4, 1), (7, 7, 2)),
+        (("p", 4, 1), ("q", "7", 2)),
+        (("p", 4), ("q", 7, 2)),
+        ("p", "q"),
+        tuple((str(number), 0, 1) for number in range(MAX_SEGMENTS + 1)),
+    ],
+)
+def test_segments_that_do_not_make_up_the_run_are_corrupt(segments: object) -> None:
+    with pytest.raises(Corrupt):
+        decode_head(with_segments(segments))
+
+
+@pytest.mark.parametrize("more", [{"producer": "p"}, {"first_sequence": 1}, {"positions": b"any"}])
+def test_segments_beside_a_producer_are_corrupt(more: dict[str, Any]) -> None:
+    header, run, _ = example()
+    changed = replace(header, **{"producer": "", "first_sequence": 0, "segments": SEGMENTS, **more})
+    with pytest.raises(Corrupt):
+        decode_head(encode_head(changed, len(run.payload)))
+
+
+def test_magic_that_does_not_fit_the_segments_is_corrupt() -> None:
+    for data, magic in ((with_segments(), b"SLC1"), (example()[2], b"SLC2")):
+        head = bytearray(data)
+        head[:4] = magic
+        size = int.from_bytes(head[4:8], "little")
+        checked = bytes(head[:16]) + bytes(head[PREFIX_BYTES : PREFIX_BYTES + size])
+        head[16:20] = google_crc32c.value(checked).to_bytes(4, "little")
+        with pytest.raises(Corrupt, match="magic"):
+            decode_head(bytes(head))

@@ -196,3 +196,13 @@ def test_an_unknown_format_is_named() -> None:
     tail = sink.getvalue()[4:]
     with pytest.raises(Corrupt, match="format 9, known are 1 and 2"):
         decode_footer(tail, len(tail) + 4, google_crc32c.value(tail))
+
+
+def test_producers_of_a_joint_run_come_out_as_they_went_in() -> None:
+    frames = followed([columns_of([b"a"] * 6), columns_of([b"b"] * 3), columns_of([b"c"] * 2)])
+    segments = (("p", 7, 1), ("q", 3, 3), ("p", 8, 2))
+    joint = replace(frames[0].header, producer="", first_sequence=0, segments=segments)
+    data = encode_head(joint, len(frames[0].payload)) + bytes(frames[0].payload)
+    found = runs_of(part_of([decode_frame(data), *frames[1:]], each=3))
+    assert [frame.header.parts for frame in found] == [segments, *(frame.header.parts for frame in frames[1:])]
+    assert bytes(found[0].payload) == bytes(frames[0].payload)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sluice.actors.pulsar.codec.frames import Cut
+from sluice.actors.pulsar.codec.send_decoder import PIECE_BYTES
 from sluice.actors.pulsar.codec.vectorized_decoder import sends_in
 
 
@@ -32,7 +33,8 @@ class Reading:
         most: so many at once. few: so many of fewer than `least`.
         """
         if self.stretches is None:
-            sends = sends_in(self.cut)
+            sizes = np.diff([*self.cut.starts, self.cut.end])
+            sends = sends_in(self.cut) & (sizes <= PIECE_BYTES)  # larger ones are decoded in turns
             begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
             self.stretches = deque((first, end) for first, end in begins)
         while self.stretches and self.stretches[0][0] < self.at:

@@ -24,6 +24,7 @@ from sluice.actors.policies.limits import LimitRecords
 from sluice.actors.policies.namespaces import Namespaces
 from sluice.actors.policies.policy_records import AGES
 from sluice.actors.ports import Address, Ports
+from sluice.actors.producer.waves import Waves
 from sluice.actors.pulsar.codec.frame_cache import FrameCache
 from sluice.actors.pulsar.codec.loop_decoder import VECTORIZED_FROM
 from sluice.actors.pulsar.conversation.gateway.access_control import AccessControl
@@ -168,7 +169,7 @@ class Gateway:
         self.authenticate = authenticate
         self.max_message_bytes = max_message_bytes
         """What clients are told that a message, or a batch of theirs, may have; whose frames are larger is closed."""
-        self.directory = Directory(ports, controller)
+        self.directory, self.waves = Directory(ports, controller), Waves(ports)
         self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)
         self.pieces = AckedBatchSizes()

@@ -21,13 +21,11 @@ from typing import Any
 
 import msgpack
 
-from sluice.actors.policies.namespaces import Namespaces
+from sluice.actors.policies.namespaces import ALWAYS, NEVER, Namespaces
 from sluice.actors.policies.policy_records import definition_key, schema_key, value_of
 from sluice.actors.policies.schema_compatibility import (
-    ALWAYS,
     AVRO,
     JSON,
-    NEVER,
     Effort,
     TooComplex,
     check_definition,

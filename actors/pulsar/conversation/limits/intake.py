@@ -57,6 +57,8 @@ TURN = 50
 """So many frames are taken up one by one before others have their turn,"""
 VECTORIZED_TURN = 500
 """or so many SENDs that are decoded together."""
+TURN_MS = 50
+"""After so long a turn ends, whatever is left of it."""
 MANY_PRODUCERS = 2_000
 """Of whoever has so many,"""
 TURN_OF_MANY = 100

@@ -25,8 +25,8 @@ import numpy as np
 
 from sluice.actors.consumer.payload import published_run
 from sluice.actors.messages import Published
-from sluice.actors.producer.append_turns import AppendTurns
-from sluice.actors.producer.producer import Entrance, Outgoing, PartitionProducer, ProducerConfig
+from sluice.actors.producer.batches import Outgoing
+from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from sluice.actors.pulsar.codec.fields import UNSIGNED
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import MalformedCommand, ServerError, command
@@ -58,11 +58,10 @@ def stored_name(name: str) -> str:
 
 class ProducerSession(Protocol):
     """The connection of a producer, as the producer sees it. fails_by: Pulsar's code that makes this client fail a
-    message. appends: those of all its producers that are under way.
+    message.
     """
 
     fails_by: int
-    appends: AppendTurns
 
     def confirm(self, producer: int, partition: int, sends: Sends) -> None:
         """Send the receipts of frames of this producer, soon: with those of other producers."""
@@ -103,7 +102,7 @@ class WireProducer:
             gateway.directory,
             ProducerConfig(tp.topic, tp.partition, stored_name(name), self.incarnation, entrance=entrance),
             self._published,
-            session.appends,
+            gateway.waves,
         )
         self._next = 0
         self._deduplicate, self._numbers = deduplicate, Numbers()

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.pulsar.codec import send_decoder
 from sluice.actors.pulsar.codec.compression import MAX_INFLATED, ZSTD
-from sluice.actors.pulsar.codec.frames import encode, encode_message
-from sluice.actors.pulsar.codec.protocol import Metadata, command
-from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES
+from sluice.actors.pulsar.codec.frames import U32, encode, encode_message
+from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
+from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, PIECE_MESSAGES, Send, decode_sends
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from sluice.actors.pulsar.conversation.consuming.wire_consumer import WireConsumer
 from sluice.actors.pulsar.conversation.limits.intake import PENDING_BYTES
@@ -104,3 +105,84 @@ def test_acknowledgements_of_many_ids_are_taken_up_in_turns(commands: int, each:
         connection.consumers.clear()
 
     played(scenario)
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+@pytest.mark.parametrize("sizes", [[65_000], [3_000] * 10, [1_000] * 20])
+def test_batches_of_many_messages_are_decoded_in_turns(
+    sizes: list[int], speaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their time is bounded by the messages in them, of one large frame or of several that are small compressed."""
+    decoded: list[int] = []
+    columns = send_decoder._columns
+
+    def counted(plain: Any, counts: Any) -> Any:
+        decoded.append(int(counts.sum()))
+        return columns(plain, counts)
+
+    monkeypatch.setattr(send_decoder, "_columns", counted)
+
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        gateway = connection.gateway
+        topic = Decoding()
+        connection.producers[1] = cast(WireProducer, topic)
+        frames = [compressed_batch(number, count) for number, count in enumerate(sizes)]
+        if speaks:
+            gateway.speakers.heard(object(), gateway.ports.clock.monotonic())
+        connection.data(b"".join(frames))
+        assert not (speaks and max(sizes) > PIECE_MESSAGES and topic.rows)
+        while sum(topic.rows) < sum(sizes):
+            await passes(world, 10)
+            if speaks:
+                gateway.speakers.heard(object(), gateway.ports.clock.monotonic())
+        assert topic.order == list(range(len(sizes)))
+        assert max(decoded) <= PIECE_MESSAGES + max(size for size in [0, *sizes] if size < PIECE_MESSAGES)
+        await passes(world, 10)
+        assert not wire.stopped()
+
+    played(scenario)
+
+
+def test_large_frame_of_a_closed_producer_gives_its_room_back() -> None:
+    async def scenario(world: World, connection: ClientConnection, wire: Slow) -> None:
+        topic = Decoding()
+        connection.producers[1] = cast(WireProducer, topic)
+        connection.gateway.speakers.heard(object(), connection.gateway.ports.clock.monotonic())
+        connection.data(compressed_batch(0, 65_000))
+        assert connection.gateway.held.total > 0
+        topic.closed = True
+        await passes(world, 2_000)
+        assert (topic.rows, connection.gateway.held.total, wire.stopped()) == ([], 0, False)
+
+    played(scenario)
+
+
+class Decoding(Topic):
+    """A producer that decodes what it is handed."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        super().__init__(takes=False)
+        self.rows: list[int] = []
+        self.order: list[int] = []
+
+    def send(self, sends: list[Send], size: int) -> None:
+        """See WireProducer."""
+        groups = decode_sends(sends, now=1, producer="p")
+        self.rows += [len(group.batch) for group in groups]
+        self.order += [send.command.sequence_id for send in sends]
+
+
+def compressed_batch(number: int, count: int) -> bytes:
+    """Return a SEND of so many messages with nine properties, which few bytes become."""
+    one = Single(payload_size=0)
+    for name in range(9):
+        one.properties.add(key=b"%d" % name, value=b"v")
+    head = one.SerializeToString()
+    payload = (U32.pack(len(head)) + head) * count
+    metadata = Metadata(producer_name=b"p", sequence_id=number, publish_time=1, num_messages=count, compression=ZSTD)
+    metadata.uncompressed_size = len(payload)
+    asked = command("send", producer_id=1, sequence_id=number, num_messages=count)
+    small = pa.Codec("zstd").compress(payload, asbytes=True)
+    return encode_message(asked.SerializeToString(), metadata.SerializeToString(), small)

@@ -1,0 +1,161 @@
+"""The format of recorded calls: chunks of calls of one dispatcher, one behind the other in files.
+
+    file      magic (8 bytes), version (u16), then chunks
+    chunk     length, length unpacked, CRC32C of the packed bytes (u32 each), then the body, packed with zstd
+    body      msgpack: topic, partition, subscription, epoch, number of the first call, ms of the wall clock, calls
+    call      number of its name in CALLS, arguments, named arguments or nil, outcome, error or ""
+
+An array is a msgpack extension: its type, and its bytes; int64 as the first value and differences, which pack well.
+A crash may cut the last chunk of a file of the ring; a file that was exported is whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import google_crc32c
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.storage.errors import Corrupt
+
+MAGIC = b"SLFLIGHT"
+VERSION = 1
+HEADER = MAGIC + struct.pack("<H", VERSION)
+EVERY_MS = 500
+"""A chunk has the calls of so long, ms."""
+_CHUNK = struct.Struct("<III")
+MOST_UNPACKED = 256 * 1024 * 1024
+"""A chunk that claims more bytes is refused."""
+_TYPES = ("<i8", "<u4", "<u2", "|u1", "|b1", "<i4", "<u8")
+_ARRAY = 1
+
+CALLS = (
+    "begin", "snapshot", "gap", "route", "append", "acknowledge_soon", "grant", "mark_deleted", "reach", "due",
+    "acknowledge", "reset", "join", "bring", "retire", "leave_all", "negative_acknowledge", "redeliver_all",
+    "never_arrived", "remember", "clock_was_set", "remove", "take_events", "take_revoked",
+    "ring.keep", "ring.offer", "ring.give_place", "ring.hand_over_told", "ring.give_up", "ring.restore",
+    "parking.load", "parking.park", "parking.examined", "parking.redrive", "parking.decide", "parking.resume",
+)  # fmt: skip
+"""Every call that is kept. A name keeps its number for good."""
+NUMBERS = {name: number for number, name in enumerate(CALLS)}
+
+
+class RecordedCall(NamedTuple):
+    """One call of the decisions, with its outcome in the form of `outcome`. error: what it raised, else empty."""
+
+    number: int
+    arguments: tuple[Any, ...]
+    named: dict[str, Any] | None = None
+    outcome: Any = None
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the method."""
+        return CALLS[self.number]
+
+
+class RecordedSubscription(NamedTuple):
+    """The dispatcher that calls were recorded of."""
+
+    topic: str
+    partition: int
+    subscription: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """Calls of one dispatcher in a row. first: number of the first of them. at: wall clock when it was written, ms."""
+
+    of: RecordedSubscription
+    first: int
+    at: int
+    calls: list[RecordedCall]
+
+
+def outcome(value: Any) -> Any:
+    """Return the answer of a call in the form in which it is kept and compared."""
+    if isinstance(value, np.ndarray):
+        return len(value)
+    return int(value) if isinstance(value, int | np.integer) else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = np.ascontiguousarray(value)
+        kind = _TYPES.index(value.dtype.str)
+        if kind == 0 and len(value) > 1:
+            data = value[:1].tobytes() + np.diff(value).tobytes()
+        else:
+            data = value.tobytes()
+        return msgpack.ExtType(_ARRAY, bytes((kind,)) + data)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot be recorded")
+
+
+def _array(code: int, data: bytes) -> npt.NDArray[Any]:
+    if code != _ARRAY or not data or data[0] >= len(_TYPES):
+        raise ValueError("an array of an unknown type")
+    values = np.frombuffer(data, _TYPES[data[0]], offset=1)
+    return np.cumsum(values) if data[0] == 0 else values.copy()
+
+
+def pack(chunk: RecordedCalls) -> bytes:
+    """A chunk as it stands in a file."""
+    body = msgpack.packb([*chunk.of, chunk.first, chunk.at, chunk.calls], default=_plain)
+    packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
+    return _CHUNK.pack(len(packed), len(body), google_crc32c.value(packed)) + packed
+
+
+def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCalls]:
+    """The chunks of a file's bytes. name: of the file, for errors. whole: a cut at the end is an error.
+
+    Raises Corrupt.
+    """
+    if not data and not whole:
+        return
+    if len(data) < len(HEADER) or data[: len(MAGIC)] != MAGIC:
+        raise Corrupt(f"{name} is no recording of Sluice: it does not begin with {MAGIC.decode()}")
+    (version,) = struct.unpack_from("<H", data, len(MAGIC))
+    if version != VERSION:
+        raise Corrupt(f"{name} has version {version} of the recording; this Sluice reads {VERSION}")
+    at = len(HEADER)
+    while at < len(data):
+        end = at + _CHUNK.size
+        length, unpacked, checksum = _CHUNK.unpack_from(data, at) if end <= len(data) else (len(data), 0, 0)
+        if end + length > len(data):
+            if whole:
+                raise Corrupt(f"{name} is cut: the record at byte {at} is not complete; copy or export the file again")
+            return
+        packed = data[end : end + length]
+        if google_crc32c.value(packed) != checksum or unpacked > MOST_UNPACKED:
+            raise Corrupt(f"{name} is damaged at byte {at}: the record's checksum is wrong")
+        yield _chunk(packed, unpacked, f"{name} at byte {at}")
+        at = end + length
+
+
+def _chunk(packed: bytes, unpacked: int, where: str) -> RecordedCalls:
+    try:
+        body = pa.decompress(packed, unpacked, codec="zstd", asbytes=True)
+        values = msgpack.unpackb(body, ext_hook=_array, use_list=False, strict_map_key=False)
+        topic, partition, subscription, epoch, first, at, calls = values
+        found = [RecordedCall(*call) for call in calls]
+        if not all(0 <= call.number < len(CALLS) and isinstance(call.arguments, tuple) for call in found):
+            raise ValueError("a call of an unknown name")
+        of = RecordedSubscription(str(topic), int(partition), str(subscription), int(epoch))
+        return RecordedCalls(of, int(first), int(at), found)
+    except Exception as error:
+        raise Corrupt(f"{where} cannot be read: {error}") from None
+
+
+def assemble(chunks: Iterable[bytes]) -> bytes:
+    """A file of chunks that `pack` made."""
+    return b"".join([HEADER, *chunks])

@@ -1,0 +1,122 @@
+"""The flight recorder of a process: writes the calls of its dispatchers into a ring of files, in the background.
+
+The path of a message never waits for it. Calls gather in memory, and a task that is there only while there are some
+writes them every `EVERY_MS`. A process that is killed loses at most those of that time. With each new file the
+dispatchers are asked for a snapshot, so a replay can begin in every file that the ring still has.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sluice.actors.key_shared import History, KeySharedDispatcher
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.ports import DiskFailed, DiskFull, Ports
+from sluice.actors.recorder.flight_file import EVERY_MS, HEADER, RecordedCalls, RecordedSubscription, pack
+from sluice.actors.recorder.recorded import RecordedDecisions, Recording
+
+KEPT_MS = 3_600_000
+PREFIX = "flight-"
+_FILES = 8
+"""Files of a full ring."""
+
+
+class FlightRecorder:
+    """Off until it is opened, and again when its disk fails."""
+
+    def __init__(self) -> None:
+        self._ports: Ports | None = None
+        self._limit = 0
+        self._recordings: dict[RecordedSubscription, Recording] = {}
+        self._left: list[RecordedCalls] = []
+        """The last calls of dispatchers that have ended."""
+        self._ring: list[tuple[str, int, int]] | None = None
+        """Name, bytes and time (ms) of the last record of each file, oldest first; None: not looked up yet."""
+        self._next = 0
+        self._writes = False
+
+    @property
+    def on(self) -> bool:
+        """Whether calls are kept."""
+        return self._ports is not None
+
+    def open(self, ports: Ports, limit: int) -> None:
+        """Keep `limit` bytes of calls. ports: those of the process, with a disk of its own for this."""
+        if self._ports is None and limit > 0:
+            self._ports, self._limit = ports, limit
+
+    def decisions(
+        self,
+        of: RecordedSubscription,
+        settings: SubscriptionSettings,
+        *,
+        partition: int,
+        first_consumer: int,
+        history: History,
+    ) -> KeySharedDispatcher:
+        """The decisions of a subscription, recorded if this is on; the arguments are theirs."""
+        if not self.on:
+            return KeySharedDispatcher(settings, partition=partition, first_consumer=first_consumer, history=history)
+        recording = self._recordings[of] = Recording(of, self._noted)
+        return RecordedDecisions(
+            settings, recording, partition=partition, first_consumer=first_consumer, history=history
+        )
+
+    def end(self, decisions: KeySharedDispatcher) -> None:
+        """A dispatcher has ended; its last calls are still written."""
+        if isinstance(decisions, RecordedDecisions) and self._ports is not None:
+            recording = decisions.recording
+            chunk = recording.taken(self._ports.clock.now())
+            if chunk is not None:
+                self._left.append(chunk)
+                self._noted()
+            if self._recordings.get(recording.of) is recording:
+                del self._recordings[recording.of]
+
+    def _noted(self) -> None:
+        if not self._writes and self._ports is not None:
+            self._writes = True
+            self._ports.spawn(self._write(self._ports), "recorder")
+
+    async def _write(self, ports: Ports) -> None:
+        await ports.clock.sleep(EVERY_MS)
+        self._writes = False  # What is noted from here on is written by the next task.
+        now = ports.clock.now()
+        chunks, self._left = self._left, []
+        chunks += [chunk for each in self._recordings.values() if (chunk := each.taken(now)) is not None]
+        try:
+            for chunk in chunks:
+                await self._append(ports, await ports.work(partial(pack, chunk)), now)
+        except (DiskFailed, DiskFull, OSError) as error:
+            ports.log("recorder_off", error=str(error))
+            self._ports = None
+            for recording in self._recordings.values():
+                recording.stop()
+
+    async def _append(self, ports: Ports, packed: bytes, now: int) -> None:
+        disk = ports.disk
+        assert disk is not None
+        if self._ring is None:
+            names = [name for name in await disk.names() if name.startswith(PREFIX)]
+            self._ring = [(name, await disk.size(name), now) for name in names]
+            self._next = 1 + max((int(name.removeprefix(PREFIX)) for name in names), default=0)
+            self._begin_file()
+        name, size, _ = self._ring[-1]
+        if size + len(packed) > self._limit // _FILES and size > len(HEADER):
+            self._begin_file()
+            name, size, _ = self._ring[-1]
+        parts = [packed] if size else [HEADER, packed]
+        size += sum(map(len, parts))
+        self._ring[-1] = name, size, now
+        await disk.append(name, parts, sync=False)
+        while len(self._ring) > 1 and (
+            sum(size for _, size, _ in self._ring) > self._limit or self._ring[0][2] < now - KEPT_MS
+        ):
+            await disk.delete(self._ring.pop(0)[0])
+
+    def _begin_file(self) -> None:
+        assert self._ring is not None
+        self._ring.append((f"{PREFIX}{self._next:08}", 0, 0))
+        self._next += 1
+        for recording in self._recordings.values():
+            recording.ask_for_snapshot()

@@ -1,0 +1,212 @@
+"""Decisions that keep a record of each call that changes them: a tap at their one entry.
+
+The decisions depend on nothing but their calls, so the calls in order are enough to make them again. A call costs the
+entry of a tuple in a list; packing and writing are the work of the background (`flight_recorder`). Arrays are kept as
+they are, because neither callers nor decisions change the ones that they hand over.
+
+Keys of parked messages are replaced by 64 bits of their hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sluice.actors.key_shared import (
+    Assignments,
+    AttachedConsumer,
+    HashRangeAssignments,
+    History,
+    KeySharedDispatcher,
+    ParkedKey,
+    Parking,
+)
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.recorder.flight_file import (
+    CALLS,
+    NUMBERS,
+    RecordedCall,
+    RecordedCalls,
+    RecordedSubscription,
+    outcome,
+)
+
+MOST_BYTES = 4 * 1024 * 1024
+"""A recording that holds so many bytes for the background takes no more of them: a gap."""
+_CALL_BYTES = 100
+_ROUTE = NUMBERS["route"]
+
+
+class Recording:
+    """The calls of one dispatcher that are not written yet. dropped: calls that had no room, since the last snapshot.
+
+    noted: called after each call that was kept.
+    """
+
+    def __init__(self, of: RecordedSubscription, noted: Callable[[], None] = lambda: None) -> None:
+        self.of, self._noted = of, noted
+        self._calls: list[RecordedCall] = []
+        self._bytes, self._first = 0, 0
+        self.dropped = 0
+        self.wants_snapshot = False
+
+    def note(self, call: RecordedCall) -> None:
+        """Keep a call, if there is room."""
+        if self.dropped or self._bytes > MOST_BYTES:
+            self.dropped += 1
+            return
+        size = _CALL_BYTES
+        for value in call.arguments:
+            if type(value) is np.ndarray:
+                size += value.nbytes
+        self._bytes += size
+        self._calls.append(call)
+        self._noted()
+
+    def stop(self) -> None:
+        """Keep nothing any more."""
+        self._calls, self._bytes = [], MOST_BYTES + 1
+
+    def ask_for_snapshot(self) -> None:
+        """The next dispatch pass leaves a snapshot."""
+        self.wants_snapshot = True
+
+    def snapshot(self, decisions: KeySharedDispatcher) -> None:
+        """Keep the whole state, and say before it how many calls are missing."""
+        if self._bytes > MOST_BYTES:
+            return
+        self.wants_snapshot = False
+        missing, self.dropped = self.dropped, 0
+        if missing:
+            self.note(RecordedCall(NUMBERS["gap"], (missing,)))
+        self.note(RecordedCall(NUMBERS["snapshot"], (decisions.snapshot(),)))
+        self._bytes += len(self._calls[-1].arguments[0])
+
+    def taken(self, at: int) -> RecordedCalls | None:
+        """All calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
+        if self.dropped:
+            self.wants_snapshot = True
+        if not self._calls:
+            return None
+        chunk = RecordedCalls(self.of, self._first, at, self._calls)
+        self._first += len(self._calls)
+        self._calls, self._bytes = [], 0
+        return chunk
+
+
+class RecordedDecisions(KeySharedDispatcher):
+    """The decisions of a subscription whose calls are recorded."""
+
+    def __init__(
+        self,
+        settings: SubscriptionSettings,
+        recording: Recording,
+        *,
+        partition: int = 0,
+        first_consumer: int = 1,
+        history: History | None = None,
+    ) -> None:
+        """recording: takes the calls; the other arguments are those of the decisions."""
+        history = history or History()
+        super().__init__(settings, partition=partition, first_consumer=first_consumer, history=history)
+        self.recording = recording
+        began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number)
+        recording.note(RecordedCall(NUMBERS["begin"], began))
+
+    def route(self, now: int) -> Assignments:
+        """As of the decisions; the place where a snapshot is taken."""
+        recording = self.recording
+        try:
+            sent = super().route(now)
+        except BaseException as error:
+            recording.note(RecordedCall(_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
+            raise
+        recording.note(RecordedCall(_ROUTE, (now,), None, sent.shares or None))
+        if recording.wants_snapshot:
+            recording.snapshot(self)
+        return sent
+
+    @property
+    def ring(self) -> HashRangeAssignments:
+        """As of the decisions."""
+        ring = _RecordedRing(self._core)
+        ring.recording = self.recording
+        return ring
+
+    @property
+    def parking(self) -> Parking:
+        """As of the decisions."""
+        parking = _RecordedParking(self._core)
+        parking.recording = self.recording
+        return parking
+
+
+class _RecordedRing(HashRangeAssignments):
+    recording: Recording
+
+
+class _RecordedParking(Parking):
+    recording: Recording
+
+
+def _tapped(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        recording: Recording = self.recording
+        try:
+            answer = original(self, *arguments, **named)
+        except BaseException as error:
+            recording.note(RecordedCall(number, arguments, named or None, None, f"{type(error).__name__}: {error}"))
+            raise
+        recording.note(RecordedCall(number, arguments, named or None, outcome(answer)))
+        return answer
+
+    return call
+
+
+def _kept(value: Any) -> Any:
+    """An argument as it is kept: a key as its hash, a place as its slot, a parked key as its number."""
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=8).digest()
+    if isinstance(value, AttachedConsumer):
+        return value.slot
+    if isinstance(value, ParkedKey):
+        return value.number
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        return [_kept(key) for key in value.to_pylist()]
+    return [_kept(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _tapped_values(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    tapped = _tapped(number, lambda self, *arguments, **named: original(self, *self._given[0], **self._given[1]))
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        given = tuple(_listed(value) for value in arguments), {name: _listed(value) for name, value in named.items()}
+        self._given = given
+        return tapped(self, *map(_kept, given[0]), **{name: _kept(value) for name, value in given[1].items()})
+
+    return call
+
+
+def _listed(value: Any) -> Any:
+    """An iterator as a list, which can be read twice."""
+    return list(value) if isinstance(value, Iterator) else value
+
+
+def _calls(prefix: str) -> Iterator[tuple[int, str]]:
+    for number, name in enumerate(CALLS):
+        if name.startswith(prefix) and "." not in name[len(prefix) :]:
+            yield number, name[len(prefix) :]
+
+
+for _number, _name in _calls(""):
+    if _name not in ("begin", "snapshot", "gap", "route"):
+        setattr(RecordedDecisions, _name, _tapped(_number, getattr(KeySharedDispatcher, _name)))
+for _number, _name in _calls("ring."):
+    setattr(_RecordedRing, _name, _tapped_values(_number, getattr(HashRangeAssignments, _name)))
+for _number, _name in _calls("parking."):
+    setattr(_RecordedParking, _name, _tapped_values(_number, getattr(Parking, _name)))

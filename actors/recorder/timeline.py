@@ -1,0 +1,224 @@
+"""The timeline of a key, and where the time of messages went: both by making recorded decisions again.
+
+Each line of a timeline is what a call did to the messages of one key. What a message waited for is asked of the
+dispatcher's own gates, after every dispatch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.actors.key_shared import REASONS, Assignments, KeySharedDispatcher
+from sluice.actors.messages import NO_POSITIONS
+from sluice.actors.recorder.flight_file import RecordedCall, RecordedCalls, RecordedSubscription
+from sluice.actors.recorder.replay import DecisionReplay
+from sluice.storage.errors import NotFound
+from sluice.storage.format.position import Positions, show
+
+_SHOWN = 5
+_ARRIVALS = {"append": "read from the log", "due": "due"}
+_DONE = {"acknowledge_soon": "acknowledged", "acknowledge": "acknowledged", "remove": "removed"}
+
+
+class KeyEvent(NamedTuple):
+    """One thing that happened to a key. at: ms. partition and epoch: of its dispatcher."""
+
+    at: int
+    partition: int
+    epoch: int
+    text: str
+
+
+class KeyTimeline:
+    """Follows one key through a replay of one dispatcher."""
+
+    def __init__(self, replay: DecisionReplay, key_hash: int) -> None:
+        self._replay, self._hash = replay, key_hash
+        self._mine: Positions = NO_POSITIONS
+        self._names: dict[int, str] = {}
+        self._owner, self._why, self._since = "", "", 0
+        self.lines: list[KeyEvent] = []
+
+    def follow(self, call: RecordedCall, answer: Any) -> None:
+        """A call was made."""
+        decisions = self._replay.decisions
+        assert decisions is not None
+        self._names |= {each.number: each.name for each in decisions.consumers()}
+        name, arguments = call.name, call.arguments
+        if name in _ARRIVALS:
+            came = arguments[0][arguments[1] == self._hash]
+            self._say(came, _ARRIVALS[name])
+            self._mine = np.union1d(self._mine, came)
+        elif name in _DONE:
+            done = self._of(arguments[0] if arguments and arguments[0] is not None else NO_POSITIONS)
+            self._say(done, f"{_DONE[name]}{self._by(arguments[1] if len(arguments) > 1 else None)}")
+            self._mine = np.setdiff1d(self._mine, done)
+        elif name in ("negative_acknowledge", "redeliver_all"):
+            self._say(self._of(arguments[1]), f"given back{self._by(arguments[0])}")
+        elif name == "parking.park":
+            self._say(self._of(arguments[0]), "parked")
+        elif isinstance(answer, Assignments):
+            self._sent(answer)
+            self._look(decisions)
+        elif name in ("begin", "snapshot"):
+            self._mine = decisions.positions_of(self._hash)
+            self._add("the recording begins" if name == "begin" else "a snapshot was taken")
+            return
+        self._follow_owner(decisions)
+
+    def _sent(self, sent: Assignments) -> None:
+        for each in sent:
+            mine = self._of(each.positions)
+            if not len(mine):
+                continue
+            waited = f" after {self._replay.at - self._since} ms of {self._why}" if self._why else ""
+            again = each.redeliveries[np.isin(each.positions, mine)] if len(each.redeliveries) else None
+            times = f", redelivery {int(again.max())}" if again is not None and again.any() else ""
+            self._say(mine, f"delivered to {self._name(each.consumer)}{times}{waited}")
+            self._why = ""
+
+    def _look(self, decisions: KeySharedDispatcher) -> None:
+        """Why what is left of the key waits now."""
+        if not len(self._mine):
+            return
+        answer = decisions.explain(key_hash=self._hash, now=self._replay.at)
+        reason = answer["reasons"][0] if answer["reasons"] else {}
+        why = "" if answer["verdict"] in ("nothing_to_deliver", "deliverable") else str(answer["verdict"])
+        if why and why != self._why:
+            self._since = self._replay.at
+            said = reason.get("text") or reason.get("because") or ""
+            self._add(f"waits: {why}{': ' if said else ''}{said}")
+        self._why = why
+
+    def _follow_owner(self, decisions: KeySharedDispatcher) -> None:
+        reduced = int(decisions.reduce(np.array([self._hash], np.uint32))[0])
+        owner = str(decisions.owner(reduced)["owner"]) or "nobody"
+        if owner != self._owner:
+            self._owner = owner
+            self._add(f"belongs to {owner}")
+
+    def _of(self, positions: Positions) -> Positions:
+        return np.intersect1d(self._mine, positions)
+
+    def _by(self, number: Any) -> str:
+        return f" by {self._name(number)}" if isinstance(number, int) else ""
+
+    def _name(self, number: int) -> str:
+        return f"{self._names.get(number, 'a consumer')}#{number}"
+
+    def _say(self, positions: Positions, text: str) -> None:
+        if len(positions):
+            first = ", ".join(show(at) for at in positions[:_SHOWN].tolist())
+            more = f" and {len(positions) - _SHOWN} more" if len(positions) > _SHOWN else ""
+            self._add(f"{first}{more} {text}")
+
+    def _add(self, text: str) -> None:
+        of = self._replay.of
+        self.lines.append(KeyEvent(self._replay.at, of.partition, of.epoch, text))
+
+
+def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: int) -> list[KeyEvent]:
+    """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt."""
+    runs: dict[RecordedSubscription, tuple[DecisionReplay, KeyTimeline]] = {}
+    for chunk in chunks:
+        if chunk.of not in runs:
+            made = DecisionReplay(chunk.of)
+            runs[chunk.of] = made, KeyTimeline(made, key_hash)
+        run, key = runs[chunk.of]
+        run.chunk(chunk, key.follow, until=end)
+    lines = [line for _, key in runs.values() for line in key.lines if start <= line.at <= end]
+    return sorted(lines, key=lambda line: (line.at, line.epoch))
+
+
+def explain_at(chunks: Iterable[RecordedCalls], key_hash: int, at: int) -> dict[str, Any]:
+    """Return what the gates of the dispatcher in office said of a key at `at` (ms). Raises NotFound, Corrupt.
+
+    Of several partitions the one counts that has messages of the key.
+    """
+    runs: dict[RecordedSubscription, DecisionReplay] = {}
+    for chunk in chunks:
+        run = runs.setdefault(chunk.of, DecisionReplay(chunk.of))
+        run.chunk(chunk, until=at)
+    in_office: dict[int, DecisionReplay] = {}
+    for of, run in sorted(runs.items(), key=lambda item: (item[0].epoch, item[1].at)):
+        if run.decisions is not None and run.at:
+            in_office[of.partition] = run
+    if not in_office:
+        raise NotFound("no recording reaches back so far; `./sluice incident replay` of an export says what there is")
+
+    def likely(run: DecisionReplay) -> tuple[bool, int, int]:
+        return bool(run.decisions and len(run.decisions.positions_of(key_hash))), run.of.epoch, run.at
+
+    run = max(in_office.values(), key=likely)
+    assert run.decisions is not None
+    answer = run.decisions.explain(key_hash=key_hash, now=at)
+    return {"partition": run.of.partition, "epoch": run.of.epoch, "at": at, **answer}
+
+
+class Waits:
+    """The time of messages from being read to their first delivery, by what they waited for, in message-milliseconds.
+
+    by_reason: with names of gates. by_consumer and by_hash: of those that should get them, and of masked hashes.
+    Invariant: the values of by_reason add up to `whole`, which is the sum over messages of the time that each waited.
+    """
+
+    def __init__(self, replay: DecisionReplay) -> None:
+        self._replay = replay
+        self.by_reason: Counter[str] = Counter()
+        self.by_consumer: Counter[str] = Counter()
+        self.by_hash: Counter[int] = Counter()
+        self.whole = 0
+        self._at = 0
+        self._waiting: Any = None
+
+    def follow(self, call: RecordedCall, answer: Any) -> None:
+        """A call was made; after a dispatch look at what waits."""
+        if not isinstance(answer, Assignments) or self._replay.decisions is None:
+            return
+        now, decisions = self._replay.at, self._replay.decisions
+        if self._waiting is not None and len(self._waiting.positions):
+            self._count(now - self._at, decisions)
+        self._waiting, self._at = decisions.waiting(), now
+
+    def _count(self, milliseconds: int, decisions: KeySharedDispatcher) -> None:
+        waiting = self._waiting
+        self.whole += milliseconds * len(waiting.positions)
+        for number, count in enumerate(np.bincount(waiting.reasons, minlength=len(REASONS)).tolist()):
+            if count:
+                self.by_reason[REASONS[number]] += milliseconds * count
+        names = {each.number: f"{each.name}#{each.number}" for each in decisions.consumers()}
+        for number, count in _counted(waiting.owners):
+            self.by_consumer[names.get(number, "nobody")] += milliseconds * count
+        for hashed, count in _counted(waiting.hashes):
+            self.by_hash[hashed] += milliseconds * count
+
+
+def _counted(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    which, counts = np.unique(values, return_counts=True)
+    return list(zip(which.tolist(), counts.tolist(), strict=True))
+
+
+def waits(chunks: Iterable[RecordedCalls], start: int, end: int) -> Waits:
+    """Sum up the waits from `start` to `end` (ms) over all dispatchers. Raises Corrupt."""
+    runs: dict[RecordedSubscription, tuple[DecisionReplay, Waits]] = {}
+    for chunk in chunks:
+        if chunk.of not in runs:
+            made = DecisionReplay(chunk.of)
+            runs[chunk.of] = made, Waits(made)
+        run, sums = runs[chunk.of]
+        if chunk.at < start:
+            run.chunk(chunk)
+        else:
+            run.chunk(chunk, sums.follow, until=end)
+    whole = Waits(DecisionReplay(RecordedSubscription("", 0, "", 0)))
+    for _, sums in runs.values():
+        whole.by_reason += sums.by_reason
+        whole.by_consumer += sums.by_consumer
+        whole.by_hash += sums.by_hash
+        whole.whole += sums.whole
+    return whole

@@ -1,0 +1,209 @@
+"""`sluice incident ...`, and `timeline` and `waits` of `sluice subscriptions`: what this machine recorded.
+
+No command here needs a running cluster: the recordings are read from the data folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.options import (
+    ConfigOption,
+    DataDirOption,
+    JsonOption,
+    SubscriptionArgument,
+    TopicArgument,
+    moment,
+)
+from sluice.cli.output import say, show, show_json
+from sluice.storage.dates import iso_time
+
+if TYPE_CHECKING:
+    from sluice.actors.recorder.flight_file import RecordedCalls
+
+app = typer.Typer(no_args_is_help=True, help="What happened: export and replay the recorded decisions.")
+
+FromOption = Annotated[str, typer.Option("--from", metavar="TIME", help="Since then (ISO-8601).")]
+ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="Until then (ISO-8601).")]
+_TEST = '''"""An exported incident stays what it is: made again, its decisions keep every promise."""
+
+from pathlib import Path
+
+from sluice.actors.recorder.flight_file import unpack
+from sluice.actors.recorder.replay import replay
+
+INCIDENT = {path!r}
+
+
+def test_recorded_incident_replays_without_a_violation() -> None:
+    found = replay(unpack(Path(INCIDENT).read_bytes(), INCIDENT), through=True)
+    assert found
+    assert [each.violations for each in found.values() if each.violations] == []
+'''
+_EQUAL = "    assert [str(each.difference) for each in found.values() if each.difference] == []\n"
+
+
+def chunks_of(
+    topic: str, subscription: str, data_dir: Path | None, config: Path | None, partition: int | None = None
+) -> list[RecordedCalls]:
+    """Yield what this machine recorded of a subscription. Raises NotFound."""
+    from sluice.cluster.host.recordings import recorded_chunks
+    from sluice.cluster.settings.config import load
+    from sluice.storage.errors import NotFound
+
+    folder = load(config, data_dir=data_dir).values.data_dir
+    found = list(recorded_chunks(folder, topic, subscription))
+    if not found:
+        raise NotFound(f"nothing is recorded of {subscription} on {topic} in {folder}; see recorder_bytes")
+    if partition is not None:
+        found = [chunk for chunk in found if chunk.of.partition == partition]
+    return found
+
+
+@app.command()
+def export(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
+    start: FromOption = "0",
+    end: ToOption = "",
+    data_dir: DataDirOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write what was recorded of a subscription into one file: no payloads, and keys as hashes alone."""
+    from sluice.actors.recorder.replay import excerpt
+
+    chunks = chunks_of(topic, subscription, data_dir, config)
+    data = excerpt(chunks, *_span(start, end))
+    output.write_bytes(data)
+    say(f"wrote {len(data)} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An exported incident.", exists=True, dir_okay=False)],
+    test: Annotated[Path | None, typer.Option("--test", metavar="FILE.py", help="Write it as a test.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the recorded decisions again, and compare each with the recorded one. Exit code 1: they differ, or a promise
+    was broken.
+    """
+    from sluice.actors.recorder.flight_file import unpack
+    from sluice.actors.recorder.replay import replay as made_again
+    from sluice.storage.errors import Corrupt, Invalid
+
+    try:
+        found = made_again(unpack(file.read_bytes(), str(file)))
+    except Corrupt as error:
+        raise Invalid(str(error)) from None
+    rows = [
+        {
+            "topic": of.topic,
+            "partition": of.partition,
+            "subscription": of.subscription,
+            "epoch": of.epoch,
+            "from": iso_time(each.first) if each.first else "",
+            "to": iso_time(each.last) if each.last else "",
+            "calls": each.calls,
+            "sent": each.decisions,
+            "gaps": each.gaps,
+            "without a state": each.missing,
+            "difference": str(each.difference or ""),
+            "violation": (each.violations or [""])[0],
+        }
+        for of, each in found.items()
+    ]
+    if json:
+        show_json(rows)
+    else:
+        show(rows, False, {name: name for name in rows[0]} if rows else {})
+    clean = all(each.clean for each in found.values())
+    if test is not None:
+        test.write_text(_TEST.format(path=str(file.resolve())) + (_EQUAL if clean else ""), encoding="utf-8")
+        say(f"wrote {test}")
+    for each in found.values():
+        for violation in each.violations:
+            say(f"a promise was broken: {violation}")
+        if each.difference is not None:
+            say(f"first difference at {iso_time(each.difference.at)}: {each.difference}")
+    if not clean:
+        raise typer.Exit(1)
+
+
+_LATEST = 1 << 60
+_BAR = 30
+
+
+def timeline(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    key: Annotated[str, typer.Option("--key", help="The key.")],
+    start: FromOption = "0",
+    end: ToOption = "",
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show what happened to a key, one line each, from what this machine recorded; over changes of owner as well."""
+    from sluice.actors.recorder.timeline import timeline as lines_of
+
+    chunks = chunks_of(topic, subscription, data_dir, config)
+    lines = lines_of(chunks, _hash(key), *_span(start, end))
+    rows = [{"at": iso_time(line.at), "partition": line.partition, "what": line.text} for line in lines]
+    if json:
+        show_json(rows)
+    else:
+        show(rows, False, {"at": "at", "what": "what"})
+
+
+def waits(
+    topic: TopicArgument,
+    subscription: SubscriptionArgument,
+    start: FromOption = "0",
+    end: ToOption = "",
+    json: JsonOption = False,
+    data_dir: DataDirOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show what messages waited for between being read and their first delivery, the longest first."""
+    from sluice.actors.recorder.timeline import waits as waits_of
+
+    found = waits_of(chunks_of(topic, subscription, data_dir, config), *_span(start, end))
+    rows: list[dict[str, Any]] = [
+        {
+            "reason": reason,
+            "messageSeconds": round(milliseconds / 1000, 3),
+            "share": f"{100 * milliseconds / max(found.whole, 1):.1f} %",
+            "bar": "#" * round(_BAR * milliseconds / max(found.whole, 1)),
+        }
+        for reason, milliseconds in found.by_reason.most_common()
+    ]
+    consumers = [{"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_consumer.most_common(10)]
+    hashes = [{"keyHash": number, "messageSeconds": ms / 1000} for number, ms in found.by_hash.most_common(10)]
+    if json:
+        show_json({"reasons": rows, "consumers": consumers, "keys": hashes})
+        return
+    show(rows, False, {name: name for name in ("reason", "messageSeconds", "share", "bar")})
+    show(consumers, False, {"consumer": "waited for", "messageSeconds": "message-seconds"}, "consumers")
+    show(hashes, False, {"keyHash": "key (hash)", "messageSeconds": "message-seconds"}, "keys")
+
+
+def explained(topic: str, subscription: str, key: str, at: int, data_dir: Any) -> dict[str, Any]:
+    """Return what the gates said of a key at a time (ms). Raises NotFound."""
+    from sluice.actors.recorder.timeline import explain_at
+
+    return explain_at(chunks_of(topic, subscription, data_dir, None), _hash(key), at)
+
+
+def _span(start: str, end: str) -> tuple[int, int]:
+    """Return both ends of a span in ms; an empty end stands for now and later."""
+    return moment(start), moment(end) if end else _LATEST
+
+
+def _hash(key: str) -> int:
+    from sluice.storage.format.hashing import key_bytes, masked_hash
+
+    return int(masked_hash(key_bytes(key)))

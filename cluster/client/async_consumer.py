@@ -1,0 +1,159 @@
+"""The consumer of an asyncio program: the same queue, acknowledgements and sessions, awaited in its caller's loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from sluice.cluster.base.loop import CallersLoop, within
+from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, refuse_cumulative, single
+from sluice.cluster.client.message import Batch, Message, MessageId
+from sluice.cluster.client.settings_input import check_timeout
+from sluice.storage.errors import Fenced
+
+
+class AsyncConsumer(ConsumerCore):
+    """Receives from every partition. Belongs to one event loop. `async for` brings messages until it is closed.
+
+    A receive that is cancelled takes no message. An acknowledgement or a return that is cancelled is carried out.
+
+    Messages stay this consumer's until they are acknowledged, given back, or its lease runs out (a process that is
+    stopped for longer must assume that others have them; their acknowledgements are then ignored).
+    """
+
+    _loop: CallersLoop
+
+    async def receive(self, timeout_millis: int | None = None) -> Message:
+        """Wait for one message. Raises Timeout if none came in time."""
+        self._loop.check_process()
+        return await self._receiving.receive_async(timeout_millis)
+
+    def __aiter__(self) -> AsyncConsumer:
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.receive()
+        except Fenced:
+            if self._closed:
+                raise StopAsyncIteration from None
+            raise
+
+    async def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
+        """Wait for the next batch (messages of one run); return None after `timeout_ms`. Raises Fenced once closed.
+
+        Receive batches or single messages: after `receive` took a message of a batch, the rest stays for `receive`.
+        """
+        self._loop.check_process()
+        return await self._receiving.receive_batch_async(timeout_ms)
+
+    async def batches(self, timeout_ms: int | None = None) -> AsyncIterator[Batch]:
+        """Batches, for ever; with `timeout_ms` until none came for so long."""
+        while (batch := await self.receive_batch(timeout_ms)) is not None:
+            yield batch
+
+    async def acknowledge(
+        self,
+        what: Batch | Message | MessageId,
+        *,
+        ack_receipt: bool = False,
+        rows: ChosenRows | None = None,
+    ) -> None:
+        """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these.
+
+        Raises NotFound for what was not received here, or is done; Invalid for rows that the batch does not have.
+        """
+        consumer = self._note_done(what, ack_receipt=ack_receipt, rows=rows)
+        if ack_receipt:
+            await self._confirm([consumer])
+
+    async def acknowledge_cumulative(self, what: Message | MessageId) -> None:
+        """Refused: see Consumer.acknowledge_cumulative."""
+        refuse_cumulative()
+
+    async def negative_acknowledge(
+        self,
+        what: Batch | Message | MessageId,
+        *,
+        delay_ms: int | None = None,
+        rows: ChosenRows | None = None,
+    ) -> None:
+        """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s).
+
+        rows: of a batch, only these. With `nack_order=key` its key waits for that long, and later messages of the key
+        that are here are taken back before this returns: those that were received say so (`taken_back`), and come again
+        too, behind it. A call that is cancelled gives it back too,
+        but some of the later messages may be received before it.
+        """
+        await self._giving_back(what, delay_ms, rows)
+
+    async def redeliver_unacknowledged_messages(self) -> None:
+        """Give back everything that is not acknowledged."""
+        self._loop.check_process()
+        await self._give_everything_back()
+
+    async def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
+        """Wait until every acknowledgement so far is durable.
+
+        Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
+        messages come again.
+        """
+        check_timeout("timeout_ms", timeout_ms)
+        self._loop.check_process()
+        await within(self._confirm(self.parts), None if timeout_ms is None else timeout_ms / 1000)
+
+    def held(self) -> int:
+        """Messages that this consumer has and has not finished."""
+        return self._held()
+
+    async def hand_over(self, to: str | None = None) -> None:
+        """Let the consumer that subscribes next under the name `to` (default: this one's own) take over all hashes, so
+        that a restart moves nobody's keys (`grace_ms`). Call it before that one subscribes; durable when it returns.
+
+        From then on this one goes on until it `is_handed_over`, and should then be closed: each key passes over when
+        what it holds of it is acknowledged. Raises Invalid, and Conflict if one of that name has hashes already.
+        """
+        self._loop.check_process()
+        await self._offering(to)
+
+    async def seek(self, to: MessageId | int) -> None:
+        """Start the subscription over from a message, MessageId.earliest or latest, or from a time (ms since 1970).
+
+        A message id moves its own partition alone. When this returns nothing from before is received any more; what was
+        received and not acknowledged belongs to nobody, and acknowledging it has no effect.
+        """
+        self._loop.check_process()
+        await self._seek(to)
+
+    async def get_last_message_ids(self) -> list[MessageId]:
+        """Return the last stored message of each partition; its position is -1 where there is none."""
+        return await self._client.last_message_ids(self.topic())
+
+    async def get_last_message_id(self) -> MessageId:
+        """Return the last stored message of a topic of one partition. Raises Invalid if it has several."""
+        return single(await self.get_last_message_ids())
+
+    async def unsubscribe(self) -> None:
+        """Close, and delete the subscription with what it remembers. Raises Invalid while others are connected."""
+        client = self._client
+        await self.close(for_good=True)
+        await client.delete_subscription(self.topic(), self.subscription_name())
+
+    async def close(self, drain_timeout_ms: int = 0, *, for_good: bool = False) -> None:
+        """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other tasks);
+        the rest goes to the others in order, without counting as a redelivery. With `grace_ms` it waits for one of this
+        name instead, with the hashes; for_good: nobody will come back, and all goes to the others at once. In a forked
+        child it is its parent's, and stays. A close that is cancelled goes on in the background.
+        """
+        if self._closed or not self._loop.is_here:
+            return
+        self._loop.check_process()
+        try:
+            await self._drain(drain_timeout_ms, for_good=for_good)
+        finally:
+            self._left(for_good=for_good)
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

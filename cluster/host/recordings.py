@@ -1,0 +1,65 @@
+"""Recordings of a data folder: each process that runs dispatchers keeps its own below `recorder`.
+
+Reading needs no cluster: the files say what came into the decisions, also of processes that have ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sluice.actors.ports import Ports
+from sluice.actors.recorder.flight_file import RecordedCalls, unpack
+from sluice.actors.recorder.flight_recorder import KEPT_MS, PREFIX, FlightRecorder
+from sluice.cluster.base.real import Tasks
+from sluice.cluster.host.disk import FileDisk
+from sluice.storage.errors import NotFound, Unavailable
+
+FOLDER = "recorder"
+
+
+def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
+    """Let the flight recorder of this process begin, if it is wanted and has not."""
+    recorder, limit = ports.process.of(FlightRecorder), int(settings.get("recorder_bytes", 0))
+    if recorder.on or limit <= 0:
+        return
+    root, process = Path(settings["data_dir"]) / FOLDER, ports.me.partition("/")[0]
+    _remove_stale(root)
+    try:
+        disk = FileDisk(root / process, readers=1)
+    except (Unavailable, OSError) as error:
+        ports.log("recorder_off", error=str(error))
+        return
+    me = f"{process}/recorder"
+    tasks = Tasks(me, lambda name, error: ports.log("recorder_failed", task=name, error=repr(error)))
+    recorder.open(replace(ports, me=me, disk=disk, spawn=tasks), limit)
+
+
+def _remove_stale(root: Path) -> None:
+    """Remove what processes left that have written nothing for as long as recordings are kept."""
+    oldest = time.time() - KEPT_MS / 1000
+    for folder in root.glob("*"):
+        if max((file.stat().st_mtime for file in folder.glob(f"{PREFIX}*")), default=oldest) < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[RecordedCalls]:
+    """Yield what the processes of this machine recorded of a subscription, each dispatcher's in order.
+
+    Raises NotFound where nothing is recorded at all, Corrupt.
+    """
+    files = sorted((data_dir / FOLDER).glob(f"*/{PREFIX}*"))
+    if not files:
+        raise NotFound(f"{data_dir / FOLDER} has no recordings; see recorder_bytes, and --data-dir of the machine")
+    for file in files:
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:  # the ring went on
+            continue
+        for chunk in unpack(data, str(file), whole=False):
+            if (chunk.of.topic, chunk.of.subscription) == (topic, subscription):
+                yield chunk

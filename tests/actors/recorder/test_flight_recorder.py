@@ -1,0 +1,130 @@
+"""The flight recorder writes a ring of files in a simulated process, and a replay of it makes equal decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sluice.actors.ports import DiskFailed, InCommon, Ports
+from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
+from sluice.actors.recorder.flight_recorder import FlightRecorder
+from sluice.actors.recorder.replay import replay
+from sluice.actors.recorder.timeline import explain_at, timeline, waits
+from sluice.storage.format.hashing import masked_hash
+from tests.scenarios.key_shared.broker import Broker, play
+
+MEGABYTE = 1 << 20
+
+
+async def chunks_of(ports: Ports) -> list[RecordedCalls]:
+    """Read all chunks on the recorder's disk."""
+    disk = ports.disk
+    assert disk is not None
+    found: list[RecordedCalls] = []
+    for name in await disk.names():
+        found += unpack(await disk.read(name, 0, await disk.size(name)), name, whole=False)
+    return found
+
+
+def opened(broker: Broker, limit: int = 64 * MEGABYTE) -> Ports:
+    """Let the next dispatcher's process have a recorder; its ports."""
+    for name in broker.world.alive("dispatcher-"):
+        broker.world.crash(name)
+    ports = replace(broker.world.client("recorder"), disk=broker.world.disk("recorder"))
+    broker.world.hosts["broker"] = InCommon()
+    broker.world.hosts["broker"].of(FlightRecorder).open(ports, limit)
+    return ports
+
+
+def test_recording_of_a_process_replays_to_equal_decisions() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker)
+        first = await broker.join("first", queue=5, acking=False)
+        for _ in range(4):
+            await broker.publish(*(str(key) for key in range(20)))
+        await broker.join("second", queue=5)
+        await broker.quiet(1_000)
+        first.ack()
+        await broker.until(lambda: broker.seen() == 80)
+        await first.nack(*first.held()[:3])
+        await broker.quiet(4 * EVERY_MS)
+        (found,) = replay(await chunks_of(ports)).values()
+        assert (found.difference, found.gaps, found.missing) == (None, 0, 0)
+        assert found.decisions >= 80
+        assert found.violations == []
+
+    play(scenario)
+
+
+def test_a_full_ring_keeps_its_bytes_and_can_be_replayed() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker, 64 * 1024)
+        await broker.join("only")
+        for _ in range(150):
+            await broker.publish(*(str(key) for key in range(100)))
+            await broker.quiet(EVERY_MS)
+        disk = ports.disk
+        assert disk is not None
+        names = await disk.names()
+        assert names[0] != "flight-00000001", "the oldest went"
+        assert sum([await disk.size(name) for name in names]) <= 2 * 64 * 1024
+        (found,) = replay(await chunks_of(ports)).values()
+        assert found.difference is None
+        assert found.decisions > 0
+
+    play(scenario)
+
+
+def test_a_failed_disk_ends_the_recorder_and_no_delivery() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker)
+        only = await broker.join("only")
+        await broker.publish("1")
+        disk = ports.disk
+        assert disk is not None
+
+        async def fails(*_: object, **__: object) -> int:
+            raise DiskFailed("broken")
+
+        disk.append = fails  # type: ignore[method-assign]
+        await broker.quiet(3 * EVERY_MS)
+        await broker.publish("2")
+        await broker.until(lambda: len(only.got) == 2)
+        assert not broker.world.hosts["broker"].of(FlightRecorder).on
+
+    play(scenario)
+
+
+def test_a_key_that_drained_is_explained_afterwards() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker)
+        keys = [str(key) for key in range(30)]
+        slow = await broker.join("slow", acking=False)
+        await broker.publish(*keys)
+        await broker.until(lambda: len(slow.got) == 30)
+        other = await broker.join("other")
+        began = ports.clock.now()
+        await broker.publish(*keys)
+        await broker.quiet(2_000)
+        at = ports.clock.now()
+        await broker.quiet(500)
+        slow.ack()
+        await broker.until(lambda: broker.seen() == 60)
+        await broker.quiet(3 * EVERY_MS)
+        chunks, end = await chunks_of(ports), ports.clock.now()
+        moved = next(message.key for message in other.got)
+        hashed = masked_hash(moved.encode())
+        answer = explain_at(chunks, hashed, at)
+        assert answer["verdict"] == "draining"
+        texts = [line.text for line in timeline(chunks, hashed, 0, end)]
+        story = "\n".join(texts)
+        assert "delivered to slow#" in story
+        assert "waits: draining" in story
+        assert "acknowledged by slow#" in story
+        assert "delivered to other#" in story
+        assert "ms of draining" in story
+        assert story.index("waits: draining") < story.index("delivered to other#")
+        sums = waits(chunks, began, end)
+        assert next(iter(sums.by_reason.most_common()))[0] == "draining"
+        assert sum(sums.by_reason.values()) == sum(sums.by_consumer.values()) == sums.whole > 2_000
+
+    play(scenario)

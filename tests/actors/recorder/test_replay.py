@@ -1,0 +1,211 @@
+"""Recorded decisions come out of a replay as they were, over random schedules, and a changed decision is found."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from sluice.actors.key_shared import KeySharedDispatcher
+from sluice.actors.key_shared.state import dispatch_pass
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.recorder import recorded
+from sluice.actors.recorder.flight_file import RecordedCalls, RecordedSubscription, assemble, pack, unpack
+from sluice.actors.recorder.recorded import RecordedDecisions, Recording
+from sluice.actors.recorder.replay import replay
+from sluice.actors.recorder.timeline import explain_at
+from sluice.storage.errors import Corrupt, InvariantViolation
+from sluice.storage.format.hashing import masked_hash
+from tests.actors.key_shared.driver import Driver
+from tests.actors.key_shared.test_model import Schedule
+
+OF = RecordedSubscription("orders", 0, "billing", 1)
+
+
+class RecordedSchedule(Schedule):
+    """The random schedules of the decisions, recorded, with snapshots in between."""
+
+    def make(self) -> KeySharedDispatcher:
+        self.recording = Recording(OF)
+        self.chunks: list[RecordedCalls] = []
+        return RecordedDecisions(self.settings, self.recording)
+
+    @rule(snapshot=st.booleans())
+    def write(self, snapshot: bool) -> None:
+        if snapshot:
+            self.recording.ask_for_snapshot()
+        chunk = self.recording.taken(self.now)
+        if chunk is not None:
+            self.chunks.append(chunk)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if not hasattr(self, "dispatch"):
+            return
+        self.write(False)
+        data = assemble(map(pack, self.chunks))
+        found = replay(unpack(data, "recorded"))[OF]
+        assert found.difference is None, str(found.difference)
+        assert (found.gaps, found.missing) == (0, 0)
+        sent = sum(len(share[2]) for chunk in self.chunks for call in chunk.calls for share in route_of(call))
+        assert found.decisions == sent
+        starts = [i for i, chunk in enumerate(self.chunks) if any(call.name == "snapshot" for call in chunk.calls)]
+        for start in starts:
+            later = replay(unpack(assemble(map(pack, self.chunks[start:])), "later"))[OF]
+            assert later.difference is None, str(later.difference)
+
+
+def route_of(call: Any) -> Any:
+    return (call.outcome or ()) if call.name == "route" else ()
+
+
+RecordedSchedule.TestCase.settings = settings(Schedule.TestCase.settings, max_examples=60)
+TestRecordedSchedule = RecordedSchedule.TestCase
+
+
+class RecordedDriver(Driver):
+    """A driver of recorded decisions."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.recording = Recording(OF)
+        self.dispatch = RecordedDecisions(SubscriptionSettings(**options), self.recording)
+
+    def file(self) -> bytes:
+        chunk = self.recording.taken(self.now)
+        assert chunk is not None
+        return assemble([pack(chunk)])
+
+
+def busy(**options: Any) -> RecordedDriver:
+    """Two consumers; one leaves while it holds messages."""
+    driver = RecordedDriver(**options)
+    for name in ("a", "b"):
+        driver.join(name, 7)
+    for number in range(40):
+        driver.now += 10
+        driver.publish(f"k{number * 7 % 31}", f"k{number % 11}")
+        driver.route()
+        for name in driver.numbers:
+            driver.ack(*driver.pending(name)[: number % 2], by=name)
+            driver.grant(name, 2)
+        if number == 20:
+            driver.leave("a")
+            driver.join("c", 5)
+    return driver
+
+
+def test_a_changed_gate_is_found_by_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = busy().file()
+    assert replay(unpack(data, "x"))[OF].difference is None
+    monkeypatch.setattr(dispatch_pass, "closed", lambda core, rows: iter(()))
+    found = replay(unpack(data, "x"))[OF]
+    assert found.difference is not None
+    assert found.difference.call == "route"
+
+
+def test_a_violation_comes_again_and_a_mended_gate_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(dispatch_pass, "closed", lambda core, rows: iter(()))
+        driver = RecordedDriver()
+        driver.join("a", 50)
+        driver.send(*(f"k{number}" for number in range(20)))
+        driver.join("b", 50)
+        with pytest.raises(InvariantViolation):
+            driver.send(*(f"k{number}" for number in range(20)))
+        data = driver.file()
+        again = replay(unpack(data, "x"), through=True)[OF]
+        assert again.difference is None
+        assert len(again.violations) == 1
+    mended = replay(unpack(data, "x"), through=True)[OF]
+    assert mended.difference is not None
+    assert mended.violations == []
+
+
+def test_calls_without_room_are_a_gap_until_the_next_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = busy()
+    first = driver.recording.taken(driver.now)
+    monkeypatch.setattr(recorded, "MOST_BYTES", -1)
+    driver.recording._bytes = 1
+    driver.send("k1", "k2")
+    assert driver.recording.dropped > 0
+    monkeypatch.undo()
+    assert driver.recording.taken(driver.now) is None
+    driver.send("k3")
+    driver.grant("c", 20)
+    driver.send("k4")
+    last = driver.recording.taken(driver.now)
+    assert first is not None
+    assert last is not None
+    found = replay(unpack(assemble([pack(first), pack(last)]), "x"))[OF]
+    assert (found.gaps, found.difference) == (1, None)
+
+
+def test_moment_of_a_key_is_that_of_its_partition() -> None:
+    mine, other = RecordedDriver(), RecordedDriver()
+    for driver, key in ((mine, "k1"), (other, "k2")):
+        driver.now += 10
+        driver.publish("held", key)
+        driver.route()
+    chunks = [mine.recording.taken(20), other.recording.taken(20)]
+    newer = RecordedSubscription("orders", 1, "billing", 9)
+    assert chunks[0] is not None
+    assert chunks[1] is not None
+    found = explain_at([chunks[0], replace(chunks[1], of=newer)], masked_hash(b"k1"), mine.now)
+    assert (found["partition"], found["verdict"]) == (0, "no_owner")
+
+
+def test_a_lost_chunk_is_a_gap() -> None:
+    driver = busy()
+    chunks = [driver.recording.taken(1)]
+    driver.send("k1")
+    driver.recording.taken(2)
+    driver.send("k2")
+    chunks.append(driver.recording.taken(3))
+    found = replay(unpack(assemble(pack(chunk) for chunk in chunks if chunk), "x"))[OF]
+    assert (found.gaps, found.difference) == (1, None)
+    assert found.missing > 0
+
+
+def test_a_version_that_is_not_known_is_one_clear_line() -> None:
+    data = busy().file()
+    later = data[:8] + struct.pack("<H", 9) + data[10:]
+    with pytest.raises(Corrupt, match="version 9"):
+        list(unpack(later, "x.flight"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damaged_or_cut_bytes_are_corrupt_or_a_shorter_file(data: st.DataObject) -> None:
+    whole = FILE
+    cut = data.draw(st.integers(0, len(whole)))
+    changed = bytearray(whole[:cut])
+    if changed and data.draw(st.booleans()):
+        changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
+    problem = ""
+    try:
+        found = list(unpack(bytes(changed), "x.flight"))
+    except Corrupt as error:
+        found, problem = [], str(error)
+    assert len(found) == 1 or not problem or "x.flight" in problem
+    assert "\n" not in problem
+
+
+FILE = busy().file()
+
+
+def test_a_snapshot_that_names_other_classes_is_refused() -> None:
+    for bad in (print, np.load, Driver):
+        with pytest.raises(Corrupt):
+            KeySharedDispatcher.restored(pickle.dumps(bad))
+    with pytest.raises(Corrupt):
+        KeySharedDispatcher.restored(b"")
+    with pytest.raises(Corrupt):
+        KeySharedDispatcher.restored(b"\x80\x04csluice.actors.key_shared.state.members\nnp.load\n.")
