@@ -48,8 +48,11 @@ class Blob:
 def owned(data: Buffer) -> memoryview:
     """A copy for a receiver that keeps it, because data of another process may lie in shared memory.
 
-    Its room is small, and needed for what is on its way.
+    Its room is small, and needed for what is on its way. Bytes of this process that nothing else lies in stay as they
+    are.
     """
+    if isinstance(data, memoryview) and isinstance(data.obj, bytes) and len(data) == len(data.obj):
+        return data
     return memoryview(bytes(data))
 
 

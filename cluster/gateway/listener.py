@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from sluice.actors.policies.limits import Rate
 from sluice.actors.ports import Address, Ports
+from sluice.actors.pulsar.codec.frames import Buffer
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from sluice.actors.pulsar.conversation.gateway.gateway import Gateway, GatewayActor
 from sluice.actors.pulsar.conversation.gateway.port_claims import PortHolder
@@ -256,9 +257,12 @@ class _Socket(asyncio.BufferedProtocol):
         if self._conversation is not None:
             self._conversation.choke(False)
 
-    def write(self, data: bytes) -> None:
+    def write(self, *data: Buffer) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+            if len(data) == 1:
+                self._transport.write(data[0])
+            else:
+                self._transport.writelines(data)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -52,8 +52,9 @@ class End:
 
     # -- what its owner does --
 
-    def write(self, data: bytes) -> None:
+    def write(self, *parts: bytes | memoryview) -> None:
         """See Link."""
+        data = b"".join(parts)
         if self.closed or not data:
             return
         self._unread += len(data)

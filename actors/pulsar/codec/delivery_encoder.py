@@ -28,7 +28,7 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.batch_encoder import bodies_of
 from sluice.actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
 from sluice.actors.pulsar.codec.frame_cache import FrameCache
-from sluice.actors.pulsar.codec.frames import U32, encode_message, front
+from sluice.actors.pulsar.codec.frames import U32, Buffer, encode_message, front, message_front
 from sluice.actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
 from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
 from sluice.actors.pulsar.codec.send_decoder import OF_ONE
@@ -38,6 +38,8 @@ from sluice.storage.format.position import entry_of, ledger_of
 
 VECTORIZED_FROM = 32
 """From so many rows, or pieces, on vectorized encoding is faster than the loop."""
+LARGE_BYTES = 16 * 1024
+"""From so many bytes on a payload is not copied into its frame."""
 REPEATED_FROM = 8
 """Of fewer rows it is not looked up whether their frames are at hand: what comes alone is not kept."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
@@ -49,19 +51,29 @@ _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
 class EncodedFrames:
     """Rows of a part in frames, n of them; each has the rows first .. first+count-1 of the part; int64, n each.
 
-    positions: of each one's entry, packed: that of its first row, but for those with holes. data: the frames, one
-    behind the other. indexes: of those with holes, by their number, each row's index in the batch; int64, ascending.
-    mid_batch: one of them begins in the middle of its batch. unread: how many messages more than rows the batches have
-    that pass through unread.
+    positions: of each one's entry, packed: that of its first row, but for those with holes. parts: the frames, one
+    behind the other; a large payload is a part of its own, and not copied. indexes: of those with holes, by their
+    number, each row's index in the batch; int64, ascending. mid_batch: one of them begins in the middle of its batch.
+    unread: how many messages more than rows the batches have that pass through unread.
     """
 
     firsts: Ints
     counts: Ints
     positions: Ints
-    data: bytes
+    parts: list[Buffer]
     indexes: dict[int, Ints] = field(default_factory=dict)
     mid_batch: bool = False
     unread: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all frames."""
+        return sum(map(len, self.parts))
+
+    @property
+    def data(self) -> bytes:
+        """The frames in one piece, a copy."""
+        return b"".join(self.parts)
 
     @property
     def messages(self) -> int:
@@ -152,12 +164,13 @@ def encode_part(
     if between is not None or not part.open.all():
         wanted = part.open[starts] & _in(starts, between)
         starts, ends = starts[wanted], ends[wanted]
-    data = _repeated(part, starts, ends, to, recent) if recent is not None and len(starts) >= vectorized_from else None
-    if data is None:
-        data = _bytes_of(part, starts, ends, to)
+    parts: list[Buffer] = []
+    if recent is not None and len(starts) >= vectorized_from:
+        parts += filter(None, [_repeated(part, starts, ends, to, recent)])
+    parts = parts or _encoded(part, starts, ends, to)
     late = whole and _begins_late(part, starts)
     return EncodedFrames(
-        starts, ends - starts, part.positions[starts], data, mid_batch=late, unread=_unread(part, starts)
+        starts, ends - starts, part.positions[starts], parts, mid_batch=late, unread=_unread(part, starts)
     )
 
 
@@ -188,7 +201,7 @@ def _as_it_came(part: Received, to: Addressee, recent: FrameCache) -> EncodedFra
         data = joined(repeat_bodies(part, starts, starts + counts, to, found.bodies))
     else:
         data = _repeated_one_by_one(part, starts, starts + counts, to, found.views)
-    return EncodedFrames(starts, counts, part.positions[starts], data)
+    return EncodedFrames(starts, counts, part.positions[starts], [data])
 
 
 def _repeated_one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: list[memoryview]) -> bytes:
@@ -200,18 +213,37 @@ def _repeated_one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee
     return b"".join(parts)
 
 
-def _bytes_of(part: Received, starts: Ints, ends: Ints, to: Addressee) -> bytes:
-    """The frames of these pieces, one behind the other; few of them become no column first."""
-    if len(starts) >= VECTORIZED_FROM:
-        return joined(_made(part, starts, ends, to))
-    return b"".join(_one_by_one(*_only_these(part, starts, ends), to))
+def _encoded(part: Received, starts: Ints, ends: Ints, to: Addressee) -> list[Buffer]:
+    """The frames of these pieces in parts; few of them, and large ones, become no column first."""
+    if len(starts) < VECTORIZED_FROM or _is_large(part):
+        return _gathered(_one_by_one(part, starts, ends, to))
+    return [joined(_made(part, starts, ends, to))]
+
+
+def _is_large(part: Received) -> bool:
+    """Whether a copy of the rows costs more than a look at each of them."""
+    return int(part.rows.nbytes) >= len(part) * LARGE_BYTES
+
+
+def _gathered(frames: list[tuple[bytes, Buffer]]) -> list[Buffer]:
+    """Frames, each as front and payload, in parts: what is small is joined with its neighbours."""
+    parts: list[Buffer] = []
+    small: list[Buffer] = []
+    for front_of_it, payload in frames:
+        small.append(front_of_it)
+        if len(payload) < LARGE_BYTES:
+            small.append(payload)
+        else:
+            parts += [b"".join(small), payload]
+            small = []
+    return [*parts, b"".join(small)] if small else parts
 
 
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
     """The frames of these pieces, a binary column."""
     part, starts, ends = _only_these(part, starts, ends)
     frames = encode_pieces(part, starts, to) if len(starts) >= VECTORIZED_FROM else None
-    return pa.array(_one_by_one(part, starts, ends, to), pa.binary()) if frames is None else frames
+    return pa.array(map(b"".join, _one_by_one(part, starts, ends, to)), pa.binary()) if frames is None else frames
 
 
 def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameCache) -> bytes | None:
@@ -299,7 +331,7 @@ def _with_holes(
         ends += [first + cut for cut in cuts[1:]]
         entries += [at, *part.positions[firsts[len(entries) + 1 :]].tolist()]
     begin, stop = np.array(firsts, np.int64), np.array(ends, np.int64)
-    data = b"".join(_one_by_one(part, begin, stop, to, with_holes))
+    data = _gathered(_one_by_one(part, begin, stop, to, with_holes))
     late = np.array([first for number, first in enumerate(firsts) if number not in with_holes], np.int64)
     mid_batch = _begins_late(part, late)
     positions, unread = np.array(entries, np.int64), _unread(part, begin)
@@ -316,10 +348,11 @@ def _words(index: Ints) -> list[int]:
 
 def _one_by_one(
     part: Received, starts: Ints, ends: Ints, to: Addressee, indexes: Mapping[int, Ints] = MappingProxyType({})
-) -> list[bytes]:
+) -> list[tuple[bytes, Buffer]]:
+    """The frames of these pieces, each as what stands before the payload, and that."""
     bodies = bodies_of(part.rows) if len(part) >= VECTORIZED_FROM and len(starts) * 2 <= len(part) else None
     cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
-    commands, frames = _MessageCommands(part, to), []
+    commands, frames = _MessageCommands(part, to), list[tuple[bytes, Buffer]]()
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         index = indexes.get(number)
         position = int(part.positions[first]) - (0 if index is None else int(index[0]))
@@ -332,7 +365,7 @@ def _one_by_one(
             metadata, payload = cells.head(first, end - first), bodies.slice(first, end)
         else:
             metadata, payload = cells.batch(first, np.arange(end - first))
-        frames.append(encode_message(head, metadata.SerializeToString(), payload))
+        frames.append((message_front(head, metadata.SerializeToString(), payload), payload))
     return frames
 
 
@@ -361,13 +394,28 @@ class _MessageCommands:
         return encoded
 
 
+class _Views:
+    """The values of a binary column, which are not copied. Invariant: the column has no nulls."""
+
+    def __init__(self, column: pa.Array) -> None:
+        _, offsets, data = column.buffers()
+        self._ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].tolist()
+        self._data = memoryview(b"" if data is None else data)
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self._data[self._ends[row] : self._ends[row + 1]]
+
+
 class _Cells:
     """The columns of some rows as Python objects, and what frames are made of. columns: only a few cells are wanted."""
 
     def __init__(self, rows: pa.RecordBatch, positions: Ints, due: Ints, *, columns: bool) -> None:
         self._cells: dict[str, Any] = {
-            name: rows.column(name) if columns else rows.column(name).to_pylist() for name in rows.schema.names
+            name: rows.column(name) if columns else rows.column(name).to_pylist()
+            for name in rows.schema.names
+            if name != "payload"
         }
+        self._cells["payload"] = _Views(rows.column("payload"))
         self._due = due
         self._positions = positions
 
@@ -392,7 +440,7 @@ class _Cells:
             metadata.deliver_at_time = int(self._due[row])
         return metadata
 
-    def single(self, row: int) -> tuple[Any, bytes]:
+    def single(self, row: int) -> tuple[Any, Buffer]:
         """A message that travels alone."""
         metadata = self._metadata(row)
         self._fill(metadata, metadata, row)
@@ -411,7 +459,7 @@ class _Cells:
             metadata.partition_key = _key(key, metadata, flagged=flagged)
         return metadata
 
-    def batch(self, first: int, index: Ints) -> tuple[Any, bytes]:
+    def batch(self, first: int, index: Ints) -> tuple[Any, Buffer]:
         """Rows that travel as a batch, message by message. index: of each, its place in that batch."""
         parts = []
         for row, (before, at) in enumerate(pairwise([-1, *index.tolist()]), first):

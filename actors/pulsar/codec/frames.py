@@ -21,6 +21,8 @@ import numpy.typing as npt
 from sluice.actors.pulsar.codec.protocol import MalformedCommand
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
+Buffer = bytes | memoryview
+
 U32 = struct.Struct(">I")
 _TWO = struct.Struct(">II")
 PAD = 16
@@ -158,8 +160,15 @@ def front(head: bytes, body: int) -> bytes:
     return b"".join((_TWO.pack(len(head) + body + 4, len(head)), head))
 
 
-def encode_message(head: bytes, metadata: bytes, payload: bytes | memoryview) -> bytes:
+def encode_message(head: bytes, metadata: bytes, payload: Buffer) -> bytes:
     """A frame that carries messages. head: its command, encoded."""
-    body = b"".join((U32.pack(len(metadata)), metadata, payload))
-    total = len(head) + len(body) + 10
-    return b"".join((_TWO.pack(total, len(head)), head, CHECKSUMMED, U32.pack(google_crc32c.value(body)), body))
+    return b"".join((message_front(head, metadata, payload), payload))
+
+
+def message_front(head: bytes, metadata: bytes, payload: Buffer) -> bytes:
+    """Return all of such a frame that stands before its payload."""
+    sized = U32.pack(len(metadata)) + metadata
+    seen = payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)
+    crc = google_crc32c.extend(google_crc32c.value(sized), seen)
+    total = len(head) + len(sized) + len(payload) + 10
+    return b"".join((_TWO.pack(total, len(head)), head, CHECKSUMMED, U32.pack(crc), sized))

@@ -11,7 +11,7 @@ from typing import Any
 from sluice.actors.policies.audited import DONE, REFUSED, Audited
 from sluice.actors.policies.authorization import Wish
 from sluice.actors.ports import Task
-from sluice.actors.pulsar.codec.frames import encode
+from sluice.actors.pulsar.codec.frames import Buffer, encode
 from sluice.actors.pulsar.codec.protocol import ServerError, command
 from sluice.actors.pulsar.codec.vectorized_decoder import Sends, receipts
 from sluice.actors.pulsar.conversation.consuming.reader_seeks import Seeks
@@ -87,7 +87,7 @@ class ClientSession:
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
         self._confirmed: list[tuple[int, int, Sends]] = []
         """Frames whose receipts were not written yet, each with its producer and partition."""
-        self._unwritten: list[bytes] = []
+        self._unwritten: list[Buffer] = []
         self._gathered, self._written_at = 0, -1
         """How many bytes these are, and when the client was written something last."""
         self._asking: dict[Turn, tuple[str, Task]] = {}
@@ -104,29 +104,30 @@ class ClientSession:
         """Sends with this number of bytes have their outcome."""
         self.intake.pending(-size)
 
-    def write(self, data: bytes) -> None:
-        """Send bytes to the client; they may overtake receipts. What comes within a millisecond of others waits, and is
-        written soon together: where a client consumes a thousand partitions, each delivery alone would cost a write to
-        its socket.
+    def write(self, *data: Buffer) -> None:
+        """Send bytes to the client, in consecutive parts; they may overtake receipts.
+
+        What comes within a millisecond of others waits, and is written soon together: where a client consumes a
+        thousand partitions, each delivery alone would cost a write to its socket.
         """
         if self.closed:
             return
         now = self.gateway.ports.clock.monotonic()
         if now != self._written_at and not self._unwritten:
             self._written_at = now
-            self.link.write(data)
+            self.link.write(*data)
             return
         self._write_later()
-        self._unwritten.append(data)
-        self._gathered += len(data)
+        self._unwritten += data
+        self._gathered += sum(map(len, data))
         if self._gathered > GATHERED_BYTES:
             self._write_gathered()
 
     def _write_gathered(self) -> None:
         if self._unwritten:
-            unwritten, self._unwritten, self._gathered = self._unwritten, [], 0
+            unwritten, self._unwritten, gathered, self._gathered = self._unwritten, [], self._gathered, 0
             self._written_at = self.gateway.ports.clock.monotonic()
-            self.link.write(b"".join(unwritten))
+            self.link.write(*(unwritten if gathered > GATHERED_BYTES else [b"".join(unwritten)]))
 
     def confirm(self, producer: int, partition: int, sends: Sends) -> None:
         """See ProducerSession. What becomes durable together is confirmed together: where a client sends to a thousand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from sluice.actors.pulsar.codec.frames import Cutter, encode
+from sluice.actors.pulsar.codec.frames import Buffer, Cutter, encode
 from sluice.actors.pulsar.codec.protocol import Command, command, parse
 from sluice.actors.pulsar.conversation.client_connection import KEEP_ALIVE_MS, ClientConnection
 from sluice.actors.pulsar.conversation.gateway.gateway import Certified, Gateway
@@ -30,9 +30,9 @@ class Wire:
         said, self._said = self._said, []
         return said
 
-    def write(self, data: bytes) -> None:
+    def write(self, *data: Buffer) -> None:
         """See Link."""
-        for frame in self._cutter.feed(data):
+        for frame in self._cutter.feed(b"".join(data)):
             self._said += [field.name for field, _ in parse(Command, frame.command).ListFields() if field.number > 1]
 
     def close(self) -> None:

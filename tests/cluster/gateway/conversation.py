@@ -19,7 +19,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from sluice.actors.pulsar.codec.frames import CommandFrame, Cutter, body_of, encode, encode_message
+from sluice.actors.pulsar.codec.frames import Buffer, CommandFrame, Cutter, body_of, encode, encode_message
 from sluice.actors.pulsar.codec.protocol import FIELD_OF, Command, Metadata, parse
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
@@ -91,9 +91,10 @@ class Wire:
         self.came = asyncio.Event()
         self._cutter = Cutter()
 
-    def write(self, data: bytes) -> None:
+    def write(self, *data: Buffer) -> None:
         """See Link."""
-        self.lines += [line for frame in self._cutter.feed(data) if (line := line_of("S", frame)).name not in UNASKED]
+        frames = self._cutter.feed(b"".join(data))
+        self.lines += [line for frame in frames if (line := line_of("S", frame)).name not in UNASKED]
         self.came.set()
 
     def close(self) -> None:

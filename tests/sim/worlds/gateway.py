@@ -31,7 +31,7 @@ from sluice.actors.dispatcher.delivery.sessions import EPOCH_SESSIONS
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AddPartitions, SubscriptionSettings, Terminate
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.pulsar.codec.frames import Cutter
+from sluice.actors.pulsar.codec.frames import Buffer, Cutter
 from sluice.actors.pulsar.codec.protocol import FIELD_OF, Command, parse
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from sluice.actors.pulsar.conversation.gateway.gateway import Gateway, GatewayActor
@@ -173,11 +173,11 @@ class StampedConnection(ClientConnection):
         self._stamps = stamps
         super().__init__(gateway, end)
 
-    def write(self, data: bytes) -> None:
+    def write(self, *data: Buffer) -> None:
         """See ClientSession."""
         if not self.closed:
-            self._stamps.extend(self._found(data))
-        super().write(data)
+            self._stamps.extend(self._found(b"".join(data)))
+        super().write(*data)
 
     def _found(self, data: bytes) -> Iterator[Stamp]:
         for frame in Cutter().feed(data):

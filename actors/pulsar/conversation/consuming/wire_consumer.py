@@ -79,11 +79,11 @@ def earlier(one: int | None, other: int) -> int:
 class ConsumingClient:
     """The parts of a connection that its consumer uses.
 
-    write: sends bytes. lost: told when the client has to come back. alive: whether the client shows a sign of life.
-    share: what it may leave unacknowledged.
+    write: sends bytes, in consecutive parts. lost: told when the client has to come back. alive: whether the client
+    shows a sign of life. share: what it may leave unacknowledged.
     """
 
-    write: Callable[[bytes], None]
+    write: Callable[..., None]
     lost: Callable[[WireConsumer], None]
     alive: Callable[[], Awaitable[bool]]
     share: UnackedShare
@@ -364,8 +364,8 @@ class WireConsumer:
         messages = pieces.messages
         self._in_a_row = 1 + -(-pieces.unread // max(int(pieces.counts.sum()), 1))
         self.permits -= messages
-        self._write(pieces.data)
-        passed = Passed(self.tp.topic, self.tp.partition, self.asked.role, messages, len(pieces.data))
+        self._write(*pieces.parts)
+        passed = Passed(self.tp.topic, self.tp.partition, self.asked.role, messages, pieces.size)
         if wait := gateway.rates.delivered(passed):
             self._noting = True
             gateway.ports.spawn(self._pause(wait), "rate")

@@ -26,6 +26,7 @@ from sluice.actors.policies.policy_records import AGES
 from sluice.actors.ports import Address, Ports
 from sluice.actors.producer.waves import Waves
 from sluice.actors.pulsar.codec.frame_cache import FrameCache
+from sluice.actors.pulsar.codec.frames import Buffer
 from sluice.actors.pulsar.codec.loop_decoder import VECTORIZED_FROM
 from sluice.actors.pulsar.conversation.gateway.access_control import AccessControl
 from sluice.actors.pulsar.conversation.gateway.acked_batch_sizes import AckedBatchSizes
@@ -86,8 +87,8 @@ class Link(Protocol):
 
     peer: str
 
-    def write(self, data: bytes) -> None:
-        """Send these; does nothing once the connection is over."""
+    def write(self, *data: Buffer) -> None:
+        """Send consecutive parts without a copy, so they never change; does nothing once the connection is over."""
 
     def close(self) -> None:
         """End the connection when everything written is sent."""

@@ -117,3 +117,18 @@ def test_open_messages_of_a_batch_are_sent(least: int, monkeypatch: pytest.Monke
     assert (pieces.firsts.tolist(), pieces.counts.tolist()) == ([1, 4], [2, 1])
     assert [metadata.num_messages for _, metadata, _ in told(pieces.data)] == [2, 1]
     assert [one.message.message_id.entry for one, _, _ in told(pieces.data)] == [1, 4]
+
+
+def test_large_payloads_are_parts_of_their_own_without_a_copy() -> None:
+    large, small = bytes(2 * delivery_encoder.LARGE_BYTES), b"small"
+    wanted = [large, small, large] * 20
+    (group,) = decode_sends([single(payload) for payload in wanted], now=NOW, producer="till")
+    some = part(group.batch)
+    pieces = encode_part(some, Addressee(1, -1, None))
+    assert [payload for _, _, payload in told(pieces.data)] == wanted
+    column = some.rows.column("payload").buffers()[2]
+    apart = [one for one in pieces.parts if isinstance(one, memoryview)]
+    assert len(apart) == 40
+    addresses = [np.frombuffer(one, np.uint8).ctypes.data for one in apart]
+    assert all(column.address <= one < column.address + column.size for one in addresses)
+    assert pieces.size == len(pieces.data)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from sluice.actors.pulsar.codec.frames import U32, encode, encode_message
+from sluice.actors.pulsar.codec.frames import U32, Buffer, encode, encode_message
 from sluice.actors.pulsar.codec.protocol import Metadata, Schema, command
 from sluice.actors.pulsar.codec.send_decoder import Send
 from sluice.actors.pulsar.codec.vectorized_decoder import Sends
@@ -48,10 +48,10 @@ class Slow(Wire):
         self.paused = self.reads = False
         self.size = self.most = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, *data: Buffer) -> None:
         """See Link."""
-        super().write(data)
-        self.size += 0 if self.reads else len(data)
+        super().write(*data)
+        self.size += 0 if self.reads else sum(map(len, data))
         self.most = max(self.size, self.most)
         if self.size > LEAST and self.connection is not None and not self.connection.intake.choked:
             self.connection.choke(True)
