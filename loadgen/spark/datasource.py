@@ -19,7 +19,7 @@ not a transaction: what good partitions sent stays when another fails.
 **Reading a batch** takes everything that the topic stores when the query is planned, past all subscriptions: delayed
 messages too (`deliver_at` says when they are due), and what others have acknowledged already, until it is trimmed.
 Ranges of ledgers are divided over the tasks, and each gives its messages in the order of the partition. Those in the
-object store are read there (loadgen.spark.log_read).
+object store are read there (cluster.history.log_read).
 
 Only options narrow a read, not the filters of a query, which Spark would hand to the reader. Spark plans a frame once
 for all of its queries: in 4.3 the next one would get what the filters of the one before have left.
@@ -57,8 +57,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sluice.cluster.client.bulk import ROWS, check_readable, publish_all, rows_of
+from sluice.cluster.history.log_read import LogRead, Offsets, given, parse_offsets
 from sluice.loadgen.base.broker import ClusterConnect, Connect
-from sluice.loadgen.spark.log_read import LogRead, Offsets, given, parse_offsets
 from sluice.loadgen.spark.log_stream import LogStreamReader
 from sluice.loadgen.spark.session import use_own_python
 from sluice.loadgen.spark.spool import Spool

@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from sluice.cluster.client.bulk import ROWS
 from sluice.cluster.client.log_reader import StoredRange
+from sluice.cluster.history.log_read import ALL_PARTITIONS, LogRead
 from sluice.loadgen.spark.datasource import SluiceDataSource, SluiceReader, SluiceStreamReader, SluiceWriter, _Target
-from sluice.loadgen.spark.log_read import ALL_PARTITIONS, LogRead
 from sluice.loadgen.spark.spool import Spool
 from sluice.storage.errors import Invalid, NotFound
 from sluice.storage.format.position import position
