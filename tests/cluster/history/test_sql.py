@@ -12,9 +12,11 @@ import pytest
 import sluice
 from sluice.cluster.history import sql
 from sluice.cluster.history.log_read import ATTEMPTS, LogRead
+from sluice.cluster.launch import embedded
 from sluice.storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually, unpacked
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic, unreachable
+from tests.s3server import S3Server, s3_credentials, s3_server  # noqa: F401 (fixtures)
 
 COUNT = "SELECT count(*) AS rows, count(key) AS keyed FROM t"
 
@@ -52,6 +54,35 @@ def test_the_store_alone_is_read_without_a_broker(topic: OffloadedTopic) -> None
     topic.publish(3)
     topic.offload()
     assert numbers(topic, history="only", connect=unreachable) == list(range(3 * EACH))
+
+
+def test_objects_in_s3_are_read_by_their_columns(
+    s3_server: S3Server,  # noqa: F811
+    s3_credentials: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    objects = f"s3://{s3_server.make_bucket('queries')}/{tmp_path.name}"
+    with embedded.connect(tmp_path, objects=objects, s3_endpoint_url=s3_server.endpoint) as client:
+        topic = OffloadedTopic(client, tmp_path)
+        topic.publish(2)
+        topic.offload()
+        options = {"objects": objects, "s3EndpointUrl": s3_server.endpoint, "history": "only"}
+        rows = asked(
+            topic, "SELECT t.entry AS entry, count(*) AS n FROM t GROUP BY ALL", connect=unreachable, **options
+        )
+    assert sorted((row["entry"], row["n"]) for row in rows) == [(entry, 2) for entry in range(EACH)]
+
+
+def test_partitions_are_told_of_files_and_brokers(topic: OffloadedTopic) -> None:
+    topic.again(partitions=3)
+    topic.publish(8)
+    topic.client.offload("t")
+    eventually(lambda: not any(one["asked"] for one in topic.client.offload_status("t")), "what is closed has left")
+    assert asked(topic, "SELECT count(*) AS n FROM t", history="only", connect=unreachable) != [{"n": 0}]
+    count = "SELECT partition, count(*) AS n, min(entry) AS first FROM t GROUP BY partition ORDER BY partition"
+    by_brokers = asked(topic, count, history="off")
+    assert asked(topic, count) == by_brokers
+    assert (len(by_brokers), sum(row["n"] for row in by_brokers)) == (3, topic.next)
 
 
 def test_options_narrow_files_and_brokers_alike(topic: OffloadedTopic) -> None:
