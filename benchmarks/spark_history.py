@@ -41,12 +41,12 @@ from pyspark.sql.types import StructType
 
 import sluice
 from sluice.cluster.base.arguments import ArgumentParser, count
+from sluice.cluster.history.log_read import LogRead
 from sluice.cluster.launch import standalone
 from sluice.cluster.node.folder import read_state
 from sluice.cluster.settings.config import load
 from sluice.loadgen.spark.datasource import SluiceDataSource
 from sluice.loadgen.spark.java import ensure_java
-from sluice.loadgen.spark.log_read import LogRead
 from sluice.loadgen.spark.session import SparkStart, session_of
 from sluice.loadgen.spark.topic_frame import topic_frame
 

@@ -1,8 +1,9 @@
-"""`sluice sql`: a query over topics, answered by Spark."""
+"""`sluice sql`: a query over topics, answered by DuckDB in this process, or by Spark."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from contextlib import nullcontext
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +13,7 @@ from sluice.cli.target import joined
 from sluice.cluster.base.extras import require
 
 History = Literal["auto", "only", "off"]
+Engine = Literal["duckdb", "spark"]
 
 
 def sql(
@@ -24,29 +26,26 @@ def sql(
     ] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="Only what was published before.")] = "",
     key: Annotated[str, typer.Option("--key", "-k", help="Only messages with this key.")] = "",
+    engine: Annotated[
+        Engine, typer.Option(help="duckdb: in this process, at once. spark: a Spark that is started for it.")
+    ] = "duckdb",
     address: AddressOption = None,
     data_dir: DataDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer a SQL query over topics, as of now, with a Spark that is started for it.
+    """Answer a SQL query over topics, as of now, with DuckDB.
 
     What is in the object store is read there, and the rest from the brokers. Columns: key, payload, publish_time,
     properties and others; docs/history.md has them all.
     """
-    require("a query", "pyspark")
+    require("a query", "duckdb" if engine == "duckdb" else "pyspark")
+    from sluice.cluster.history.log_read import ONLY
     from sluice.cluster.history.scan import StoreUrls, stored_topics
     from sluice.cluster.settings.config import load
-    from sluice.loadgen.spark.log_read import ONLY
-    from sluice.loadgen.spark.sql import query as answer
 
     values = load(None, address=address, data_dir=data_dir).values
     settings = values.cluster_options().settings()
     urls = StoreUrls(settings["metadata"], settings["objects"], settings["s3_endpoint_url"])
-    if history == ONLY:
-        topics = stored_topics(urls)
-    else:
-        with joined(address, data_dir) as client:
-            topics = [row["topic"] for row in client.topics()]
     options = {
         "history": history,
         "startingTimestamp": since,
@@ -58,4 +57,18 @@ def sql(
         "s3EndpointUrl": urls.endpoint or "",
         "address": values.address or "",
     }
+    with nullcontext() if history == ONLY else joined(address, data_dir) as client:
+        topics = stored_topics(urls) if client is None else [row["topic"] for row in client.topics()]
+        if engine == "duckdb":
+            show(_answer(query, topics, options, client), json)
+            return
+    from sluice.loadgen.spark.sql import query as answer
+
     show(answer(query, topics, options), json)
+
+
+def _answer(query: str, topics: list[str], options: dict[str, str], client: Any) -> list[dict[str, Any]]:
+    from sluice.cluster.history.log_read import LogRead
+    from sluice.cluster.history.sql import query as answer
+
+    return answer(query, topics, lambda topic: LogRead.of(options, topic, lambda: nullcontext(client)))

@@ -146,7 +146,8 @@ def test_wheel_names_its_version_and_commit(wheel: Path, program: Path) -> None:
     [
         ("up", "a cluster of several processes (one process: --embedded) needs ray: pip install 'sluice[ray]'"),
         ("flood", "a flood needs ray, pyspark, hdrh, plotly: pip install 'sluice[ray,spark,watch]'"),
-        ("sql SELECT", "a query needs pyspark: pip install 'sluice[spark]'"),
+        ("sql SELECT", "a query needs duckdb: pip install 'sluice[sql]'"),
+        ("sql --engine spark SELECT", "a query needs pyspark: pip install 'sluice[spark]'"),
         ("up --embedded --objects s3://bucket/objects", "boto3 is not installed: pip install 'sluice[s3]'"),
         ("tokens create --role team --key secret", "jwt is not installed: pip install 'sluice[auth]'"),
     ],

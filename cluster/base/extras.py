@@ -13,6 +13,7 @@ EXTRAS = {
     "pyspark": "spark",
     "pandas": "spark",
     "hdrh": "spark",
+    "duckdb": "sql",
     "plotly": "watch",
     "boto3": "s3",
     "botocore": "s3",

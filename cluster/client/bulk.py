@@ -20,6 +20,9 @@ from sluice.storage.format.position import entries_of, ledgers_of, positions_of
 from sluice.storage.history.column_reader import Selection
 from sluice.storage.history.part import milliseconds
 
+BATCH_ROWS = 10_000
+"""Rows of an Arrow batch between Spark and Python; larger ones were measured to be slower."""
+
 RESULT_S = 120.0
 """How long the last rows of a batch may take to be confirmed."""
 
@@ -114,14 +117,18 @@ def _cast(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as the type in which it is wanted. A message that was not delayed has no time, or 0 as a number."""
     if name in TIMES and values.type != kind:
         if pa.types.is_timestamp(kind):
-            values = values if pa.types.is_timestamp(values.type) else _no_zeros(values).cast(pa.timestamp("ms", "UTC"))
+            values = (
+                values
+                if pa.types.is_timestamp(values.type)
+                else _no_zeros(name, values).cast(pa.timestamp("ms", "UTC"))
+            )
         else:
             values = pc.fill_null(milliseconds(values), 0)
     return values if values.type == kind else values.cast(kind)
 
 
-def _no_zeros(times: pa.Array) -> pa.Array:
-    return pc.if_else(pc.equal(times, 0), None, times)
+def _no_zeros(name: str, times: pa.Array) -> pa.Array:
+    return pc.if_else(pc.equal(times, 0), None, times) if name == "deliver_at" else times
 
 
 def rows_in(

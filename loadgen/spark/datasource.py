@@ -7,9 +7,7 @@
     spark.readStream.format("sluice").option("topic", ...).option("subscription", ...).option("spool", folder).load()
     stream.writeStream.format("sluice").option("topic", ...).option("checkpointLocation", folder).start()
 
-Options: topic; dataDir, or address and tokenFile (of a running cluster; none inside one); producer (the name under
-which a write is known); for a read those that docs/history.md lists; subscription, spool and maxMessagesPerTrigger (for
-a stream).
+The options of each use stand in loadgen.spark.options and in docs/history.md.
 
 **Writing** stores nothing twice. Each Spark partition is one producer, named after the write (and the micro-batch),
 whose rows are numbered from 0: a task that is tried again sends the same numbers, and the broker knows them. This
@@ -19,7 +17,7 @@ not a transaction: what good partitions sent stays when another fails.
 **Reading a batch** takes everything that the topic stores when the query is planned, past all subscriptions: delayed
 messages too (`deliver_at` says when they are due), and what others have acknowledged already, until it is trimmed.
 Ranges of ledgers are divided over the tasks, and each gives its messages in the order of the partition. Those in the
-object store are read there (loadgen.spark.log_read).
+object store are read there (cluster.history.log_read).
 
 Only options narrow a read, not the filters of a query, which Spark would hand to the reader. Spark plans a frame once
 for all of its queries: in 4.3 the next one would get what the filters of the one before have left.
@@ -39,7 +37,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +54,26 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sluice.cluster.client.bulk import ROWS, check_readable, publish_all, rows_of
+from sluice.cluster.history.log_read import LogRead, Offsets, given, parse_offsets
 from sluice.loadgen.base.broker import ClusterConnect, Connect
-from sluice.loadgen.spark.log_read import LogRead, Offsets, given, parse_offsets
 from sluice.loadgen.spark.log_stream import LogStreamReader
+from sluice.loadgen.spark.options import (
+    CONSUMER,
+    OPTIONS,
+    READ,
+    SINK,
+    STREAM,
+    WRITE,
+    check_options,
+    is_true,
+    number_of,
+)
 from sluice.loadgen.spark.session import use_own_python
 from sluice.loadgen.spark.spool import Spool
 from sluice.storage.errors import Invalid, SluiceError, Unavailable
 
 SCHEMA = "key binary, payload binary, publish_time long, deliver_at long, partition int, position long, redelivery int"
 _WRITABLE = ("key", "payload", "ordering_key", "publish_time", "event_time", "deliver_at", "properties")
-_OPTIONS = (
-    "topic", "dataDir", "address", "tokenFile", "producer", "history", "metadata", "objects", "s3EndpointUrl",
-    "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "key", "maxMessagesPerTask",
-    "maxMessagesPerTrigger", "failOnDataLoss", "subscription", "spool",
-)  # fmt: skip
-_OF_SPARK = ("path", "paths", "checkpointlocation", "queryname", "outputmode")
-"""Options that Spark itself hands on, small."""
 _QUIET_MS = 200
 
 
@@ -93,34 +94,36 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         if overwrite:
             raise Invalid('a topic is not overwritten; use mode("append")')
         _check_columns(schema)
-        return SluiceWriter(_Target.of(self.options))
+        return SluiceWriter(_Target.of(self.options, WRITE))
 
     def streamWriter(self, schema: Any, overwrite: bool) -> SluiceStreamWriter:  # noqa: N802 (Spark's name)
         """The sink of a streaming query."""
         _check_columns(schema)
-        return SluiceStreamWriter(_Target.of(self.options))
+        return SluiceStreamWriter(_Target.of(self.options, SINK))
 
     def reader(self, schema: Any) -> SluiceReader:
         """Return a reader of the columns of `schema`."""
-        starts = parse_offsets(self.options, "startingOffsets", "earliest")
-        stops = parse_offsets(self.options, "endingOffsets", "latest")
+        starts, stops = (
+            parse_offsets(self.options, name, OPTIONS[READ][name]) for name in ("startingOffsets", "endingOffsets")
+        )
         return SluiceReader(self.log_read(), _arrow(schema), starts, stops)
 
     def log_read(self) -> LogRead:
         """Return the read of the log that a batch makes, without its offsets. Raises Invalid."""
-        most = _number(self.options, "maxMessagesPerTask", 1_000_000)
-        target = _Target.of(self.options)
+        target = _Target.of(self.options, READ)
+        most = number_of(self.options, READ, "maxMessagesPerTask")
         return LogRead.of(self.options, target.topic, target.client, most)
 
     def streamReader(self, schema: Any) -> SluiceStreamReader | LogStreamReader:  # noqa: N802 (Spark's name)
         """The source of a streaming query: a subscription's consumer, or without one a reader of the log."""
-        target = _Target.of(self.options)
-        limit = _number(self.options, "maxMessagesPerTrigger", 100_000)
         subscription, spool = given(self.options, "subscription"), given(self.options, "spool")
-        if not subscription and not spool:
+        use = CONSUMER if subscription or spool else STREAM
+        target = _Target.of(self.options, use)
+        limit = number_of(self.options, use, "maxMessagesPerTrigger")
+        if use == STREAM:
             log = LogRead.of(self.options, target.topic, target.client, limit)
-            starts = parse_offsets(self.options, "startingOffsets", "earliest")
-            fails = _is_true(self.options, "failOnDataLoss", "true")
+            starts = parse_offsets(self.options, "startingOffsets", OPTIONS[STREAM]["startingOffsets"])
+            fails = is_true(self.options, STREAM, "failOnDataLoss")
             return LogStreamReader(log, _arrow(schema), starts, limit, fail_on_data_loss=fails)
         if not subscription or not spool:
             missing = "spool" if subscription else "subscription"
@@ -137,8 +140,8 @@ class _Target:
     producer: str
 
     @classmethod
-    def of(cls, options: Any) -> _Target:
-        _check_options(options)
+    def of(cls, options: Any, use: str) -> _Target:
+        check_options(options, use)
         if not options.get("topic"):
             raise Invalid("the option 'topic' is missing")
         name = options.get("producer") or f"spark-{secrets.token_hex(6)}"
@@ -350,17 +353,6 @@ class _Session:
         self._client.__exit__(None, None, None)
 
 
-def _check_options(options: Any) -> None:
-    """Raises Invalid for a name that is none, which would change nothing in silence. Spark writes names small."""
-    known = {name.lower(): name for name in _OPTIONS}
-    for name in options:
-        small = str(name).lower()
-        if small not in known and small not in _OF_SPARK and not small.startswith(("spark.", "__")):
-            close = get_close_matches(small, known, n=1)
-            better = f"did you mean {known[close[0]]!r}?" if close else f"there are {', '.join(_OPTIONS)}"
-            raise Invalid(f"{name!r} is not an option of format sluice; {better}")
-
-
 def _check_columns(schema: Any) -> None:
     names = list(schema.fieldNames())
     unknown = [name for name in names if name not in _WRITABLE]
@@ -368,22 +360,6 @@ def _check_columns(schema: Any) -> None:
         raise Invalid(f"cannot write the column {unknown[0]!r}; there are {', '.join(_WRITABLE)}")
     if "payload" not in names:
         raise Invalid("the column 'payload' is missing")
-
-
-def _number(options: Any, name: str, default: int) -> int:
-    """A whole number of at least 1 among the options, which Spark gives as text. Raises Invalid."""
-    text = str(given(options, name) or default)
-    if not text.isdecimal() or int(text) < 1:
-        raise Invalid(f"the option {name!r} is a whole number of at least 1, not {text!r}")
-    return int(text)
-
-
-def _is_true(options: Any, name: str, default: str) -> bool:
-    """Whether an option is true. Raises Invalid."""
-    text = (given(options, name) or default).lower()
-    if text not in ("true", "false"):
-        raise Invalid(f"the option {name!r} is true or false, not {text!r}")
-    return text == "true"
 
 
 def _arrow(schema: Any) -> pa.Schema:

@@ -2,7 +2,7 @@
 
 An offset is the position of the next message of each partition. Between two offsets lie the same messages for ever, so
 Spark's checkpoint alone makes the read exact, and nothing is acknowledged. Each micro-batch is planned as a batch is
-(loadgen.spark.log_read): what lies in the object store at that moment is read there.
+(cluster.history.log_read): what lies in the object store at that moment is read there.
 
 No subscription keeps the messages of such a stream. If some that it has not read were trimmed, it ends with NotFound
 rather than leave them out; with `failOnDataLoss=false` it goes on with those that are there. The same holds if the
@@ -20,8 +20,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sluice.cluster.client.log_reader import StoredRange
+from sluice.cluster.history.log_read import ONLY, LogRead, Offsets, Present, offset_of
 from sluice.cluster.history.scan import is_of_earlier_topic, trimmed_up_to
-from sluice.loadgen.spark.log_read import ONLY, LogRead, Offsets, Present, offset_of
 from sluice.storage.errors import NotFound, SluiceError
 from sluice.storage.format.position import EARLIEST, ledger_of, parse, position, show
 

@@ -21,9 +21,7 @@ from typing import Any
 import psutil
 
 import sluice
-
-BATCH_ROWS = 10_000
-"""Rows of an Arrow batch between Spark and Python; larger ones were measured to be slower."""
+from sluice.cluster.client.bulk import BATCH_ROWS
 
 _SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Java's way for processes that live for a minute: half of the processor time of Spark's start went into compiling."""

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.cluster.client.bulk import READABLE, TIMES
+from sluice.cluster.history.log_read import ATTEMPTS, FOLDER
 from sluice.cluster.node.stale_folders import claim, clear
 from sluice.loadgen.spark.datasource import SluiceDataSource
 from sluice.loadgen.spark.java import ensure_java
@@ -26,10 +27,6 @@ from sluice.loadgen.spark.session import cause_of, spark_session
 from sluice.loadgen.spark.topic_frame import is_gone, topic_frame
 from sluice.storage.errors import Invalid
 
-FOLDER = "sluice-sql-"
-"""Temporary folders begin so. One of a query that was killed is removed by the next query."""
-ATTEMPTS = 3
-"""The most attempts at a query whose objects go away meanwhile."""
 _STAR = re.compile(r"(?<!count\()\*", re.IGNORECASE)
 _SPARKS = {pa.binary(): "binary", pa.int64(): "long", pa.int32(): "int"}
 
@@ -68,12 +65,14 @@ def query(text: str, topics: Iterable[str], options: Mapping[str, str], *, cores
 def table_schema(text: str) -> dict[str, str]:
     """The columns that a query may use, with their types in Spark's words; at least one."""
     star = _STAR.search(text) is not None
-    wanted = [name for name in READABLE if star or _names(text, name)]
+    wanted = [name for name in READABLE if star or _names(text, name, alone=False)]
     return {name: _type(name) for name in wanted or ["entry"]}
 
 
-def _names(text: str, name: str) -> bool:
-    return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE) is not None
+def _names(text: str, name: str, *, alone: bool = True) -> bool:
+    """Whether a name stands in a text. alone: not behind a dot, as a column's does that follows its table's."""
+    before = r"[\w.-]" if alone else r"[\w-]"
+    return re.search(rf"(?<!{before}){re.escape(name)}(?![\w-])", text, re.IGNORECASE) is not None
 
 
 def _type(name: str) -> str:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from sluice.cluster.history.log_read import ONLY, LogRead, Offsets, Present, given
 from sluice.cluster.history.scan import StoredPiece
 from sluice.loadgen.spark.datasource import SluiceDataSource
-from sluice.loadgen.spark.log_read import ONLY, LogRead, Offsets, Present, given
 from sluice.storage.format.position import ENTRY_BITS, position, show
 
 _COLUMNS = (

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import sluice
+from sluice.cluster.history import sql as duck
+from sluice.cluster.history.log_read import ATTEMPTS, LogRead
 from sluice.loadgen.spark import sql
 from sluice.loadgen.spark.datasource import SluiceDataSource
 from sluice.loadgen.spark.topic_frame import is_gone, topic_frame
@@ -114,6 +116,31 @@ def test_spark_reads_times_in_milliseconds_as_the_others(spark: Any, tmp_path: P
     assert [bytes(row["payload"]) for row in hour.collect()] == [b"8"]
 
 
+BOTH = (
+    "SELECT * FROM t",
+    "SELECT cast(key AS string) AS customer, count(*) AS orders, sum(entry) AS entries FROM t GROUP BY key",
+    "SELECT max(publish_time) AS last, min(position) AS first, count(deliver_at) AS delayed FROM `t`",
+    "SELECT cast(payload AS string) AS number, properties['n'] AS n FROM t WHERE properties['n'] = '80'",
+    f"SELECT count(*) AS few FROM t WHERE publish_time >= timestamp_millis({HOUR}) AND unix_millis(publish_time) < 9e6",
+    "SELECT a.partition, count(*) AS pairs FROM t a JOIN t b USING (position) WHERE b.entry < 3 GROUP BY a.partition",
+    "SELECT cast(min(key) AS string) AS least, avg(ledger) AS mean FROM t HAVING count(*) > 1",
+)
+
+
+@pytest.mark.parametrize("more", [{}, {"key": "k3", "startingTimestamp": str(HOUR), "endingTimestamp": str(4 * HOUR)}])
+def test_both_engines_give_the_same_rows(
+    topic: OffloadedTopic, spark: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
+    monkeypatch.setattr(sql, "spark_session", lambda *_, **__: contextlib.nullcontext(spark))
+    options = {"dataDir": str(topic.folder), "history": "only"} | more
+    for text in BOTH:
+        by_spark = sql.query(text, ["t"], options)
+        by_duckdb = duck.query(text, ["t"], lambda name: LogRead.of(options, name, contextlib.nullcontext))
+        assert by_duckdb, text
+        assert [list(row) for row in by_duckdb] == [list(row) for row in by_spark], text
+        assert sorted(map(str, by_duckdb)) == sorted(map(str, by_spark)), text
+
+
 class Erases:
     """Makes frames as `topic_frame` does. Behind each of the first `times` a key is erased, and planned objects go."""
 
@@ -155,14 +182,14 @@ def answering(
 
 
 def test_a_query_is_asked_anew_when_objects_went_away(answering: Callable[[int], tuple[Any, int]]) -> None:
-    rows, planned = answering(sql.ATTEMPTS - 1)
-    gone = len([number for number in range(2 * EACH) if number % 7 < sql.ATTEMPTS - 1])
-    assert (rows, planned) == ([{"rows": 2 * EACH, "keyed": 2 * EACH - gone}], sql.ATTEMPTS)
+    rows, planned = answering(ATTEMPTS - 1)
+    gone = len([number for number in range(2 * EACH) if number % 7 < ATTEMPTS - 1])
+    assert (rows, planned) == ([{"rows": 2 * EACH, "keyed": 2 * EACH - gone}], ATTEMPTS)
 
 
 def test_a_query_whose_objects_go_away_all_the_time_says_so(answering: Callable[[int], tuple[Any, int]]) -> None:
     with pytest.raises(Invalid, match="no answer: objects went away in 3 tries"):
-        answering(sql.ATTEMPTS)
+        answering(ATTEMPTS)
 
 
 def test_a_stream_of_the_store_goes_on_from_its_checkpoint(topic: OffloadedTopic, spark: Any, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +17,9 @@ from pyspark.sql.types import StructType
 
 from sluice.cluster.client.bulk import ROWS
 from sluice.cluster.client.log_reader import StoredRange
+from sluice.cluster.history.log_read import ALL_PARTITIONS, LogRead
 from sluice.loadgen.spark.datasource import SluiceDataSource, SluiceReader, SluiceStreamReader, SluiceWriter, _Target
-from sluice.loadgen.spark.log_read import ALL_PARTITIONS, LogRead
+from sluice.loadgen.spark.options import OPTIONS, READ, STREAM
 from sluice.loadgen.spark.spool import Spool
 from sluice.storage.errors import Invalid, NotFound
 from sluice.storage.format.position import position
@@ -202,6 +205,35 @@ def test_an_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(Invalid, match="'colour' is not an option of format sluice; there are topic"):
         SluiceDataSource({"topic": "t", "colour": "red"}).reader(None)
     SluiceDataSource({"topic": "t", "checkpointlocation": "/nowhere", "path": "x"}).reader(None)
+
+
+def test_an_option_of_another_use_is_refused() -> None:
+    with pytest.raises(Invalid, match="'endingOffsets' is an option of read, not of readStream"):
+        SluiceDataSource({"topic": "t", "endingoffsets": "latest"}).streamReader(None)
+    with pytest.raises(Invalid, match="'producer' is an option of write, not of writeStream"):
+        SluiceDataSource({"topic": "t", "producer": "p"}).streamWriter(columns("payload"), overwrite=False)
+
+
+def test_the_page_has_the_options_that_the_code_reads() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "history.md").read_text(encoding="utf-8")
+    section = page[page.index("| option | for |") :].partition("\n\n")[0]
+    told: dict[str, dict[str, str]] = {use: {} for use in OPTIONS}
+    for line in section.splitlines()[2:]:
+        names, uses, _, default = (cell.strip() for cell in line.strip("|").split("|"))
+        for use in OPTIONS if uses == "all" else uses.split(", "):
+            told[use] |= dict.fromkeys(re.findall(r"`(\w+)`", names), default.strip("`").replace(",", ""))
+    assert told == OPTIONS
+
+
+@pytest.mark.parametrize("use", ["reader", "streamReader"])
+def test_a_default_that_is_given_changes_nothing(use: str) -> None:
+    place = {"topic": "t", "dataDir": "/nowhere"}
+    given = {name: value for name, value in OPTIONS[READ if use == "reader" else STREAM].items() if value}
+    plain, told = (vars(getattr(SluiceDataSource(options), use)(None)) for options in (place, place | given))
+    for one in (plain, told):
+        one["_log"] = replace(one["_log"], client=ListClient)
+        one.pop("_open", None)
+    assert plain == told
 
 
 def columns(*names: str) -> Any:

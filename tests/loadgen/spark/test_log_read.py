@@ -18,8 +18,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
 
 import sluice
+from sluice.cluster.history.log_read import HistoryTask
 from sluice.loadgen.spark.datasource import SluiceDataSource
-from sluice.loadgen.spark.log_read import HistoryTask
 from sluice.storage.errors import Invalid, NotFound
 from sluice.storage.format.position import show
 from tests.cluster.helpers import unpacked

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import sluice
 from sluice.cluster.client.log_reader import StoredRange
+from sluice.cluster.history.log_read import HistoryTask
 from sluice.loadgen.base.broker import ClusterConnect
-from sluice.loadgen.spark.log_read import HistoryTask
 from sluice.loadgen.spark.log_stream import LogStreamReader
 from sluice.storage.errors import NotFound
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic, given_by, numbers_in, unreachable

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import sluice
+from sluice.cluster.history.log_read import LogRead, Present
 from sluice.cluster.launch import embedded
 from sluice.loadgen.spark.datasource import SluiceDataSource
-from sluice.loadgen.spark.log_read import LogRead, Present
 from sluice.loadgen.spark.topic_frame import divided, is_gone, topic_frame
 from sluice.storage.format.position import position
 from tests.loadgen.offloaded import EACH, OffloadedTopic, numbers_in, read

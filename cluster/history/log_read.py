@@ -1,4 +1,4 @@
-"""A read of a topic's log by a batch or a stream of Spark: options become ranges, and ranges become tasks.
+"""A read of a topic's log past the subscriptions, for SQL and Spark: options become ranges, and ranges become tasks.
 
 Ledgers in the object store are read there, without a broker, and the others by the owners of their partitions
 (cluster.history.scan says why no message is read twice or missed at the seam). The option `history` decides:
@@ -14,18 +14,17 @@ data folder that this process does not see is read by the brokers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from sluice.cluster.client.bulk import columns_in_history, rows_in, rows_of_history
+from sluice.cluster.client.bulk import BATCH_ROWS, columns_in_history, rows_in, rows_of_history
 from sluice.cluster.client.log_reader import StoredRange
 from sluice.cluster.history.scan import HistoryScan, StoredPiece, StoreUrls, in_tasks, stored_ranges
-from sluice.loadgen.base.broker import Connect
-from sluice.loadgen.spark.session import BATCH_ROWS
 from sluice.storage.errors import Invalid
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, ledger_of, parse, position
 from sluice.storage.history.column_reader import EVERYTHING, Selection
@@ -35,6 +34,14 @@ LATEST = position(MAX_LEDGER, MAX_ENTRY)
 
 AUTO, ONLY, OFF = "auto", "only", "off"
 ALL_PARTITIONS = -1
+
+FOLDER = "sluice-sql-"
+"""Temporary folders of SQL begin so. One of a query that was killed is removed by the next query."""
+ATTEMPTS = 3
+"""The most attempts at a query whose objects go away meanwhile."""
+
+Connect = Callable[[], AbstractContextManager[Any]]
+"""Opens a connection to the brokers; pickled where tasks run elsewhere."""
 
 Offsets = dict[int, int]
 """A position for each partition; that under ALL_PARTITIONS is for those that are not named."""
@@ -85,7 +92,7 @@ class LogRead:
     wanted: Selection = EVERYTHING
 
     @classmethod
-    def of(cls, options: Any, topic: str, client: Connect, most: int) -> LogRead:
+    def of(cls, options: Any, topic: str, client: Connect, most: int = 1_000_000) -> LogRead:
         """By the options of a read. Raises Invalid."""
         history = given(options, "history") or AUTO
         if history not in (AUTO, ONLY, OFF):
