@@ -35,13 +35,14 @@ class KeyEvent(NamedTuple):
 
 
 class KeyTimeline:
-    """Follows one key through a replay of one dispatcher."""
+    """The story of one key in a replay of one dispatcher. had_messages: whether any of the key was there."""
 
     def __init__(self, replay: DecisionReplay, key_hash: int) -> None:
         self._replay, self._hash = replay, key_hash
         self._mine: Positions = NO_POSITIONS
         self._names: dict[int, str] = {}
         self._owner, self._why, self._since = "", "", 0
+        self.had_messages = False
         self.lines: list[KeyEvent] = []
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
@@ -67,6 +68,7 @@ class KeyTimeline:
             self._look(decisions)
         elif name in ("begin", "snapshot"):
             self._mine = decisions.positions_of(self._hash)
+            self.had_messages |= len(self._mine) > 0
             self._add("the recording begins" if name == "begin" else "a snapshot was taken")
             return
         self._follow_owner(decisions)
@@ -113,6 +115,7 @@ class KeyTimeline:
 
     def _say(self, positions: Positions, text: str) -> None:
         if len(positions):
+            self.had_messages = True
             first = ", ".join(show(at) for at in positions[:_SHOWN].tolist())
             more = f" and {len(positions) - _SHOWN} more" if len(positions) > _SHOWN else ""
             self._add(f"{first}{more} {text}")
@@ -123,7 +126,10 @@ class KeyTimeline:
 
 
 def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: int) -> list[KeyEvent]:
-    """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt."""
+    """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt.
+
+    Partitions that had no message of the key are left out, unless none had any.
+    """
     runs: dict[RecordedSubscription, tuple[DecisionReplay, KeyTimeline]] = {}
     for chunk in chunks:
         if chunk.of not in runs:
@@ -131,7 +137,9 @@ def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: in
             runs[chunk.of] = made, KeyTimeline(made, key_hash)
         run, key = runs[chunk.of]
         run.chunk(chunk, key.follow, until=end)
-    lines = [line for _, key in runs.values() for line in key.lines if start <= line.at <= end]
+    mine = {of.partition for of, (_, key) in runs.items() if key.had_messages}
+    told = [key.lines for of, (_, key) in runs.items() if not mine or of.partition in mine]
+    lines = [line for each in told for line in each if start <= line.at <= end]
     return sorted(lines, key=lambda line: (line.at, line.epoch))
 
 

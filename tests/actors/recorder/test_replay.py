@@ -20,7 +20,7 @@ from sluice.actors.recorder import recorded
 from sluice.actors.recorder.flight_file import RecordedCalls, RecordedSubscription, assemble, pack, unpack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording
 from sluice.actors.recorder.replay import replay
-from sluice.actors.recorder.timeline import explain_at
+from sluice.actors.recorder.timeline import explain_at, timeline
 from sluice.storage.errors import Corrupt, InvariantViolation
 from sluice.storage.format.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver
@@ -160,6 +160,23 @@ def test_moment_of_a_key_is_that_of_its_partition() -> None:
     assert chunks[1] is not None
     found = explain_at([chunks[0], replace(chunks[1], of=newer)], masked_hash(b"k1"), mine.now)
     assert (found["partition"], found["verdict"]) == (0, "no_owner")
+
+
+def test_timeline_of_a_key_leaves_other_partitions_out() -> None:
+    mine, other = RecordedDriver(), RecordedDriver()
+    for driver, key in ((mine, "k1"), (other, "k2")):
+        driver.now += 10
+        driver.join("a", 5)
+        driver.send(key)
+    chunks = [mine.recording.taken(20), other.recording.taken(20)]
+    assert chunks[0] is not None
+    assert chunks[1] is not None
+    both = [chunks[0], replace(chunks[1], of=RecordedSubscription("orders", 1, "billing", 9))]
+    told = timeline(both, masked_hash(b"k1"), 0, mine.now)
+    assert {line.partition for line in told} == {0}
+    assert any("delivered to a#" in line.text for line in told)
+    nowhere = timeline(both, masked_hash(b"k3"), 0, mine.now)
+    assert {line.partition for line in nowhere} == {0, 1}, "a key without messages has no partition of its own"
 
 
 def test_a_lost_chunk_is_a_gap() -> None:
