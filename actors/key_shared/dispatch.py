@@ -385,6 +385,11 @@ class KeySharedDispatcher:
         """Nothing is pending, waiting or dead: all that was read is done."""
         return self._core.window.live == 0 and self._core.parked.live == 0
 
+    @property
+    def unfinished(self) -> int:
+        """How many messages were read and are not done, without the parked ones."""
+        return self._core.window.live
+
     def stalled(self) -> bool:
         """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""
         return not self.idle() and would_send(self._core) > 0

@@ -54,9 +54,9 @@ class RecordedSchedule(Schedule):
         found = replay(unpack(data, "recorded"))[OF]
         assert found.difference is None, str(found.difference)
         assert (found.gaps, found.missing) == (0, 0)
-        sent = sum(len(share[2]) for chunk in self.chunks for call in chunk.calls for share in route_of(call))
+        sent = sum(int(share[1][-1]) for chunk in self.chunks for call in chunk for share in route_of(call))
         assert found.decisions == sent
-        starts = [i for i, chunk in enumerate(self.chunks) if any(call.name == "snapshot" for call in chunk.calls)]
+        starts = [i for i, chunk in enumerate(self.chunks) if any(call.name == "snapshot" for call in chunk)]
         for start in starts:
             later = replay(unpack(assemble(map(pack, self.chunks[start:])), "later"))[OF]
             assert later.difference is None, str(later.difference)
@@ -133,7 +133,7 @@ def test_calls_without_room_are_a_gap_until_the_next_snapshot(monkeypatch: pytes
     driver = busy()
     first = driver.recording.taken(driver.now)
     monkeypatch.setattr(recorded, "MOST_BYTES", -1)
-    driver.recording._bytes = 1
+    driver.recording._room.held = 1
     driver.send("k1", "k2")
     assert driver.recording.dropped > 0
     monkeypatch.undo()
