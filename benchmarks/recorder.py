@@ -4,8 +4,8 @@
 
 Two clusters run in this process, and one of them records. Each pair does the same work at both, in turns first. Every
 share of the work ends with a pause in which the recorder writes what it has kept. Prints one JSON object: of each work
-the medians of microseconds of processor time a message, of clients and servers together, the median of the pairs'
-quotients, and bytes recorded a message.
+the medians of microseconds of processor time a message, of clients and servers together, median and quartiles of the
+pairs' quotients, and bytes recorded a message.
 
 alone: one message after the other, each sent, received and acknowledged durably. callers: 16 threads that each send one
 and wait. singles: `send_async` and `receive` one by one. batches: `send_batch` of 10,000 and `receive_batch`.
@@ -160,6 +160,7 @@ def measure(names: list[str], pairs: int, small: bool) -> Iterator[tuple[str, di
                     "cpu_us_without": round(statistics.median(took[without]), 2),
                     "cpu_us_recorded": round(statistics.median(took[recorded]), 2),
                     "quotient": round(statistics.median(quotients), 4),
+                    "quartiles": [round(at, 4) for at in statistics.quantiles(quotients, n=4)[::2]],
                     "bytes_a_message": round((recorded.recorded() - bytes_before) / (pairs * messages), 2),
                 },
             )

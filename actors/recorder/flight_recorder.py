@@ -56,11 +56,16 @@ class FlightRecorder:
         history: History,
     ) -> KeySharedDispatcher:
         """The decisions of a subscription, recorded if this is on; the arguments are theirs."""
-        if not self.on:
+        if self._ports is None:
             return KeySharedDispatcher(settings, partition=partition, first_consumer=first_consumer, history=history)
         recording = self._recordings[of] = Recording(of, self._room)
         return RecordedDecisions(
-            settings, recording, partition=partition, first_consumer=first_consumer, history=history
+            settings,
+            recording,
+            partition=partition,
+            first_consumer=first_consumer,
+            history=history,
+            now=self._ports.clock.now(),
         )
 
     def end(self, decisions: KeySharedDispatcher) -> None:

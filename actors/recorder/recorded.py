@@ -96,10 +96,10 @@ class Recording:
         """The next dispatch pass leaves a snapshot, or one that finds few messages."""
         self.wants_snapshot, self._patience = True, PATIENCE
 
-    def snapshot(self, decisions: KeySharedDispatcher) -> None:
-        """Keep the whole state, and say before it how many calls are missing."""
+    def snapshot(self, decisions: KeySharedDispatcher, unfinished: int) -> None:
+        """Keep the whole state, and say before it how many calls are missing. unfinished: messages in it."""
         self._patience -= 1
-        if self._room.held > MOST_BYTES or (decisions.unfinished > CALM and self._patience > 0):
+        if self._room.held > MOST_BYTES or (unfinished > CALM and self._patience > 0):
             return
         self.wants_snapshot = False
         missing, self.dropped = self.dropped, 0
@@ -132,12 +132,13 @@ class RecordedDecisions(KeySharedDispatcher):
         partition: int = 0,
         first_consumer: int = 1,
         history: History | None = None,
+        now: int = 0,
     ) -> None:
-        """recording: takes the calls; the other arguments are those of the decisions."""
+        """recording: takes the calls. now: ms. The other arguments are those of the decisions."""
         history = history or History()
         super().__init__(settings, partition=partition, first_consumer=first_consumer, history=history)
         self.recording = recording
-        began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number)
+        began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number, now)
         recording.note((NUMBERS["begin"], began, None, None, ""))
 
     def route(self, now: int) -> Assignments:
@@ -150,7 +151,7 @@ class RecordedDecisions(KeySharedDispatcher):
             raise
         recording.note((_ROUTE, (now,), None, sent.shares or None, ""))
         if recording.wants_snapshot:
-            recording.snapshot(self)
+            recording.snapshot(self, self._core.window.live)
         return sent
 
     @property

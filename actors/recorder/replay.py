@@ -29,7 +29,15 @@ from sluice.storage.format.position import show
 from sluice.storage.format.redeliveries import Redeliveries
 
 MOST_EXPORTED = 64 * 1024 * 1024
-_NOW_AT = {"route": 0, "ring.give_place": 1, "ring.give_up": 1, "ring.restore": 1, "remember": 1, "parking.park": 3}
+_NOW_AT = {
+    "begin": 4,
+    "route": 0,
+    "ring.give_place": 1,
+    "ring.give_up": 1,
+    "ring.restore": 1,
+    "remember": 1,
+    "parking.park": 3,
+}
 """The calls that take `now` by position."""
 
 
@@ -201,7 +209,7 @@ def _now(call: RecordedCall) -> int | None:
 def _begun(call: RecordedCall) -> KeySharedDispatcher:
     if call.name == "snapshot":
         return KeySharedDispatcher.restored(call.arguments[0])
-    settings, partition, first_consumer, number = call.arguments
+    settings, partition, first_consumer, number, _ = call.arguments
     return KeySharedDispatcher(
         msgspec.msgpack.decode(settings, type=SubscriptionSettings),
         partition=partition,

@@ -76,7 +76,7 @@ class RecordedDriver(Driver):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.recording = Recording(OF)
-        self.dispatch = RecordedDecisions(SubscriptionSettings(**options), self.recording)
+        self.dispatch = RecordedDecisions(SubscriptionSettings(**options), self.recording, now=self.now)
 
     def file(self) -> bytes:
         chunk = self.recording.taken(self.now)
