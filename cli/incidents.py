@@ -74,12 +74,12 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Write what was recorded of a subscription into one file: no payloads, and keys as hashes alone."""
-    from sluice.actors.recorder.replay import excerpt
+    from sluice.cluster.host.recordings import export_incident
+    from sluice.cluster.settings.config import load
 
-    chunks = chunks_of(topic, subscription, data_dir, config)
-    data = excerpt(chunks, *_span(start, end))
-    output.write_bytes(data)
-    say(f"wrote {len(data)} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
+    folder = load(config, data_dir=data_dir).values.data_dir
+    size = export_incident(folder, topic, subscription, _span(start, end), output)
+    say(f"wrote {size} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
 
 
 @app.command()
