@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 from dataclasses import replace
@@ -201,7 +202,7 @@ def test_a_version_that_is_not_known_is_one_clear_line() -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_or_cut_bytes_are_corrupt_or_a_shorter_file(data: st.DataObject) -> None:
-    whole = FILE
+    whole = a_file()
     cut = data.draw(st.integers(0, len(whole)))
     changed = bytearray(whole[:cut])
     if changed and data.draw(st.booleans()):
@@ -215,7 +216,10 @@ def test_damaged_or_cut_bytes_are_corrupt_or_a_shorter_file(data: st.DataObject)
     assert "\n" not in problem
 
 
-FILE = busy().file()
+@functools.cache
+def a_file() -> bytes:
+    """A recording that every example damages."""
+    return busy().file()
 
 
 def test_a_snapshot_that_names_other_classes_is_refused() -> None:
