@@ -74,12 +74,12 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Write what was recorded of a subscription into one file: no payloads, and keys as hashes alone."""
-    from sluice.actors.recorder.replay import excerpt
+    from sluice.cluster.host.recordings import export_incident
+    from sluice.cluster.settings.config import load
 
-    chunks = chunks_of(topic, subscription, data_dir, config)
-    data = excerpt(chunks, *_span(start, end))
-    output.write_bytes(data)
-    say(f"wrote {len(data)} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
+    folder = load(config, data_dir=data_dir).values.data_dir
+    size = export_incident(folder, topic, subscription, _span(start, end), output)
+    say(f"wrote {size} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
 
 
 @app.command()
@@ -168,7 +168,7 @@ def waits(
     data_dir: DataDirOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what messages waited for between being read and their first delivery, the longest first."""
+    """Show what messages waited for between their confirmation and their first delivery, the longest first."""
     from sluice.actors.recorder.timeline import waits as waits_of
 
     found = waits_of(chunks_of(topic, subscription, data_dir, config), *_span(start, end))
@@ -181,14 +181,27 @@ def waits(
         }
         for reason, milliseconds in found.by_reason.most_common()
     ]
-    consumers = [{"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_consumer.most_common(10)]
-    hashes = [{"keyHash": number, "messageSeconds": ms / 1000} for number, ms in found.by_hash.most_common(10)]
+    consumers: list[dict[str, Any]] = [
+        {"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_consumer.most_common(10)
+    ]
+    hashes: list[dict[str, Any]] = [
+        {"keyHash": number, "messageSeconds": ms / 1000} for number, ms in found.by_hash.most_common(10)
+    ]
+    holders: list[dict[str, Any]] = [
+        {"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_holder.most_common(10)
+    ]
     if json:
-        show_json({"reasons": rows, "consumers": consumers, "keys": hashes})
+        show_json({"reasons": rows, "consumers": consumers, "holders": holders, "keys": hashes})
         return
-    show(rows, False, {name: name for name in ("reason", "messageSeconds", "share", "bar")})
-    show(consumers, False, {"consumer": "waited for", "messageSeconds": "message-seconds"}, "consumers")
-    show(hashes, False, {"keyHash": "key (hash)", "messageSeconds": "message-seconds"}, "keys")
+    for each in (rows, consumers, holders, hashes):
+        for row in each:
+            row["messageSeconds"] = f"{row['messageSeconds']:.3f}"
+    seconds = {"messageSeconds": "message-seconds"}
+    show(rows, False, {"reason": "reason", **seconds, "share": "share", "bar": "bar"})
+    show(consumers, False, {"consumer": "waited for", **seconds}, "consumers")
+    if holders:
+        show(holders, False, {"consumer": "held by", **seconds}, "draining")
+    show(hashes, False, {"keyHash": "key (hash)", **seconds}, "keys")
 
 
 def explained(topic: str, subscription: str, key: str, at: int, data_dir: Any) -> dict[str, Any]:

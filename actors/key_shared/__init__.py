@@ -10,8 +10,8 @@ window, the tables by hash, the members and the sentinel in step.
 
 from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.key_shared.observe.heaviest import Heaviest
-from sluice.actors.key_shared.observe.waiting import REASONS
-from sluice.actors.key_shared.state.assignments import Assignment, Assignments
+from sluice.actors.key_shared.observe.waiting import REASONS, SET_ASIDE, WaitingMessages
+from sluice.actors.key_shared.state.assignments import Assignment, Assignments, Share
 from sluice.actors.key_shared.state.hash_assignments import NEW, HashRangeAssignments, JoinAs
 from sluice.actors.key_shared.state.history import KEPT, Change, History
 from sluice.actors.key_shared.state.members import AttachedConsumer
@@ -23,6 +23,7 @@ __all__ = [
     "KEPT",
     "NEW",
     "REASONS",
+    "SET_ASIDE",
     "Assignment",
     "Assignments",
     "AttachedConsumer",
@@ -34,5 +35,7 @@ __all__ = [
     "KeySharedDispatcher",
     "ParkedKey",
     "Parking",
+    "Share",
+    "WaitingMessages",
     "same_ranges",
 ]

@@ -223,11 +223,12 @@ class KeySharedDispatcher:
         """`append` wants the delayed messages too, because they hold back their keys (`delay_key_policy=block_key`)."""
         return self._core.holds_keys
 
-    def append(self, positions: Positions, hashes: Hashes, *, delayed: Mask | None = None) -> None:
+    def append(self, positions: Positions, hashes: Hashes, *, delayed: Mask | None = None, appended: int = 0) -> None:
         """Messages were read forward: int64 positions ascending and above all read before, masked hashes uint32.
 
         Without those that are acknowledged, and without the delayed ones, unless `holds_keys`: then with them, and
         `delayed` (bool) says which are not due. Later messages of their hashes wait until `due` brings them.
+        appended: when the topic confirmed them (ms, 0 if unknown); a recording keeps it, and nothing is decided by it.
         Raises InvariantViolation if the positions do not follow.
         """
         arrivals.append(self._core, positions, hashes, delayed)
@@ -415,6 +416,10 @@ class KeySharedDispatcher:
     def blocked_keys(self, top: int, now: int) -> list[dict[str, Any]]:
         """The hashes that wait the longest, oldest first."""
         return explain.blocked_keys(self._core, top, now)
+
+    def reads_not_because(self) -> str:
+        """The gate that keeps the next messages from being read; `not_read` if none does."""
+        return str(explain.read_reasons(self._core)[0]["gate"])
 
     def waiting(self) -> WaitingMessages:
         """Messages that were never sent, each with the gate that holds it."""

@@ -16,7 +16,7 @@ class RunIndex(msgspec.Struct, kw_only=True):
 
     columns: the frame's columns section. blob: the payload (columns and body): by handle, or here if it is small.
     bytes: length of the whole payload. cut: of a compacted log, the rows of the run that are left (uint32, ascending);
-    columns and blob hold these alone. Empty: it is whole.
+    columns and blob hold these alone. Empty: it is whole. appended: ms, when it was confirmed; 0 if that is forgotten.
     """
 
     ledger: int
@@ -29,6 +29,7 @@ class RunIndex(msgspec.Struct, kw_only=True):
     columns: Blob
     blob: Blob | None = None
     cut: np.ndarray = msgspec.field(default_factory=no_rows)
+    appended: int = 0
 
     @property
     def rows(self) -> int:

@@ -5,14 +5,16 @@
     body      msgpack: topic, partition, subscription, epoch, number of the first call, ms of the wall clock, calls
     call      number of its name in CALLS, arguments, named arguments or nil, outcome, error or ""
 
-An array is a msgpack extension: its type, and its bytes; int64 as the first value and differences, which pack well.
+An array is a msgpack extension: its type, and its bytes. An int64 array is its first value and the differences, in the
+narrowest type; one that counts up is its first value and its length. The outcome of a dispatch has each consumer's
+number and share; a dispatch of more than `FEW` messages has the checksum of their positions in place of these.
 A crash may cut the last chunk of a file of the ring; a file that was exported is whole.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.actors.key_shared import Share
 from sluice.storage.errors import Corrupt
 
 MAGIC = b"SLFLIGHT"
-VERSION = 1
+VERSION = 2
 HEADER = MAGIC + struct.pack("<H", VERSION)
 EVERY_MS = 500
 """A chunk has the calls of so long, ms."""
@@ -33,7 +36,9 @@ _CHUNK = struct.Struct("<III")
 MOST_UNPACKED = 256 * 1024 * 1024
 """A chunk that claims more bytes is refused."""
 _TYPES = ("<i8", "<u4", "<u2", "|u1", "|b1", "<i4", "<u8")
-_ARRAY = 1
+_NUMBERS = {np.dtype(name): bytes((number,)) for number, name in enumerate(_TYPES)}
+_ARRAY, _DIFFERENCES, _COUNTS_UP = 1, 2, 3
+FEW = 32
 
 CALLS = (
     "begin", "snapshot", "gap", "route", "append", "acknowledge_soon", "grant", "mark_deleted", "reach", "due",
@@ -72,45 +77,85 @@ class RecordedSubscription(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """Calls of one dispatcher in a row. first: number of the first of them. at: wall clock when it was written, ms."""
+    """Calls of one dispatcher in a row. first: number of the first of them. at: wall clock when it was written, ms.
+
+    calls: the values of RecordedCall, as tuples.
+    """
 
     of: RecordedSubscription
     first: int
     at: int
-    calls: list[RecordedCall]
+    calls: Sequence[tuple[Any, ...]]
+
+    def __iter__(self) -> Iterator[RecordedCall]:
+        return map(RecordedCall._make, self.calls)
 
 
 def outcome(value: Any) -> Any:
     """Return the answer of a call in the form in which it is kept and compared."""
+    if isinstance(value, list) and value and isinstance(value[0], Share):
+        return tuple(map(_share, value))
     if isinstance(value, np.ndarray):
         return len(value)
     return int(value) if isinstance(value, int | np.integer) else None
 
 
+def _share(share: Share) -> tuple[Any, ...]:
+    """Numbers of consumers, ends of their shares, positions or their checksum, redelivery counts likewise, dispatch."""
+    again: Any = ()
+    if len(share.redeliveries) and share.redeliveries.any():
+        again = _few(share.redeliveries)
+    consumers, ends = tuple(share.consumers.tolist()), tuple(share.ends.tolist())
+    return consumers, ends, _few(share.positions), again, share.dispatch
+
+
+def _few(values: npt.NDArray[Any]) -> Any:
+    return tuple(values.tolist()) if len(values) <= FEW else google_crc32c.value(values.tobytes())
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        value = np.ascontiguousarray(value)
-        kind = _TYPES.index(value.dtype.str)
-        if kind == 0 and len(value) > 1:
-            data = value[:1].tobytes() + np.diff(value).tobytes()
-        else:
-            data = value.tobytes()
-        return msgpack.ExtType(_ARRAY, bytes((kind,)) + data)
+        kind = _NUMBERS[value.dtype]
+        if kind == b"\0" and len(value) > 1:
+            return _differences(value)
+        return msgpack.ExtType(_ARRAY, kind + value.tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot be recorded")
 
 
+def _differences(values: npt.NDArray[np.int64]) -> msgpack.ExtType:
+    first, steps = values[:1].tobytes(), np.diff(values)
+    least, most = int(steps.min()), int(steps.max())
+    if least == most == 1:
+        return msgpack.ExtType(_COUNTS_UP, first + struct.pack("<I", len(values)))
+    narrow = next((number for number in (3, 2, 1) if most < 1 << 8 * np.dtype(_TYPES[number]).itemsize), 0)
+    number = narrow if least >= 0 else 0
+    return msgpack.ExtType(_DIFFERENCES, bytes((number,)) + first + steps.astype(_TYPES[number]).tobytes())
+
+
 def _array(code: int, data: bytes) -> npt.NDArray[Any]:
-    if code != _ARRAY or not data or data[0] >= len(_TYPES):
+    if code == _COUNTS_UP:
+        first, length = struct.unpack("<qI", data)
+        if length > MOST_UNPACKED // 8:
+            raise ValueError("an array that is too long")
+        return np.arange(first, first + length)
+    if code not in (_ARRAY, _DIFFERENCES) or not data or data[0] >= len(_TYPES):
         raise ValueError("an array of an unknown type")
-    values = np.frombuffer(data, _TYPES[data[0]], offset=1)
-    return np.cumsum(values) if data[0] == 0 else values.copy()
+    if code == _ARRAY:
+        return np.frombuffer(data, _TYPES[data[0]], offset=1).copy()
+    steps = np.frombuffer(data, _TYPES[data[0]], offset=9)
+    return np.cumsum(np.concatenate([np.frombuffer(data[1:9], "<i8"), steps.astype(np.int64)]))
+
+
+def _routed(call: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A dispatch with its outcome in the form in which it is kept; another call as it is."""
+    return (*call[:3], outcome(call[3]), call[4]) if type(call[3]) is list else call
 
 
 def pack(chunk: RecordedCalls) -> bytes:
     """A chunk as it stands in a file."""
-    body = msgpack.packb([*chunk.of, chunk.first, chunk.at, chunk.calls], default=_plain)
+    body = msgpack.packb([*chunk.of, chunk.first, chunk.at, list(map(_routed, chunk.calls))], default=_plain)
     packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
     return _CHUNK.pack(len(packed), len(body), google_crc32c.value(packed)) + packed
 
@@ -147,11 +192,11 @@ def _chunk(packed: bytes, unpacked: int, where: str) -> RecordedCalls:
         body = pa.decompress(packed, unpacked, codec="zstd", asbytes=True)
         values = msgpack.unpackb(body, ext_hook=_array, use_list=False, strict_map_key=False)
         topic, partition, subscription, epoch, first, at, calls = values
-        found = [RecordedCall(*call) for call in calls]
+        of = RecordedSubscription(str(topic), int(partition), str(subscription), int(epoch))
+        found = RecordedCalls(of, int(first), int(at), calls)
         if not all(0 <= call.number < len(CALLS) and isinstance(call.arguments, tuple) for call in found):
             raise ValueError("a call of an unknown name")
-        of = RecordedSubscription(str(topic), int(partition), str(subscription), int(epoch))
-        return RecordedCalls(of, int(first), int(at), found)
+        return found
     except Exception as error:
         raise Corrupt(f"{where} cannot be read: {error}") from None
 

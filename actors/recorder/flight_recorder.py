@@ -13,7 +13,8 @@ from sluice.actors.key_shared import History, KeySharedDispatcher
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import DiskFailed, DiskFull, Ports
 from sluice.actors.recorder.flight_file import EVERY_MS, HEADER, RecordedCalls, RecordedSubscription, pack
-from sluice.actors.recorder.recorded import RecordedDecisions, Recording
+from sluice.actors.recorder.recorded import RecordedDecisions, Recording, RecordingRoom
+from sluice.actors.runtime.signal import Signal
 
 KEPT_MS = 3_600_000
 PREFIX = "flight-"
@@ -33,7 +34,7 @@ class FlightRecorder:
         self._ring: list[tuple[str, int, int]] | None = None
         """Name, bytes and time (ms) of the last record of each file, oldest first; None: not looked up yet."""
         self._next = 0
-        self._writes = False
+        self._room, self._hurry = RecordingRoom(self._wake), Signal()
 
     @property
     def on(self) -> bool:
@@ -55,11 +56,16 @@ class FlightRecorder:
         history: History,
     ) -> KeySharedDispatcher:
         """The decisions of a subscription, recorded if this is on; the arguments are theirs."""
-        if not self.on:
+        if self._ports is None:
             return KeySharedDispatcher(settings, partition=partition, first_consumer=first_consumer, history=history)
-        recording = self._recordings[of] = Recording(of, self._noted)
+        recording = self._recordings[of] = Recording(of, self._room)
         return RecordedDecisions(
-            settings, recording, partition=partition, first_consumer=first_consumer, history=history
+            settings,
+            recording,
+            partition=partition,
+            first_consumer=first_consumer,
+            history=history,
+            now=self._ports.clock.now(),
         )
 
     def end(self, decisions: KeySharedDispatcher) -> None:
@@ -69,27 +75,33 @@ class FlightRecorder:
             chunk = recording.taken(self._ports.clock.now())
             if chunk is not None:
                 self._left.append(chunk)
-                self._noted()
             if self._recordings.get(recording.of) is recording:
                 del self._recordings[recording.of]
 
-    def _noted(self) -> None:
-        if not self._writes and self._ports is not None:
-            self._writes = True
+    def _wake(self, hurry: bool) -> None:
+        if hurry:
+            self._hurry.set()
+        if not self._room.awake and self._ports is not None:
+            self._room.awake = True
             self._ports.spawn(self._write(self._ports), "recorder")
 
     async def _write(self, ports: Ports) -> None:
-        await ports.clock.sleep(EVERY_MS)
-        self._writes = False  # What is noted from here on is written by the next task.
-        now = ports.clock.now()
-        chunks, self._left = self._left, []
-        chunks += [chunk for each in self._recordings.values() if (chunk := each.taken(now)) is not None]
+        """Write until nothing has come for the usual time; one task at a time, because chunks keep their order."""
         try:
-            for chunk in chunks:
-                await self._append(ports, await ports.work(partial(pack, chunk)), now)
+            while True:
+                await self._hurry.wait(ports, EVERY_MS)
+                self._hurry.clear()
+                now = ports.clock.now()
+                chunks, self._left = self._left, []
+                chunks += [chunk for each in self._recordings.values() if (chunk := each.taken(now)) is not None]
+                if not chunks:
+                    self._room.awake = False
+                    return
+                for chunk in chunks:
+                    await self._append(ports, await ports.work(partial(pack, chunk)), now)
         except (DiskFailed, DiskFull, OSError) as error:
             ports.log("recorder_off", error=str(error))
-            self._ports = None
+            self._ports = None  # `awake` stays, so nobody begins again
             for recording in self._recordings.values():
                 recording.stop()
 
@@ -105,6 +117,8 @@ class FlightRecorder:
         if size + len(packed) > self._limit // _FILES and size > len(HEADER):
             self._begin_file()
             name, size, _ = self._ring[-1]
+            for recording in self._recordings.values():
+                recording.ask_for_snapshot()
         parts = [packed] if size else [HEADER, packed]
         size += sum(map(len, parts))
         self._ring[-1] = name, size, now
@@ -118,5 +132,3 @@ class FlightRecorder:
         assert self._ring is not None
         self._ring.append((f"{PREFIX}{self._next:08}", 0, 0))
         self._next += 1
-        for recording in self._recordings.values():
-            recording.ask_for_snapshot()

@@ -30,62 +30,83 @@ from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.recorder.flight_file import (
     CALLS,
     NUMBERS,
-    RecordedCall,
     RecordedCalls,
     RecordedSubscription,
     outcome,
 )
 
-MOST_BYTES = 4 * 1024 * 1024
-"""A recording that holds so many bytes for the background takes no more of them: a gap."""
+MOST_BYTES = 32 * 1024 * 1024
+"""While the recordings of a process hold so many bytes for the background, they take no more: a gap."""
+EARLY_BYTES = 2 * 1024 * 1024
+"""With so many bytes the background writes before its time."""
+CALM, PATIENCE = 10_000, 200
+"""A snapshot waits until fewer messages are not done, for so many passes at most."""
 _CALL_BYTES = 100
 _ROUTE = NUMBERS["route"]
+
+
+class RecordingRoom:
+    """The memory of all recordings of a process. held: bytes of calls that are not written.
+
+    wake: called when there is a call to write, unless `awake`; with True: when there are many. The one who is woken
+    sets `awake`.
+    """
+
+    def __init__(self, wake: Callable[[bool], None] = lambda hurry: None) -> None:
+        self.wake = wake
+        self.held = 0
+        self.awake = False
 
 
 class Recording:
     """The calls of one dispatcher that are not written yet. dropped: calls that had no room, since the last snapshot.
 
-    noted: called after each call that was kept.
+    Calls are the values of RecordedCall in plain tuples, which the garbage collector lets go of.
     """
 
-    def __init__(self, of: RecordedSubscription, noted: Callable[[], None] = lambda: None) -> None:
-        self.of, self._noted = of, noted
-        self._calls: list[RecordedCall] = []
+    def __init__(self, of: RecordedSubscription, room: RecordingRoom | None = None) -> None:
+        self.of, self._room = of, room or RecordingRoom()
+        self._calls: list[tuple[Any, ...]] = []
         self._bytes, self._first = 0, 0
         self.dropped = 0
+        self._patience = 0
         self.wants_snapshot = False
 
-    def note(self, call: RecordedCall) -> None:
-        """Keep a call, if there is room."""
-        if self.dropped or self._bytes > MOST_BYTES:
+    def note(self, call: tuple[Any, ...], size: int = _CALL_BYTES) -> None:
+        """Keep a call of about `size` bytes beside those of its arrays, if there is room."""
+        room = self._room
+        if self.dropped or room.held > MOST_BYTES:
             self.dropped += 1
             return
-        size = _CALL_BYTES
-        for value in call.arguments:
+        for value in call[1]:
             if type(value) is np.ndarray:
                 size += value.nbytes
         self._bytes += size
+        room.held += size
         self._calls.append(call)
-        self._noted()
+        if not room.awake or room.held > EARLY_BYTES:
+            room.wake(room.held > EARLY_BYTES)
 
     def stop(self) -> None:
         """Keep nothing any more."""
-        self._calls, self._bytes = [], MOST_BYTES + 1
+        self._calls, self._room = [], RecordingRoom()
+        self._room.held = MOST_BYTES + 1
 
     def ask_for_snapshot(self) -> None:
-        """The next dispatch pass leaves a snapshot."""
-        self.wants_snapshot = True
+        """The next dispatch pass leaves a snapshot, or one that finds few messages."""
+        self.wants_snapshot, self._patience = True, PATIENCE
 
-    def snapshot(self, decisions: KeySharedDispatcher) -> None:
-        """Keep the whole state, and say before it how many calls are missing."""
-        if self._bytes > MOST_BYTES:
+    def snapshot(self, decisions: KeySharedDispatcher, unfinished: int) -> None:
+        """Keep the whole state, and say before it how many calls are missing. unfinished: messages in it."""
+        self._patience -= 1
+        if self._room.held > MOST_BYTES or (unfinished > CALM and self._patience > 0):
             return
         self.wants_snapshot = False
         missing, self.dropped = self.dropped, 0
         if missing:
-            self.note(RecordedCall(NUMBERS["gap"], (missing,)))
-        self.note(RecordedCall(NUMBERS["snapshot"], (decisions.snapshot(),)))
-        self._bytes += len(self._calls[-1].arguments[0])
+            self.note((NUMBERS["gap"], (missing,), None, None, ""))
+        state = decisions.snapshot()
+        self.note((NUMBERS["snapshot"], (state,), None, None, ""), len(state))
 
     def taken(self, at: int) -> RecordedCalls | None:
         """All calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
@@ -95,6 +116,7 @@ class Recording:
             return None
         chunk = RecordedCalls(self.of, self._first, at, self._calls)
         self._first += len(self._calls)
+        self._room.held -= self._bytes
         self._calls, self._bytes = [], 0
         return chunk
 
@@ -110,13 +132,14 @@ class RecordedDecisions(KeySharedDispatcher):
         partition: int = 0,
         first_consumer: int = 1,
         history: History | None = None,
+        now: int = 0,
     ) -> None:
-        """recording: takes the calls; the other arguments are those of the decisions."""
+        """recording: takes the calls. now: ms. The other arguments are those of the decisions."""
         history = history or History()
         super().__init__(settings, partition=partition, first_consumer=first_consumer, history=history)
         self.recording = recording
-        began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number)
-        recording.note(RecordedCall(NUMBERS["begin"], began))
+        began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number, now)
+        recording.note((NUMBERS["begin"], began, None, None, ""))
 
     def route(self, now: int) -> Assignments:
         """As of the decisions; the place where a snapshot is taken."""
@@ -124,11 +147,11 @@ class RecordedDecisions(KeySharedDispatcher):
         try:
             sent = super().route(now)
         except BaseException as error:
-            recording.note(RecordedCall(_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
+            recording.note((_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
             raise
-        recording.note(RecordedCall(_ROUTE, (now,), None, sent.shares or None))
+        recording.note((_ROUTE, (now,), None, sent.shares or None, ""))
         if recording.wants_snapshot:
-            recording.snapshot(self)
+            recording.snapshot(self, self._core.window.live)
         return sent
 
     @property
@@ -160,9 +183,9 @@ def _tapped(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             answer = original(self, *arguments, **named)
         except BaseException as error:
-            recording.note(RecordedCall(number, arguments, named or None, None, f"{type(error).__name__}: {error}"))
+            recording.note((number, arguments, named or None, None, f"{type(error).__name__}: {error}"))
             raise
-        recording.note(RecordedCall(number, arguments, named or None, outcome(answer)))
+        recording.note((number, arguments, named or None, None if answer is None else outcome(answer), ""))
         return answer
 
     return call

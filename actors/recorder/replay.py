@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from sluice.actors.key_shared import Assignments, History, JoinAs, KeySharedDispatcher
@@ -30,7 +29,15 @@ from sluice.storage.format.position import show
 from sluice.storage.format.redeliveries import Redeliveries
 
 MOST_EXPORTED = 64 * 1024 * 1024
-_NOW_AT = {"route": 0, "ring.give_place": 1, "ring.give_up": 1, "ring.restore": 1, "remember": 1, "parking.park": 3}
+_NOW_AT = {
+    "begin": 4,
+    "route": 0,
+    "ring.give_place": 1,
+    "ring.give_up": 1,
+    "ring.restore": 1,
+    "remember": 1,
+    "parking.park": 3,
+}
 """The calls that take `now` by position."""
 
 
@@ -97,7 +104,7 @@ class DecisionReplay:
         if self._next is not None and chunk.first != self._next:
             self.found.gaps += 1
             self.decisions = None
-        for number, call in enumerate(chunk.calls, chunk.first):
+        for number, call in enumerate(chunk, chunk.first):
             now = _now(call)
             if until is not None and now is not None and now > until:
                 self._over = True
@@ -143,7 +150,8 @@ class DecisionReplay:
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         found.calls += 1
-        recorded, replayed = _said(call, call.outcome, call.error), _said(call, _outcome(answer), error)
+        kept = call.outcome if isinstance(call.outcome, tuple) else outcome(call.outcome)
+        recorded, replayed = _said(call, kept, call.error), _said(call, _outcome(answer), error)
         if recorded != replayed and found.difference is None:
             found.difference = Difference(self.of, number, self.at, call.name, recorded, replayed)
             if not self._through:
@@ -179,7 +187,7 @@ def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int) -> bytes:
     kept: dict[RecordedSubscription, list[RecordedCalls]] = {}
     for chunk in chunks:
         mine = kept.setdefault(chunk.of, [])
-        if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk.calls):
+        if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk):
             mine.clear()
         if chunk.at - EVERY_MS <= end:
             mine.append(chunk)
@@ -201,7 +209,7 @@ def _now(call: RecordedCall) -> int | None:
 def _begun(call: RecordedCall) -> KeySharedDispatcher:
     if call.name == "snapshot":
         return KeySharedDispatcher.restored(call.arguments[0])
-    settings, partition, first_consumer, number = call.arguments
+    settings, partition, first_consumer, number, _ = call.arguments
     return KeySharedDispatcher(
         msgspec.msgpack.decode(settings, type=SubscriptionSettings),
         partition=partition,
@@ -231,7 +239,7 @@ def _bound(decisions: KeySharedDispatcher, call: RecordedCall) -> Callable[[], A
 
 
 def _outcome(answer: Any) -> Any:
-    return (answer.shares or None) if isinstance(answer, Assignments) else outcome(answer)
+    return outcome((answer.shares or None) if isinstance(answer, Assignments) else answer)
 
 
 def _said(call: RecordedCall, value: Any, error: str) -> str:
@@ -241,12 +249,13 @@ def _said(call: RecordedCall, value: Any, error: str) -> str:
     if call.name != "route":
         return str(value)
     sent = []
-    for consumers, ends, positions, redeliveries, dispatch in value or ():
+    for consumers, ends, positions, again, dispatch in value or ():
         start = 0
-        for consumer, end in zip(consumers.tolist(), ends.tolist(), strict=True):
-            again = redeliveries[start:end].tolist() if len(redeliveries) and np.any(redeliveries) else []
-            counts = f" again {again}" if again else ""
-            sent.append(f"#{consumer} [{' '.join(show(at) for at in positions[start:end].tolist())}]{counts}")
+        for consumer, end in zip(consumers, ends, strict=True):
+            shown = " ".join(map(show, positions[start:end])) if isinstance(positions, tuple) else f"{end - start} more"
+            sent.append(f"#{consumer} [{shown}]")
             start = end
+        sent += [f"checksum {positions}"] if isinstance(positions, int) else []
+        sent += [f"again {again}"] if again else []
         sent.append(f"from {dispatch}")
     return ", ".join(sent) or "nothing"

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared import REASONS, Assignments, KeySharedDispatcher
+from sluice.actors.key_shared import REASONS, SET_ASIDE, Assignments, KeySharedDispatcher, WaitingMessages
 from sluice.actors.messages import NO_POSITIONS
 from sluice.actors.recorder.flight_file import RecordedCall, RecordedCalls, RecordedSubscription
 from sluice.actors.recorder.replay import DecisionReplay
 from sluice.storage.errors import NotFound
 from sluice.storage.format.position import Positions, show
 
+NEW_OWNER = "new_owner_waits_for_leases"
 _SHOWN = 5
 _ARRIVALS = {"append": "read from the log", "due": "due"}
+_NO_WAIT = ("nothing_to_deliver", "deliverable", "delivered")
 _DONE = {"acknowledge_soon": "acknowledged", "acknowledge": "acknowledged", "remove": "removed"}
 
 
@@ -35,13 +38,14 @@ class KeyEvent(NamedTuple):
 
 
 class KeyTimeline:
-    """Follows one key through a replay of one dispatcher."""
+    """The story of one key in a replay of one dispatcher. had_messages: whether any of the key was there."""
 
     def __init__(self, replay: DecisionReplay, key_hash: int) -> None:
         self._replay, self._hash = replay, key_hash
         self._mine: Positions = NO_POSITIONS
         self._names: dict[int, str] = {}
-        self._owner, self._why, self._since = "", "", 0
+        self._owner, self._why, self._since = "nobody", "", 0
+        self.had_messages = False
         self.lines: list[KeyEvent] = []
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
@@ -50,6 +54,8 @@ class KeyTimeline:
         assert decisions is not None
         self._names |= {each.number: each.name for each in decisions.consumers()}
         name, arguments = call.name, call.arguments
+        if self.lines and not self.lines[-1].at:  # the recording began before anything named a time
+            self.lines[-1] = self.lines[-1]._replace(at=self._replay.at)
         if name in _ARRIVALS:
             came = arguments[0][arguments[1] == self._hash]
             self._say(came, _ARRIVALS[name])
@@ -67,6 +73,7 @@ class KeyTimeline:
             self._look(decisions)
         elif name in ("begin", "snapshot"):
             self._mine = decisions.positions_of(self._hash)
+            self.had_messages |= len(self._mine) > 0
             self._add("the recording begins" if name == "begin" else "a snapshot was taken")
             return
         self._follow_owner(decisions)
@@ -88,7 +95,7 @@ class KeyTimeline:
             return
         answer = decisions.explain(key_hash=self._hash, now=self._replay.at)
         reason = answer["reasons"][0] if answer["reasons"] else {}
-        why = "" if answer["verdict"] in ("nothing_to_deliver", "deliverable") else str(answer["verdict"])
+        why = "" if answer["verdict"] in _NO_WAIT else str(answer["verdict"])
         if why and why != self._why:
             self._since = self._replay.at
             said = reason.get("text") or reason.get("because") or ""
@@ -113,6 +120,7 @@ class KeyTimeline:
 
     def _say(self, positions: Positions, text: str) -> None:
         if len(positions):
+            self.had_messages = True
             first = ", ".join(show(at) for at in positions[:_SHOWN].tolist())
             more = f" and {len(positions) - _SHOWN} more" if len(positions) > _SHOWN else ""
             self._add(f"{first}{more} {text}")
@@ -123,7 +131,10 @@ class KeyTimeline:
 
 
 def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: int) -> list[KeyEvent]:
-    """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt."""
+    """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt.
+
+    Partitions that had no message of the key are left out, unless none had any.
+    """
     runs: dict[RecordedSubscription, tuple[DecisionReplay, KeyTimeline]] = {}
     for chunk in chunks:
         if chunk.of not in runs:
@@ -131,7 +142,9 @@ def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: in
             runs[chunk.of] = made, KeyTimeline(made, key_hash)
         run, key = runs[chunk.of]
         run.chunk(chunk, key.follow, until=end)
-    lines = [line for _, key in runs.values() for line in key.lines if start <= line.at <= end]
+    own = {of.partition for of, (_, key) in runs.items() if key.had_messages}
+    told = [key.lines for of, (_, key) in runs.items() if not own or of.partition in own]
+    lines = [line for each in told for line in each if start <= line.at <= end]
     return sorted(lines, key=lambda line: (line.at, line.epoch))
 
 
@@ -161,41 +174,110 @@ def explain_at(chunks: Iterable[RecordedCalls], key_hash: int, at: int) -> dict[
 
 
 class Waits:
-    """The time of messages from being read to their first delivery, by what they waited for, in message-milliseconds.
+    """The time of messages from their confirmation to their first delivery, by reason, in message-milliseconds.
 
-    by_reason: with names of gates. by_consumer and by_hash: of those that should get them, and of masked hashes.
+    by_reason: NEW_OWNER before the first dispatch of an owner, gates of reading before a message is read, and gates of
+    the dispatch from then on. The others begin when a message is read. by_consumer: of those that should get them.
+    by_holder: of those whose messages hold a draining hash. by_hash: masked hashes. A message that is read counts with
+    all its time before.
     Invariant: the values of by_reason add up to `whole`, which is the sum over messages of the time that each waited.
     """
 
-    def __init__(self, replay: DecisionReplay) -> None:
-        self._replay = replay
+    def __init__(self, replay: DecisionReplay, start: int, end: int, since: int = 0) -> None:
+        """start, end: ms, what lies outside does not count. since: when the owner before was seen last, 0 for none."""
+        self._replay, self._span, self._since = replay, (start, end), since
         self.by_reason: Counter[str] = Counter()
         self.by_consumer: Counter[str] = Counter()
+        self.by_holder: Counter[str] = Counter()
         self.by_hash: Counter[int] = Counter()
         self.whole = 0
         self._at = 0
-        self._waiting: Any = None
+        self._waiting: WaitingMessages | None = None
+        self._came: list[tuple[int, int]] = []
+        """How many messages came since the last dispatch, and when the topic confirmed them (ms)."""
+        self._sent: set[int] = set()
+        """Positions that were sent, of a subscription that parks keys."""
+        self._gate = NEW_OWNER
+        self._gates: list[tuple[int, int, str]] = []
+        """From when to when (ms) a gate kept messages from being read, one behind the other."""
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
         """A call was made; after a dispatch look at what waits."""
-        if not isinstance(answer, Assignments) or self._replay.decisions is None:
-            return
         now, decisions = self._replay.at, self._replay.decisions
-        if self._waiting is not None and len(self._waiting.positions):
-            self._count(now - self._at, decisions)
-        self._waiting, self._at = decisions.waiting(), now
+        if call.name in ("begin", "snapshot"):
+            if not self._at:
+                self._at = self._since = self._since or now
+            if call.name == "snapshot" and decisions is not None:
+                self._waiting, self._gate = None, decisions.reads_not_because()
+        elif call.name == "append":
+            self._came.append((len(call.arguments[0]), (call.named or {}).get("appended", 0)))
+        elif isinstance(answer, Assignments) and decisions is not None:
+            if not self._at:
+                self._at = self._since = now
+            self._read(now)
+            if self._waiting is not None and len(self._waiting.positions):
+                self._count(self._between(self._at, now), decisions)
+            self._waiting, self._at, self._gate = self._look(decisions, answer), now, decisions.reads_not_because()
+
+    def _look(self, decisions: KeySharedDispatcher, sent: Assignments) -> WaitingMessages:
+        """All that wait for their first delivery, with those of parked keys."""
+        waiting = decisions.waiting()
+        if not decisions.parking.on:
+            return waiting
+        for share in sent.shares:
+            self._sent.update(share.positions.tolist())
+        positions, hashes = decisions.parking.messages()
+        never = np.array([at not in self._sent for at in positions.tolist()], bool)
+        count = int(np.count_nonzero(never))
+        parked = WaitingMessages(
+            positions[never],
+            hashes[never],
+            np.zeros(count, np.int64),
+            np.full(count, REASONS.index(SET_ASIDE), np.uint8),
+            np.zeros(count, np.int64),
+        )
+        columns: list[Any] = [np.concatenate([one, other]) for one, other in zip(waiting[:], parked[:], strict=True)]
+        return WaitingMessages(*columns)
+
+    def _between(self, start: int, end: int) -> int:
+        return max(min(end, self._span[1]) - max(start, self._span[0]), 0)
+
+    def _read(self, now: int) -> None:
+        """Count how long what came was not read."""
+        if self._gates and self._gates[-1][2] == self._gate:
+            self._gates[-1] = (self._gates[-1][0], now, self._gate)
+        else:
+            self._gates.append((self._at, now, self._gate))
+        came, self._came = self._came, []
+        for count, appended in came:
+            first = max(appended, self._since) if appended else now
+            self.whole += count * self._between(first, now)
+            for start, end, gate in reversed(self._gates):
+                if end <= first:
+                    break
+                self.by_reason[gate] += count * self._between(max(start, first), end)
 
     def _count(self, milliseconds: int, decisions: KeySharedDispatcher) -> None:
         waiting = self._waiting
+        assert waiting is not None
         self.whole += milliseconds * len(waiting.positions)
-        for number, count in enumerate(np.bincount(waiting.reasons, minlength=len(REASONS)).tolist()):
-            if count:
-                self.by_reason[REASONS[number]] += milliseconds * count
+        for number, count in _counted(waiting.reasons):
+            self.by_reason[REASONS[number]] += milliseconds * count
         names = {each.number: f"{each.name}#{each.number}" for each in decisions.consumers()}
         for number, count in _counted(waiting.owners):
             self.by_consumer[names.get(number, "nobody")] += milliseconds * count
+        for number, count in _counted(waiting.holders[waiting.holders > 0]):
+            self.by_holder[names.get(number, "nobody")] += milliseconds * count
         for hashed, count in _counted(waiting.hashes):
             self.by_hash[hashed] += milliseconds * count
+
+    def add(self, other: Waits) -> None:
+        """Those of another dispatcher count as well."""
+        self.by_reason += other.by_reason
+        self.by_consumer += other.by_consumer
+        self.by_holder += other.by_holder
+        self.by_hash += other.by_hash
+        self.whole += other.whole
 
 
 def _counted(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
@@ -205,20 +287,15 @@ def _counted(values: npt.NDArray[Any]) -> list[tuple[int, int]]:
 
 def waits(chunks: Iterable[RecordedCalls], start: int, end: int) -> Waits:
     """Sum up the waits from `start` to `end` (ms) over all dispatchers. Raises Corrupt."""
-    runs: dict[RecordedSubscription, tuple[DecisionReplay, Waits]] = {}
-    for chunk in chunks:
-        if chunk.of not in runs:
-            made = DecisionReplay(chunk.of)
-            runs[chunk.of] = made, Waits(made)
-        run, sums = runs[chunk.of]
-        if chunk.at < start:
-            run.chunk(chunk)
-        else:
+    whole = Waits(DecisionReplay(RecordedSubscription("", 0, "", 0)), start, end)
+    owners = sorted(chunks, key=lambda chunk: (chunk.of, chunk.first))
+    before: DecisionReplay | None = None
+    for of, mine in groupby(owners, key=lambda chunk: chunk.of):
+        run = DecisionReplay(of)
+        followed = before is not None and before.of[:3] == of[:3]
+        sums = Waits(run, start, end, before.at if before is not None and followed else 0)
+        for chunk in mine:
             run.chunk(chunk, sums.follow, until=end)
-    whole = Waits(DecisionReplay(RecordedSubscription("", 0, "", 0)))
-    for _, sums in runs.values():
-        whole.by_reason += sums.by_reason
-        whole.by_consumer += sums.by_consumer
-        whole.by_hash += sums.by_hash
-        whole.whole += sums.whole
+        whole.add(sums)
+        before = run
     return whole

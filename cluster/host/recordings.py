@@ -15,6 +15,7 @@ from typing import Any
 from sluice.actors.ports import Ports
 from sluice.actors.recorder.flight_file import RecordedCalls, unpack
 from sluice.actors.recorder.flight_recorder import KEPT_MS, PREFIX, FlightRecorder
+from sluice.actors.recorder.replay import excerpt
 from sluice.cluster.base.real import Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.storage.errors import NotFound, Unavailable
@@ -63,3 +64,13 @@ def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[R
         for chunk in unpack(data, str(file), whole=False):
             if (chunk.of.topic, chunk.of.subscription) == (topic, subscription):
                 yield chunk
+
+
+def export_incident(data_dir: Path, topic: str, subscription: str, span: tuple[int, int], output: Path) -> int:
+    """Write what was recorded of a subscription in `span` (both ends in ms) into one file; return its bytes.
+
+    Raises NotFound, Invalid if it would be too long, Corrupt.
+    """
+    data = excerpt(recorded_chunks(data_dir, topic, subscription), *span)
+    output.write_bytes(data)
+    return len(data)

@@ -416,6 +416,7 @@ def summary(report: Report) -> RenderableType:
     if report.verdict != OK:
         parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
         parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]
+    parts += [Text(f"decisions: ./sluice incident replay {report.incident}")] if report.incident else []
     if report.not_shown:
         parts += [Text(), *(Text(f"! not shown: {line}", style="yellow") for line in report.not_shown)]
     colour = ("yellow" if report.not_shown else "green") if report.verdict == OK else "red"

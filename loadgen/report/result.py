@@ -39,7 +39,7 @@ class Report:
     planned: kinds of faults that were to come. drains: what each owner told of finished drains. hot_keys: the heaviest
     keys (loadgen.samples.hot_keys). strict: what was not shown counts. untold: promises that this run could not judge,
     and why; what was counted of them is left out. cut_off: publishing ended too soon; what was sent is not all written
-    down.
+    down. topic: the one that was flooded. incident: the file with the recorded decisions of a run that is not ok.
     """
 
     seed: int
@@ -64,6 +64,8 @@ class Report:
     rolling_restart: bool = False
     untold: dict[str, str] = field(default_factory=dict)
     cut_off: bool = False
+    topic: str = ""
+    incident: str = ""
 
     def __post_init__(self) -> None:
         if self.cut_off:
@@ -250,6 +252,7 @@ class Report:
             "reasons": self.reasons,
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},
             "verdict": self.verdict,
+            "incident": self.incident,
         }
 
     def write_json(self, path: Path) -> None:

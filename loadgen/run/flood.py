@@ -47,12 +47,13 @@ from sluice.loadgen.load.publish import (
     spread,
     warm_up,
 )
-from sluice.loadgen.report.result import Report
+from sluice.loadgen.report.result import OK, Report
 from sluice.loadgen.run.fault_buttons import FaultButtons, Page
 from sluice.loadgen.run.guard import (
     StallGuard,
     broker_folder,
     data_folder,
+    exported_incident,
     finish_undisturbed,
     given_up,
     local_cluster,
@@ -117,6 +118,8 @@ def flood_command(**values: Any) -> int:
             )
         report = Flood(options, connect, folder, display, helpers, page, clients).run()
         report.phases = {"cluster": boot, **report.phases}
+        if report.verdict != OK:
+            report.incident = exported_incident(home, report, SUBSCRIPTION, options.data_dir or Path())
         if options.json is not None:
             report.write_json(options.json)
         if options.report is not None:
@@ -351,6 +354,7 @@ class Flood:
             memory=held,
             untold=pulsar_client.untold([f["kind"] for f in fleet.history]) if options.client == PULSAR else {},
             cut_off=self._failure is not None,
+            topic=self._topic,
         )
 
     @property

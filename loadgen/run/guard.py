@@ -25,7 +25,8 @@ from sluice.loadgen.base.display import FloodProgress
 from sluice.loadgen.base.options import PULSAR, FloodOptions
 from sluice.loadgen.faults.faults import Fleet
 from sluice.loadgen.load import pulsar_client
-from sluice.storage.errors import Invalid, SluiceError
+from sluice.loadgen.report.result import Report
+from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError
 
 FLOOD_PREFIX = "sluice-flood-"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -86,6 +87,29 @@ def broker_folder(options: FloodOptions, folder: Path) -> Path:
     from sluice.cluster.settings.config import load
 
     return folder / "broker" if options.address is None else load().values.data_dir
+
+
+def exported_incident(data_dir: Path, report: Report, subscription: str, folder: Path) -> str:
+    """Write what the cluster on `data_dir` recorded of a run into a file in `folder`; return its path.
+
+    Empty if this machine recorded nothing. What is too long is cut at its beginning.
+    """
+    from sluice.cluster.host.recordings import export_incident
+
+    file, start, end = folder / f"{report.topic}.incident", report.start_us // 1000, time.time_ns() // 1_000_000
+    while True:
+        try:
+            export_incident(data_dir, report.topic, subscription, (start, end), file)
+            return str(file)
+        except Invalid as error:
+            if end - start > 1_000:
+                start = (start + end) // 2
+                continue
+            problem: Exception = error
+        except (NotFound, Corrupt, OSError) as error:
+            problem = error
+        logging.getLogger(__name__).warning("no incident was exported: %s", problem)
+        return ""
 
 
 @contextlib.contextmanager

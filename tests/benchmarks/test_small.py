@@ -137,3 +137,10 @@ def test_callers_that_wait_then_each_number_has_figures() -> None:
     result = run("callers.py")["callers"]
     assert list(result) == ["1", "4"]
     assert all(value > 0 for sides in result.values() for value in sides["sluice"].values())
+
+
+@pytest.mark.release
+def test_recorder_is_measured_beside_none_in_every_work() -> None:
+    result = run("recorder.py")["works"]
+    assert list(result) == ["alone", "callers", "singles", "batches"]
+    assert all(figures["quotient"] > 0 and figures["bytes_a_message"] > 0 for figures in result.values())

@@ -25,6 +25,7 @@ from tools.mutants.placing import PLACING
 from tools.mutants.publishing_results import PUBLISHING_RESULTS
 from tools.mutants.remembering import REMEMBERING
 from tools.mutants.repeating import REPEATING
+from tools.mutants.replaying import REPLAYING
 from tools.mutants.serving import SERVING
 from tools.mutants.setting_aside import SETTING_ASIDE
 from tools.mutants.sharing_clients import SHARING_CLIENTS
@@ -44,6 +45,7 @@ GROUPS: dict[str, list[Mutant]] = {
     "keeping time": KEEPING_TIME,
     "talking": TALKING,
     "giving back": GIVING_BACK,
+    "replaying": REPLAYING,
     "giving up": GIVING_UP,
     "placing": PLACING,
     "serving": SERVING,

@@ -366,13 +366,13 @@ class BacklogReader:
         self.position = first + run.count
         if self._core.holds_keys:
             if keep.any():
-                self._core.append(positions[keep], hashes[keep], delayed=waiting[keep])
+                self._core.append(positions[keep], hashes[keep], delayed=waiting[keep], appended=run.appended)
             return
         keep &= ~waiting
         if keep.all():
-            self._core.append(positions, hashes)
+            self._core.append(positions, hashes, appended=run.appended)
         elif keep.any():
-            self._core.append(positions[keep], hashes[keep])
+            self._core.append(positions[keep], hashes[keep], appended=run.appended)
 
 
 def _kept_in(reply: IndexRead) -> Positions:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
@@ -29,6 +30,8 @@ _OTHERS = {
 }
 _TYPES = ("<i8", "<u8", "<i4", "<u4", "<i2", "<u2", "|i1", "|u1", "|b1", "<f8")
 _PROTOCOL = 5
+_LONG, _LONGEST = 1 << 15, 1 << 26
+"""Bytes of an array that may be written by its exceptions, and the most rows that a reader makes of them."""
 
 
 class _Freezer(pickle.Pickler):
@@ -36,7 +39,12 @@ class _Freezer(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return "array", _TYPES.index(value.dtype.newbyteorder("<").str), value.shape, value.tobytes()
+            return _sparse(value) or (
+                "array",
+                _TYPES.index(value.dtype.newbyteorder("<").str),
+                value.shape,
+                value.tobytes(),
+            )
         if isinstance(value, np.generic):
             return "number", _TYPES.index(value.dtype.str), value.tobytes()
         if isinstance(value, type) and issubclass(value, np.generic):
@@ -48,6 +56,17 @@ class _Freezer(pickle.Pickler):
         if isinstance(value, MethodType):
             return ("describe", value.__self__) if isinstance(value.__self__, DispatchState) else ("nothing",)
         return None
+
+
+def _sparse(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
+    """A long column that mostly has its last value, by the rows that have another one; None for any other array."""
+    if array.ndim != 1 or array.nbytes < _LONG:
+        return None
+    rows = np.flatnonzero(array != array[-1])
+    if 2 * rows.nbytes > array.nbytes:
+        return None
+    kind = _TYPES.index(array.dtype.newbyteorder("<").str)
+    return "sparse", kind, len(array), array[-1:].tobytes(), rows.tobytes(), array[rows].tobytes()
 
 
 class _Thawer(pickle.Unpickler):
@@ -66,6 +85,10 @@ class _Thawer(pickle.Unpickler):
         match value:
             case "array", int(kind), tuple(shape), bytes(data):
                 return np.frombuffer(data, _TYPES[kind]).reshape(shape).copy()
+            case "sparse", int(kind), int(length), bytes(last), bytes(rows), bytes(data) if 0 <= length <= _LONGEST:
+                column = np.full(length, np.frombuffer(last, _TYPES[kind])[0])
+                column[np.frombuffer(rows, "<i8")] = np.frombuffer(data, _TYPES[kind])
+                return column
             case "number", int(kind), bytes(data):
                 return np.frombuffer(data, _TYPES[kind])[0]
             case "type", int(kind):

@@ -257,6 +257,12 @@ class Parking:
         """Whether keys are parked or blocked at all."""
         return self._parked.on
 
+    def messages(self) -> tuple[Positions, Hashes]:
+        """Positions and masked hashes of the messages of parked and blocked keys, sent before or not."""
+        table = self._parked.table
+        rows = table.rows_live()
+        return table.position[rows], table.masked_hash[rows]
+
     def held(self) -> list[ParkedKey]:
         """Those that are parked or blocked, in the order in which they failed."""
         return list(self._parked.keys.values())

@@ -32,13 +32,14 @@ _AT_ONCE = 1024 * 1024
 class CachedRun:
     """A run in memory. columns: its index columns. blob: the whole payload, None when only the columns are here.
 
-    bytes: length of the whole payload.
+    bytes: length of the whole payload. appended: ms, when it was confirmed; 0 of one that was read from bookies.
     """
 
     header: Header
     columns: Blob
     blob: Blob | None
     bytes: int
+    appended: int = 0
 
     @property
     def weight(self) -> int:
@@ -144,10 +145,10 @@ class EntryCache:
             self._room.count(sign * run.weight)
 
 
-def cache_run(append: Append) -> CachedRun:
-    """A run for the tail. A shared payload is kept by its handle alone, so that its bytes are not held twice."""
+def cache_run(append: Append, now: int) -> CachedRun:
+    """A run for the tail, since `now` (ms). The handle alone is kept of a shared payload, so no byte is here twice."""
     header, blob, size = append.header, append.blob, append.inline.size
     columns = (append.inline.data or b"")[: header.columns_bytes]
     if blob.handle is None:
-        return CachedRun(header, Blob(columns), blob, size)
-    return CachedRun(header, Blob(bytes(columns)), Blob(handle=blob.handle, size=size), size)
+        return CachedRun(header, Blob(columns), blob, size, now)
+    return CachedRun(header, Blob(bytes(columns)), Blob(handle=blob.handle, size=size), size, now)

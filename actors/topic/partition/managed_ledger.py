@@ -241,9 +241,10 @@ class ManagedLedger:
         self.held += inline.size
 
     def _confirmed(self, appends: list[Append]) -> None:
+        now = self._ports.clock.now()
         for append in appends:
             header, size = append.header, append.inline.size
-            self.tail.put(cache_run(append))
+            self.tail.put(cache_run(append, now))
             self.last_confirmed = position(header.ledger, header.last_entry)
             self.messages_in += header.count
             self.bytes_in += size

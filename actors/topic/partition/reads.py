@@ -191,6 +191,7 @@ class LogReads:
             bytes=cached.bytes,
             columns=cached.columns,
             blob=blob,
+            appended=cached.appended,
         )
 
     async def _runs(

@@ -8,7 +8,7 @@ from sluice.actors.ports import DiskFailed, InCommon, Ports
 from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
 from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.recorder.replay import replay
-from sluice.actors.recorder.timeline import explain_at, timeline, waits
+from sluice.actors.recorder.timeline import NEW_OWNER, explain_at, timeline, waits
 from sluice.storage.format.hashing import masked_hash
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -51,6 +51,24 @@ def test_recording_of_a_process_replays_to_equal_decisions() -> None:
         assert (found.difference, found.gaps, found.missing) == (None, 0, 0)
         assert found.decisions >= 80
         assert found.violations == []
+
+    play(scenario)
+
+
+def test_dead_owner_is_named_for_what_waits_for_the_next_one() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker)
+        only = await broker.join("only", queue=100)
+        await broker.publish("1")
+        await broker.until(lambda: len(only.got) == 1)
+        await broker.quiet(3 * EVERY_MS)
+        ports = opened(broker)
+        await broker.publish(*(str(key) for key in range(50)))
+        await broker.until(lambda: len(only.got) >= 51)
+        await broker.quiet(3 * EVERY_MS)
+        sums = waits(await chunks_of(ports), 0, ports.clock.now())
+        assert sums.by_reason.most_common(1)[0][0] == NEW_OWNER
+        assert sum(sums.by_reason.values()) == sums.whole
 
     play(scenario)
 
@@ -125,6 +143,7 @@ def test_a_key_that_drained_is_explained_afterwards() -> None:
         assert story.index("waits: draining") < story.index("delivered to other#")
         sums = waits(chunks, began, end)
         assert next(iter(sums.by_reason.most_common()))[0] == "draining"
-        assert sum(sums.by_reason.values()) == sum(sums.by_consumer.values()) == sums.whole > 2_000
+        assert sum(sums.by_reason.values()) == sums.whole > sum(sums.by_consumer.values()) > 2_000
+        assert next(iter(sums.by_holder)).startswith("slow#")
 
     play(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 from dataclasses import replace
@@ -20,7 +21,7 @@ from sluice.actors.recorder import recorded
 from sluice.actors.recorder.flight_file import RecordedCalls, RecordedSubscription, assemble, pack, unpack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording
 from sluice.actors.recorder.replay import replay
-from sluice.actors.recorder.timeline import explain_at
+from sluice.actors.recorder.timeline import explain_at, timeline
 from sluice.storage.errors import Corrupt, InvariantViolation
 from sluice.storage.format.hashing import masked_hash
 from tests.actors.key_shared.driver import Driver
@@ -54,9 +55,9 @@ class RecordedSchedule(Schedule):
         found = replay(unpack(data, "recorded"))[OF]
         assert found.difference is None, str(found.difference)
         assert (found.gaps, found.missing) == (0, 0)
-        sent = sum(len(share[2]) for chunk in self.chunks for call in chunk.calls for share in route_of(call))
+        sent = sum(int(share[1][-1]) for chunk in self.chunks for call in chunk for share in route_of(call))
         assert found.decisions == sent
-        starts = [i for i, chunk in enumerate(self.chunks) if any(call.name == "snapshot" for call in chunk.calls)]
+        starts = [i for i, chunk in enumerate(self.chunks) if any(call.name == "snapshot" for call in chunk)]
         for start in starts:
             later = replay(unpack(assemble(map(pack, self.chunks[start:])), "later"))[OF]
             assert later.difference is None, str(later.difference)
@@ -76,7 +77,7 @@ class RecordedDriver(Driver):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.recording = Recording(OF)
-        self.dispatch = RecordedDecisions(SubscriptionSettings(**options), self.recording)
+        self.dispatch = RecordedDecisions(SubscriptionSettings(**options), self.recording, now=self.now)
 
     def file(self) -> bytes:
         chunk = self.recording.taken(self.now)
@@ -133,7 +134,7 @@ def test_calls_without_room_are_a_gap_until_the_next_snapshot(monkeypatch: pytes
     driver = busy()
     first = driver.recording.taken(driver.now)
     monkeypatch.setattr(recorded, "MOST_BYTES", -1)
-    driver.recording._bytes = 1
+    driver.recording._room.held = 1
     driver.send("k1", "k2")
     assert driver.recording.dropped > 0
     monkeypatch.undo()
@@ -162,6 +163,23 @@ def test_moment_of_a_key_is_that_of_its_partition() -> None:
     assert (found["partition"], found["verdict"]) == (0, "no_owner")
 
 
+def test_timeline_of_a_key_leaves_other_partitions_out() -> None:
+    mine, other = RecordedDriver(), RecordedDriver()
+    for driver, key in ((mine, "k1"), (other, "k2")):
+        driver.now += 10
+        driver.join("a", 5)
+        driver.send(key)
+    chunks = [mine.recording.taken(20), other.recording.taken(20)]
+    assert chunks[0] is not None
+    assert chunks[1] is not None
+    both = [chunks[0], replace(chunks[1], of=RecordedSubscription("orders", 1, "billing", 9))]
+    told = timeline(both, masked_hash(b"k1"), 0, mine.now)
+    assert {line.partition for line in told} == {0}
+    assert any("delivered to a#" in line.text for line in told)
+    nowhere = timeline(both, masked_hash(b"k3"), 0, mine.now)
+    assert {line.partition for line in nowhere} == {0, 1}, "a key without messages has no partition of its own"
+
+
 def test_a_lost_chunk_is_a_gap() -> None:
     driver = busy()
     chunks = [driver.recording.taken(1)]
@@ -184,7 +202,7 @@ def test_a_version_that_is_not_known_is_one_clear_line() -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_or_cut_bytes_are_corrupt_or_a_shorter_file(data: st.DataObject) -> None:
-    whole = FILE
+    whole = a_file()
     cut = data.draw(st.integers(0, len(whole)))
     changed = bytearray(whole[:cut])
     if changed and data.draw(st.booleans()):
@@ -198,7 +216,10 @@ def test_damaged_or_cut_bytes_are_corrupt_or_a_shorter_file(data: st.DataObject)
     assert "\n" not in problem
 
 
-FILE = busy().file()
+@functools.cache
+def a_file() -> bytes:
+    """A recording that every example damages."""
+    return busy().file()
 
 
 def test_a_snapshot_that_names_other_classes_is_refused() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections import deque
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from sluice.actors.recorder.flight_file import EVERY_MS, unpack
+from sluice.actors.recorder.replay import replay
+from sluice.cluster.launch.embedded import connect
 from sluice.cluster.node.identity import ID_FILE
 from sluice.loadgen.base.display import FloodProgress
 from sluice.loadgen.base.history import HistoryClock
 from sluice.loadgen.base.options import FloodOptions
 from sluice.loadgen.faults.faults import Fleet
 from sluice.loadgen.load.consume import ConsumeJob
-from sluice.loadgen.run.guard import StallGuard, data_folder
+from sluice.loadgen.report.report import summary
+from sluice.loadgen.run.guard import StallGuard, data_folder, exported_incident
 from sluice.storage.errors import Invalid
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.faults.test_faults import PretendedProcess
+from tests.loadgen.report.test_result import make_report
 
 
 @pytest.fixture
@@ -78,3 +86,26 @@ def test_two_runs_at_once_are_not_in_one_folder(tmp_path: Path) -> None:
     with data_folder(options) as again:
         assert list(again.iterdir()) == [again / "histories"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_run_that_is_not_ok_names_an_incident_that_replays(tmp_path: Path) -> None:
+    began = time.time_ns() // 1000
+    with connect(tmp_path / "broker", recorder_bytes=1 << 20) as client:
+        client.create_topic("flood-1", 1)
+        consumer = client.subscribe("flood-1", "judge", initial_position="earliest")
+        client.create_producer("flood-1").send(b"x", partition_key="k")
+        consumer.acknowledge(consumer.receive(timeout_millis=10_000), ack_receipt=True)
+        report = make_report(topic="flood-1", start_us=began, troubles=["a consumer stopped"])
+        recorded = tmp_path / "broker" / "recorder"
+        deadline = time.monotonic() + 30
+        while not list(recorded.glob("*/flight-*")) and time.monotonic() < deadline:
+            time.sleep(EVERY_MS / 1000)
+        report.incident = exported_incident(tmp_path / "broker", report, "judge", tmp_path)
+    assert report.incident == str(tmp_path / "flood-1.incident")
+    (found,) = replay(unpack(Path(report.incident).read_bytes(), report.incident)).values()
+    assert found.clean
+    assert found.calls > 0
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(summary(report))
+    assert f"./sluice incident replay {report.incident}" in printed.getvalue()
+    assert exported_incident(tmp_path / "nowhere", report, "judge", tmp_path) == ""

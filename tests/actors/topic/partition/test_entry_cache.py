@@ -27,7 +27,7 @@ def appended(run: int, size: int) -> CachedRun:
     header = Header(
         1_000_000, 1_000 + run, 5_000 + run, 1, 1_000, 4_000 + run, "producer", run + 300, False, 300, 1 << 31
     )
-    return cache_run(Append(PendingRun(run, run, 1), header, b"", blob, blob))
+    return cache_run(Append(PendingRun(run, run, 1), header, b"", blob, blob), 1_700_000_000_000 + run)
 
 
 def test_the_oldest_runs_give_way() -> None:
