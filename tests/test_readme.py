@@ -40,6 +40,7 @@ EMBEDDED: dict[Example, tuple[str, ...]] = {
     ("README.md", 0): ("customer-7 b'paid'", "b'remind'"),
     ("docs/delayed-messages.md", 0): ("cancelled",),
     ("docs/history.md", 0): ("read by the broker: 5000", "in tables: 5000 of 10 customers"),
+    ("docs/incidents.md", 0): ("billed 12",),
     ("docs/in-your-project.md", 0): ("image-1 b'resize'",),
     ("docs/python-client.md", 1): (),
     ("docs/python-client.md", 2): ("paid", "sent"),
