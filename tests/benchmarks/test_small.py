@@ -41,16 +41,6 @@ def test_end_to_end_delivers_everything_in_order() -> None:
     assert result["order_checked"] >= result["messages"]
 
 
-@pytest.mark.release
-def test_latency_measures_every_load() -> None:
-    """Each has all quantiles, in order, of what was confirmed and what was delivered."""
-    result = run("latency.py")
-    assert len(result["loads"]) == 4
-    for load in result["loads"]:
-        for kind in ("confirmed_ms", "delivered_ms"):
-            assert 0 < load[kind]["p50"] <= load[kind]["p99"] <= load[kind]["p99.9"]
-
-
 @pytest.mark.timeout(900)
 def test_java_clients_receive_everything() -> None:
     """Where Java and Maven are, and Maven has or gets the client; every message came, or it would have failed."""
