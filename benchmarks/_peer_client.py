@@ -13,11 +13,9 @@ import mmap
 import sys
 import threading
 import time
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,34 +24,6 @@ LARGE = 10_000
 WAIT_MS = 60_000
 POLL_MS = 200
 """How long a consumer without messages waits before it looks whether the others have all that is missing."""
-
-
-class Link(Protocol):
-    """What a client of a broker can do. Keys are names."""
-
-    def send(self, payload: bytes, key: str) -> None:
-        """One message, until it is confirmed."""
-
-    def send_async(self, payload: bytes, key: str) -> None:
-        """One message, without waiting."""
-
-    def flush(self) -> None:
-        """Wait until all of them are confirmed."""
-
-    def receive(self, timeout_ms: int) -> Any:
-        """One message, or None."""
-
-    def acknowledge(self, message: Any) -> None:
-        """Done with it."""
-
-    def settle(self) -> None:
-        """Hand over all acknowledgements; where the client can wait until they are durable, wait."""
-
-    def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
-        """Prepare to send in the client's largest way; the second step does it and waits for the confirmation."""
-
-    def drain(self, tally: Tally) -> tuple[int, float]:
-        """Take and acknowledge until all has come to one consumer or another; (messages, time of the last one)."""
 
 
 class Tally:
@@ -97,33 +67,6 @@ class Tally:
                 return count, last
 
 
-class Singles:
-    """The largest way of clients that have no other: singles, which they gather by themselves."""
-
-    def publish(self: Any, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
-        """See Link."""
-        payloads = [np.random.default_rng(number).bytes(size) for number in range(1024)]
-        names = [keys[key] for key in chosen]
-        yield
-        for number, key in enumerate(names):
-            self.send_async(payloads[number & 1023], key)
-        self.flush()
-
-    def drain(self: Any, tally: Tally) -> tuple[int, float]:
-        """See Link."""
-
-        def take(wait: int) -> int:
-            message = self.receive(wait)
-            if message is None:
-                return 0
-            self.acknowledge(message)
-            return 1
-
-        drained = tally.drain(take)
-        self.settle()
-        return drained
-
-
 class SluiceLink:
     """Sluice."""
 
@@ -145,19 +88,15 @@ class SluiceLink:
             self._producer = self._client.create_producer(topic)
 
     def send(self, payload: bytes, key: str) -> None:
-        """See Link."""
         self._producer.send(payload, partition_key=key)
 
     def send_async(self, payload: bytes, key: str) -> None:
-        """See Link."""
         self._producer.send_async(payload, partition_key=key)
 
     def flush(self) -> None:
-        """See Link."""
         self._producer.flush()
 
     def receive(self, timeout_ms: int) -> Any:
-        """See Link."""
         from sluice import Timeout
 
         try:
@@ -168,15 +107,12 @@ class SluiceLink:
         return message
 
     def acknowledge(self, message: Any) -> None:
-        """See Link."""
         self._consumer.acknowledge(message)
 
     def settle(self) -> None:
-        """See Link."""
         self._consumer.wait_acknowledged()
 
     def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
-        """See Link."""
         import pyarrow as pa
 
         rng, names, batches = np.random.default_rng(1), pa.array(keys), []
@@ -192,7 +128,6 @@ class SluiceLink:
             receipt.result(300)
 
     def drain(self, tally: Tally) -> tuple[int, float]:
-        """See Link."""
         gc.freeze()
 
         def take(wait: int) -> int:
@@ -207,65 +142,7 @@ class SluiceLink:
         return drained
 
 
-class RedisLink(Singles):
-    """Redis Streams: one a partition, each read by one consumer only, which is what keeps the order of keys there.
-
-    Redis confirms when its log was synced (appendfsync always). Its client gathers nothing by itself, so singles go
-    out in pipelines of 1,000 and come back 1,000 at a time, acknowledged together.
-    """
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        import redis
-
-        self._redis = redis.Redis(unix_socket_path=options["url"])
-        self._streams = [f"{options['topic']}-{number}" for number in range(options["partitions"])]
-        self._mine = self._streams[options["number"] :: options["of"]] if options["consume"] else []
-        for stream in self._mine:
-            self._redis.xgroup_create(stream, "sink", id="0", mkstream=True)
-        self._pipeline = self._redis.pipeline(transaction=False)
-        self._waiting: deque[tuple[bytes, bytes, Any]] = deque()
-        self._done: dict[bytes, list[bytes]] = {}
-
-    def _stream(self, key: str) -> str:
-        return self._streams[zlib.crc32(key.encode()) % len(self._streams)]
-
-    def send(self, payload: bytes, key: str) -> None:
-        """See Link."""
-        self._redis.xadd(self._stream(key), {b"k": key, b"v": payload})
-
-    def send_async(self, payload: bytes, key: str) -> None:
-        """See Link."""
-        self._pipeline.xadd(self._stream(key), {b"k": key, b"v": payload})
-        if len(self._pipeline) >= BATCH:
-            self._pipeline.execute()
-
-    def flush(self) -> None:
-        """See Link."""
-        self._pipeline.execute()
-
-    def receive(self, timeout_ms: int) -> Any:
-        """See Link."""
-        if not self._waiting:
-            new: dict[Any, Any] = dict.fromkeys(self._mine, ">")
-            found: Any = self._redis.xreadgroup("sink", "me", new, count=BATCH, block=timeout_ms)
-            for stream, rows in found or []:
-                self._waiting.extend((stream, number, fields) for number, fields in rows)
-        return self._waiting.popleft() if self._waiting else None
-
-    def acknowledge(self, message: Any) -> None:
-        """See Link."""
-        self._done.setdefault(message[0], []).append(message[1])
-        if not self._waiting:
-            self.settle()
-
-    def settle(self) -> None:
-        """See Link."""
-        for stream, numbers in self._done.items():
-            self._redis.xack(stream, "sink", *numbers)
-        self._done.clear()
-
-
-class PulsarLink(Singles):
+class PulsarLink:
     """Pulsar's Python client, Key_Shared. Its acknowledgements cannot be waited for; handing them over is all."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -296,19 +173,15 @@ class PulsarLink(Singles):
             )
 
     def send(self, payload: bytes, key: str) -> None:
-        """See Link."""
         self._producer.send(payload, partition_key=key)
 
     def send_async(self, payload: bytes, key: str) -> None:
-        """See Link."""
         self._producer.send_async(payload, _nothing, partition_key=key)
 
     def flush(self) -> None:
-        """See Link."""
         self._producer.flush()
 
     def receive(self, timeout_ms: int) -> Any:
-        """See Link."""
         try:
             message = self._consumer.receive(timeout_ms)
         except self._timeout:
@@ -317,18 +190,36 @@ class PulsarLink(Singles):
         return message
 
     def acknowledge(self, message: Any) -> None:
-        """See Link."""
         self._consumer.acknowledge(message)
 
     def settle(self) -> None:
         """See Link."""
+
+    def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
+        payloads = [np.random.default_rng(number).bytes(size) for number in range(1024)]
+        names = [keys[key] for key in chosen]
+        yield
+        for number, key in enumerate(names):
+            self.send_async(payloads[number & 1023], key)
+        self.flush()
+
+    def drain(self, tally: Tally) -> tuple[int, float]:
+        def take(wait: int) -> int:
+            message = self.receive(wait)
+            if message is None:
+                return 0
+            self.acknowledge(message)
+            return 1
+
+        return tally.drain(take)
 
 
 def _nothing(_result: Any, _message_id: Any) -> None:
     """The callback that send_async of Pulsar's client wants."""
 
 
-LINKS: dict[str, Any] = {"sluice": SluiceLink, "redis": RedisLink, "pulsar": PulsarLink}
+Link = SluiceLink | PulsarLink
+LINKS: dict[str, Any] = {"sluice": SluiceLink, "pulsar": PulsarLink}
 
 
 def paced(link: Link, messages: int, every_ms: float) -> dict[str, Any]:

@@ -4,20 +4,24 @@ sync to disk before a message is confirmed, and ended afterwards.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import importlib.util
 import json
 import os
-import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
+
+from sluice.cluster.base.arguments import count
 
 CLIENT = Path(__file__).with_name("_peer_client.py")
 START_S = 120
@@ -76,7 +80,6 @@ class Side:
         return [root, *root.children(recursive=True)]
 
     def stop(self) -> None:
-        """End it, and no other process."""
         if self._process is None:
             return
         if self._process.stdin is not None:
@@ -110,7 +113,6 @@ class SluiceSide(Side):
         self.environment = {"RAY_AUTH_TOKEN_PATH": str(folder / "data" / "token")}
 
     def start(self) -> None:
-        """See Side."""
         command = [str(self.python), str(CLIENT), json.dumps({"keep": str(self.folder / "data")})]
         log = self.folder / "log"
         process = self._run(command, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -128,7 +130,6 @@ class GatewaySide(Side):
         self._log = folder / "log"
 
     def start(self) -> None:
-        """See Side."""
         _need("pulsar")
         wanted = {"gateway": str(self.folder / "data"), "one_process": self._one_process}
         command = [str(self.python), str(CLIENT), json.dumps(wanted)]
@@ -136,7 +137,6 @@ class GatewaySide(Side):
         self.url = heard(process.stdout, self._log)["url"]
 
     def make_topic(self, topic: str, partitions: int) -> str:
-        """See Side."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"topic": topic, "partitions": partitions}) + "\n")
@@ -145,36 +145,18 @@ class GatewaySide(Side):
         return topic
 
 
-class RedisSide(Side):
-    """Redis Streams, one copy, its log synced before each answer."""
-
-    kind = "redis"
-
-    def start(self) -> None:
-        """See Side."""
-        server = shutil.which("redis-server")
-        if server is None:
-            raise Missing("no redis-server; Debian, Ubuntu: apt install redis-server")
-        _need("redis")
-        self.url = str(self.folder / "socket")
-        command = [server, "--port", "0", "--unixsocket", self.url, "--dir", str(self.folder), "--save", ""]
-        command += ["--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]
-        process = self._run(command, self.folder / "log", stdout=subprocess.DEVNULL)
-        _until(lambda: Path(self.url).is_socket(), process, self.folder / "log")
-
-
 class PulsarSide(Side):
     """Pulsar standalone from its distribution, one copy, RocksDB for its metadata, its journal synced."""
 
     kind = "pulsar"
 
-    def __init__(self, name: str, folder: Path, home: Path | None, batching: str) -> None:
+    def __init__(self, name: str, folder: Path, home: str | None, batching: str) -> None:
         super().__init__(name, folder)
-        self._home, self.batching = home, batching
+        found = home or os.environ.get("SLUICE_PULSAR_HOME")
+        self._home, self.batching = Path(found) if found else None, batching
         self._web = 0
 
     def start(self) -> None:
-        """See Side."""
         if self._home is None:
             raise Missing("no Pulsar; unpack its distribution and name the folder with --pulsar or SLUICE_PULSAR_HOME")
         program = self._home.resolve() / "bin" / "pulsar"
@@ -201,7 +183,6 @@ class PulsarSide(Side):
         _until(self._answers, process, self.folder / "log")
 
     def make_topic(self, topic: str, partitions: int) -> str:
-        """See Side."""
         status, answer = self._admin("PUT", f"persistent/public/default/{topic}/partitions", str(partitions))
         if status >= 300:
             raise RuntimeError(f"Pulsar made no topic: HTTP {status}: {answer}")
@@ -220,6 +201,32 @@ class PulsarSide(Side):
             return response.status, response.read().decode(errors="replace")
         finally:
             connection.close()
+
+
+def names_of(known: list[str]) -> Callable[[str], list[str]]:
+    """Make the parser of an option with names between commas."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if wrong := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def counts_of(text: str) -> list[int]:
+    return [count(one) for one in text.split(",")]
+
+
+def print_compared(compare: Callable[[argparse.Namespace], dict[str, Any]], options: argparse.Namespace) -> None:
+    """Compare, print one line of JSON, and end the brokers on SIGTERM as well."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        print(json.dumps(compare(options)))
+    except (Missing, RuntimeError) as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def pulsar_settings(port: int, web: int) -> dict[str, str]:
@@ -276,21 +283,17 @@ class Worker:
         end_by_input(self._process)
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Give a command."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
 
     def process(self) -> psutil.Process:
-        """For who measures it."""
         return psutil.Process(self._process.pid)
 
     def hear(self) -> dict[str, Any]:
-        """The next answer."""
         return heard(self._process.stdout, self._log)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Both."""
         self.tell(do, **arguments)
         return self.hear()
 

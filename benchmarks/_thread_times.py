@@ -24,7 +24,6 @@ class ThreadTime:
 
 
 def thread_times(processes: Sequence[psutil.Process]) -> dict[int, ThreadTime]:
-    """By the threads' ids."""
     found = {}
     for process in processes:
         for folder in Path(f"/proc/{process.pid}/task").glob("*"):

@@ -41,7 +41,6 @@ class CallRecorder:
         return call
 
     def end(self, call: tuple[int, int, int]) -> None:
-        """It has ended."""
         os.write(self._file, np.array([(*call, time.monotonic_ns())], CALL).tobytes())
 
 

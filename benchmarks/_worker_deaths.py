@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks._worker_calls import CallRecorder, judged, nodes_of, results_judged, written
-from benchmarks._worker_picture import Look
-from benchmarks._worker_scenes import PATIENCE_S, settled
+from benchmarks._worker_scenes import PATIENCE_S, Look, settled
 from sluice import Workers, connect
 from sluice.cluster.client.client import Client
 from sluice.cluster.launch import launch
@@ -88,7 +86,6 @@ class Killer:
                     self.deaths[pid] = time.monotonic_ns()
 
     def stop(self) -> None:
-        """Kill no more."""
         self._over.set()
         self._thread.join()
 
@@ -123,17 +120,10 @@ def _played(
         began = time.monotonic()
         publisher = threading.Thread(target=publish, args=(client, "deaths", messages, keys, rate), daemon=True)
         publisher.start()
-        killer, handled_s, said = Killer(workers, every_s), 0.0, 0.0
+        killer, handled_s = Killer(workers, every_s), 0.0
         while not handled_s or (len(workers.status().workers) > FEWEST and course[-1][0] < handled_s + QUIET_S):
             status, now = workers.status(), time.monotonic() - began
             course.append((round(now, 1), len(status.workers), status.oldest_age_ms))
-            if now - said > 10:
-                said = now
-                print(
-                    f"{now:.0f} s: {status.handled} handled by {len(status.workers)} workers",
-                    file=sys.stderr,
-                    flush=True,
-                )
             if not handled_s and not publisher.is_alive() and not _backlog(client):
                 handled_s = now
                 killer.stop()
@@ -149,7 +139,7 @@ def _played(
         "messages": messages, "keys": keys, "killed": len(killer.deaths), "replaced": replaced, "failed": failed,
         "nodes_with_workers": len(nodes_of(calls)), "most_workers": max(sizes), "workers_at_the_end": sizes[-1],
         "handled_s": round(handled_s, 1), "messages_per_s": round(messages / handled_s),
-        "course": course, "events": events[-30:],
+        "events": events[-30:],
     }  # fmt: skip
 
 

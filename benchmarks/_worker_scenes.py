@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks._worker_picture import Look
 from sluice import Workers
 from sluice.cluster.client.client import Client
 from sluice.cluster.workers import registry
 
+Look = tuple[float, int, int]
+"""Seconds since the beginning, workers, and the age of the oldest message in ms."""
 PATIENCE_S = 200.0
 TICK_S = 0.005
 TARGET_MS = 1_000
@@ -29,7 +30,6 @@ OWN_S = 2
 
 
 def wait_for(condition: Callable[[], bool], every_s: float = 0.02) -> None:
-    """Look until it is so."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > until:
@@ -72,7 +72,6 @@ def recorded(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def recorded_in(file: Path) -> list[tuple[str, int, int]]:
-    """The same of one worker."""
     lines = [line.split() for line in file.read_text().splitlines()]
     return [(key, int(sent), int(at)) for key, sent, at in (line for line in lines if len(line) == 3)]
 
@@ -103,7 +102,6 @@ class Publisher:
             producer.flush()
 
     def stop(self) -> None:
-        """Send no more."""
         self._over.set()
         self._thread.join()
 
@@ -189,21 +187,14 @@ def roll(client: Client, folder: Path, keys: int, workers: int) -> dict[str, Any
     waits = [(at - sent) / 1e6 for _, sent, at in recorded(calls) if sent > began]
     registry.drain(client, "s-workers")
     wait_for(lambda: not registry.pools(client), 0.2)
-    return {
-        "workers": workers,
-        "hashes_moved": moved,
-        "wait_ms": quantiles(waits),
-        "took_s": round(took, 1),
-    }
+    return {"workers": workers, "hashes_moved": moved, "wait_ms": quantiles(waits), "took_s": round(took, 1)}
 
 
 def hashes_moved(client: Client, topic: str) -> int:
-    """From one worker to another."""
     return sum(int(part["hashesMovedTotal"]) for part in client.stats(topic, "s"))
 
 
 def _nap(_: Any) -> None:
-    """A handler of 1 ms."""
     time.sleep(0.001)
 
 
@@ -221,16 +212,8 @@ def step(client: Client, folder: Path, keys: int, rates: tuple[int, int], second
         "workers_at_the_end": course[-1][1],
         "changes": changes(course),
         "published_per_s": heaviest,
-        "course": course,
         "events": events,
     }
-
-
-def swing(client: Client, folder: Path, keys: int, rates: tuple[int, int], rounds: int) -> dict[str, Any]:
-    """The load goes up and down every 4 seconds: how often the number of workers changed."""
-    phases = [(4.0, rates[number % 2]) for number in range(2 * rounds)]
-    course, _, events = _watched(client, folder, "swing", keys, phases)
-    return {"rates": rates, "swings": rounds, "changes": changes(course), "course": course, "events": events}
 
 
 def changes(course: list[Look]) -> list[tuple[float, int]]:
@@ -270,5 +253,4 @@ def _watched(
 
 
 def quantiles(took: list[float]) -> dict[str, float]:
-    """Milliseconds."""
     return {f"p{q}": round(float(np.percentile(took, q)), 1) for q in (50, 99, 100)}

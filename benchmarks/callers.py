@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
-import signal
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
+from benchmarks._peer_servers import GatewaySide, PulsarSide, Side, counts_of, print_compared
 from sluice.cluster.base.arguments import ArgumentParser, amount, count
 
 PAYLOAD = b"x" * 100
@@ -89,11 +86,10 @@ def _waits(producers: list[Any], until: float) -> list[float]:
 @contextlib.contextmanager
 def brokers(options: argparse.Namespace) -> Iterator[list[Side]]:
     """Start the brokers that are wanted, and end them."""
-    home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
     with tempfile.TemporaryDirectory(prefix="sluice-callers-") as folder, contextlib.ExitStack() as stack:
         found: list[Side] = [GatewaySide("sluice", Path(folder) / "sluice", "none")]
-        if home:
-            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", Path(home), "none"))
+        if options.pulsar or os.environ.get("SLUICE_PULSAR_HOME"):
+            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", options.pulsar, "none"))
         for side in found:
             stack.callback(side.stop)
             side.start()
@@ -120,14 +116,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     return {"benchmark": "callers", "topics": options.topics, "load": round(os.getloadavg()[0], 1), "callers": works}
 
 
-def _numbers(text: str) -> list[int]:
-    return [count(each) for each in text.split(",")]
-
-
 def main() -> None:
-    """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--callers", type=_numbers, default=[1, 4, 16, 64], help="how many at once, for example 1,16")
+    parser.add_argument("--callers", type=counts_of, default=[1, 4, 16, 64], help="how many at once, for example 1,16")
     parser.add_argument("--topics", action="store_true", help="a topic for each caller")
     parser.add_argument("--seconds", type=amount, default=3.0, help="of each round")
     parser.add_argument("--rounds", type=count, default=3)
@@ -136,12 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.callers, options.seconds, options.rounds = [1, 4], 0.3, 1
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
-    try:
-        print(json.dumps(compare(options)))
-    except (Missing, RuntimeError) as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        sys.exit(2)
+    print_compared(compare, options)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from sluice.storage.format.position import Positions, run_positions
 BATCH = 10_000
 QUEUE = 1_000
 PERMITS = 1 << 60
-PIP_379_BYTES_A_HASH = 80
 
 Column = npt.NDArray[np.uint32]
 
@@ -131,7 +130,6 @@ class Consumers:
 def run(
     consumers: int, keys: int, draining: int, messages: int, queue: int = QUEUE, nack_order: str = "none"
 ) -> dict[str, Any]:
-    """One case, once."""
     dispatch, members = make(consumers, nack_order)
     drained, others = np.empty(0, np.uint32), np.empty(0, np.uint32)
     if draining:
@@ -202,7 +200,6 @@ def compare(consumers: int, keys: int, messages: int, repeat: int, queue: int) -
 
 
 def main() -> None:
-    """Run all cases and print the result."""
     parser = ArgumentParser(description="Throughput of the Key_Shared decisions")
     parser.add_argument("--small", action="store_true", help="a few batches only, to see that it runs")
     parser.add_argument("--messages", type=count, default=2_000_000)
@@ -230,7 +227,6 @@ def main() -> None:
         "best_to_worst": round(max(rates) / min(rates), 2),
         "best_to_worst_cut": round(max(cut) / min(cut), 2),
         "hash_table_bytes": table.nbytes,
-        "pip_379_bytes": {str(count): count * PIP_379_BYTES_A_HASH for count in (1_000, 10_000, 65_535)},
     }
     print(json.dumps(result, indent=2))
 

@@ -52,7 +52,6 @@ class Source:
         gc.freeze()
 
     def cpu(self) -> float:
-        """Processor seconds of this process so far."""
         return time.process_time()
 
     def run(self) -> tuple[float, float]:
@@ -85,11 +84,9 @@ class Sink:
         gc.freeze()
 
     def cpu(self) -> float:
-        """Processor seconds of this process so far."""
         return time.process_time()
 
     def ready(self) -> bool:
-        """It is subscribed."""
         return True
 
     def run(self, idle_ms: int) -> tuple[int, int, float]:
@@ -176,7 +173,6 @@ def _seconds(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=count, default=3_000_000)
     parser.add_argument("--size", type=count, default=100)

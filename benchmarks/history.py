@@ -208,10 +208,7 @@ def slowed(milliseconds: int) -> Iterator[None]:
 
         return later
 
-    with (
-        patch.object(LocalObjects, "get", slow(LocalObjects.get)),
-        patch.object(S3Objects, "get", slow(S3Objects.get)),
-    ):
+    with patch.object(LocalObjects, "get", slow(LocalObjects.get)), patch.object(S3Objects, "get", slow(S3Objects.get)):
         yield
 
 

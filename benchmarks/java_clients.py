@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks._java import compiled
-from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, end_by_input, heard
+from benchmarks._peer_servers import (
+    GatewaySide,
+    Missing,
+    PulsarSide,
+    Side,
+    end_by_input,
+    heard,
+    names_of,
+    print_compared,
+)
 from benchmarks.peers import Figures, table
 from sluice.cluster.base.arguments import ArgumentParser, count, count_or_none
 
@@ -65,7 +72,6 @@ class Client:
         return heard(self._process.stdout, self._log)
 
     def end(self) -> None:
-        """No more of it."""
         end_by_input(self._process)
 
 
@@ -86,17 +92,15 @@ def measured(side: Side, client: Client, messages: int, properties: int) -> Figu
 
 def sides(options: argparse.Namespace, root: Path) -> list[Side]:
     """All that are wanted; nothing is started."""
-    home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
     found: list[Side] = [
         GatewaySide("gateway", root / "gateway", "key"),
         GatewaySide("cluster", root / "cluster", "key", one_process=False),
-        PulsarSide("pulsar", root / "pulsar", Path(home) if home else None, "key"),
+        PulsarSide("pulsar", root / "pulsar", options.pulsar, "key"),
     ]
     return [side for side in found if side.name in options.sides]
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds over all sides."""
     with tempfile.TemporaryDirectory(prefix="sluice-java-") as root, contextlib.ExitStack() as stack:
         classes = Path(root) / "classes"
         classes.mkdir()
@@ -128,9 +132,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sides", type=lambda text: text.split(","), default=["gateway", "pulsar"])
+    parser.add_argument("--sides", type=names_of(list(SIDES)), default=["gateway", "pulsar"])
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--warm", type=count_or_none, default=2, help="rounds before those that count")
     parser.add_argument("--messages", type=count, default=500_000, help="of a round")
@@ -138,19 +141,9 @@ def main() -> None:
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument("--small", action="store_true", help="a few seconds; the figures mean nothing")
     options = parser.parse_args()
-    if unknown := [name for name in options.sides if name not in SIDES]:
-        parser.error(f"there is no side {unknown[0]!r}; there are {', '.join(SIDES)}")
     if options.small:
         options.sides, options.rounds, options.warm, options.messages = ["gateway"], 1, 0, 5_000
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
-    try:
-        print(json.dumps(compare(options)))
-    except Missing as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RuntimeError as error:
-        print(f"java_clients: {error}", file=sys.stderr)
-        sys.exit(1)
+    print_compared(compare, options)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from tests.kit.site import REDIS, Site, answered, prepared, typed
 
 
 def measure(site: Site, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Type it, and read its report."""
     (up, status) = site.page.lines("Sluice")
     typed(site.first, f"{up} --set brokers=3")
     if arguments.scenes:

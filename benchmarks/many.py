@@ -26,11 +26,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -43,7 +41,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side
+from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, Side, counts_of, names_of, print_compared
 from sluice.actors.ledger.record import PartitionRecord, encode_record, record_key, unpack_record
 from sluice.actors.messages import TopicSettings
 from sluice.actors.ownership.record_scan import scan, value_in
@@ -74,15 +72,12 @@ class Meter:
         self._cpu, self._wall = side.cpu(), time.perf_counter()
 
     def cpu_ms(self) -> float:
-        """Processor time so far."""
         return (self._side.cpu() - self._cpu) * 1e3 / self._each
 
     def ms(self) -> float:
-        """On the clock."""
         return (time.perf_counter() - self._wall) * 1e3 / self._each
 
     def cores(self) -> float:
-        """Processor time by the clock."""
         return (self._side.cpu() - self._cpu) / (time.perf_counter() - self._wall)
 
 
@@ -95,7 +90,6 @@ def idle(side: Side, seconds: float) -> float:
 
 
 def topics(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many topics."""
     names = [side.make_topic(f"many-{number}-{one}", 1) for one in range(number)]
     before, meter = side.memory(), Meter(side, number)
     consumers = [_subscribe(client, name, 10) for name in names]
@@ -126,7 +120,6 @@ def topics(side: Side, client: pulsar.Client, number: int, options: argparse.Nam
 
 
 def partitions(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """One topic of as many partitions."""
     name = side.make_topic(f"wide-{number}", number)
     before, meter = side.memory(), Meter(side, 1)
     consumer = _subscribe(client, name, 1_000)
@@ -313,8 +306,7 @@ def _nothing(_result: Any, _message_id: Any) -> None:
 
 def _side(name: str, folder: Path, options: argparse.Namespace) -> Side:
     if name == "pulsar":
-        home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
-        return PulsarSide(name, folder, Path(home) if home else None, "none")
+        return PulsarSide(name, folder, options.pulsar, "none")
     return GatewaySide(name, folder, "none", one_process=name == "embedded")
 
 
@@ -339,7 +331,6 @@ def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figu
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Every work, number and side."""
     measured: dict[str, dict[str, dict[int, Figures]]] = {}
     missing: dict[str, str] = {}
     for work in options.work:
@@ -369,34 +360,21 @@ def table(work: str, sides: dict[str, dict[int, Figures]]) -> list[str]:
     return lines
 
 
-def _one_of(known: list[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        if wrong := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}; there are {', '.join(known)}")
-        return names
-
-    return parse
-
-
-def _counts(text: str) -> list[int]:
-    return [count(one) for one in text.split(",")]
-
-
 def main() -> None:
-    """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sides = ["embedded", "ray", "pulsar"]
-    parser.add_argument("--work", type=_one_of([*WORKS, "existing"]), default=[*WORKS, "existing"])
-    parser.add_argument("--sides", type=_one_of(sides), default=sides)
+    parser.add_argument("--work", type=names_of([*WORKS, "existing"]), default=[*WORKS, "existing"])
+    parser.add_argument("--sides", type=names_of(sides), default=sides)
     parser.add_argument(
-        "--topics", type=_counts, default=[100, 500], metavar="N,N", help="how many, for example 10,100"
+        "--topics", type=counts_of, default=[100, 500], metavar="N,N", help="how many, for example 10,100"
     )
-    parser.add_argument("--partitions", type=_counts, default=[4, 64, 1_024], metavar="N,N")
-    parser.add_argument("--consumers", type=_counts, default=[16, 300], metavar="N,N")
-    parser.add_argument("--unused", type=_counts, default=[100, 10_000], metavar="N,N")
-    parser.add_argument("--existing", type=_counts, default=[10_000, 100_000], metavar="N,N")
-    parser.add_argument("--silence", type=_counts, default=[2], metavar="N,N", help="how many producers and consumers")
+    parser.add_argument("--partitions", type=counts_of, default=[4, 64, 1_024], metavar="N,N")
+    parser.add_argument("--consumers", type=counts_of, default=[16, 300], metavar="N,N")
+    parser.add_argument("--unused", type=counts_of, default=[100, 10_000], metavar="N,N")
+    parser.add_argument("--existing", type=counts_of, default=[10_000, 100_000], metavar="N,N")
+    parser.add_argument(
+        "--silence", type=counts_of, default=[2], metavar="N,N", help="how many producers and consumers"
+    )
     parser.add_argument("--flood", type=amount, default=20.0, help="seconds of full speed")
     parser.add_argument("--messages", type=count, default=100_000, help="to the topic of many partitions")
     parser.add_argument("--idle", type=amount, default=15.0, help="seconds in which nothing happens")
@@ -413,12 +391,7 @@ def main() -> None:
         options.sides, options.topics, options.partitions, options.consumers = ["embedded"], [3], [4], [3]
         options.messages, options.idle, options.unused, options.existing = 200, 0.5, [3], [100]
         options.silence, options.flood = [1], 1.0
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
-    try:
-        print(json.dumps(compare(options)))
-    except (Missing, RuntimeError) as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        sys.exit(2)
+    print_compared(compare, options)
 
 
 if __name__ == "__main__":

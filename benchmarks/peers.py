@@ -1,12 +1,12 @@
-"""The same work by Sluice, Redis Streams and Pulsar, whichever are installed, in turn: figures and ratios.
+"""The same work by Sluice and Pulsar, in turn: figures and ratios.
 
     .venv/bin/python benchmarks/peers.py [--pulsar FOLDER] [--checkout FOLDER] [--work paced,singles,batches] ...
 
-Needs the packages of the extra `peers`. Redis is Debian's redis-server; Pulsar is its binary distribution, unpacked in
+Needs the packages of the extra `peers`. Pulsar is its binary distribution, unpacked in
 the folder that --pulsar or SLUICE_PULSAR_HOME names; --checkout adds another checkout of Sluice. What is not there is
 said in one line and left out; `gateway` is Sluice in one process with Pulsar's own Python client, and `cluster`, only
 where --sides names it, is a cluster with that client. Each broker runs for the whole comparison, in a temporary folder,
-and syncs to disk before it confirms: Sluice two copies, the others one.
+and syncs to disk before it confirms: Sluice two copies, Pulsar one.
 
     paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received;
              --clients do so at once, each on a topic of its own
@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -33,7 +31,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._peer_servers import GatewaySide, Missing, PulsarSide, RedisSide, Side, SluiceSide, Worker
+from benchmarks._peer_servers import (
+    GatewaySide,
+    Missing,
+    PulsarSide,
+    Side,
+    SluiceSide,
+    Worker,
+    names_of,
+    print_compared,
+)
 from benchmarks._thread_times import table as times_of
 from benchmarks._thread_times import thread_times
 from sluice.cluster.base.arguments import ArgumentParser, amount, count, count_or_none
@@ -98,7 +105,6 @@ def singles(side: Side, topic: str, options: argparse.Namespace) -> Figures:
 
 
 def batches(side: Side, topic: str, options: argparse.Namespace) -> Figures:
-    """As much as goes through."""
     share = options.batches // 2
     place = {"topic": side.make_topic(topic, 4), "partitions": 4, "of": 2, "large": True}
     with contextlib.ExitStack() as stack:
@@ -135,14 +141,12 @@ WORKS = {"paced": paced, "singles": singles, "batches": batches}
 
 def sides(options: argparse.Namespace, root: Path) -> list[Side]:
     """All that are wanted; nothing is started."""
-    home = options.pulsar or os.environ.get("SLUICE_PULSAR_HOME")
     found: list[Side] = [SluiceSide("sluice", root / "sluice")]
     if options.checkout:
         found.append(SluiceSide("checkout", root / "checkout", Path(options.checkout)))
     found.append(GatewaySide("gateway", root / "gateway", options.pulsar_batching))
     found.append(GatewaySide("cluster", root / "cluster", options.pulsar_batching, one_process=False))
-    found.append(RedisSide("redis", root / "redis"))
-    found.append(PulsarSide("pulsar", root / "pulsar", Path(home) if home else None, options.pulsar_batching))
+    found.append(PulsarSide("pulsar", root / "pulsar", options.pulsar, options.pulsar_batching))
     return [one for one in found if one.name in options.sides]
 
 
@@ -191,24 +195,14 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _names(known: list[str]) -> Any:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        wrong = [name for name in names if name not in known]
-        if wrong:
-            raise argparse.ArgumentTypeError(f"there is no {wrong[0]!r}; there are {', '.join(known)}")
-        return names
-
-    return parse
-
-
 def main() -> None:
-    """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = ["sluice", "checkout", "gateway", "cluster", "redis", "pulsar"]
+    every = ["sluice", "checkout", "gateway", "cluster", "pulsar"]
     usual = [name for name in every if name != "cluster"]
-    parser.add_argument("--work", type=_names(list(WORKS)), default=list(WORKS))
-    parser.add_argument("--sides", type=_names(every), default=usual, help="which to compare, for example sluice,redis")
+    parser.add_argument("--work", type=names_of(list(WORKS)), default=list(WORKS))
+    parser.add_argument(
+        "--sides", type=names_of(every), default=usual, help="which to compare, for example sluice,pulsar"
+    )
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--paced", type=count, default=500, help="messages of a round and client")
     parser.add_argument("--every-ms", type=amount, default=10.0)
@@ -226,12 +220,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.rounds, options.paced, options.singles, options.batches, options.warm = 1, 20, 2_000, 40_000, 5
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the brokers are ended on that way as well
-    try:
-        print(json.dumps(compare(options)))
-    except (Missing, RuntimeError) as error:
-        print(f"sluice: {error}", file=sys.stderr)
-        sys.exit(2)
+    print_compared(compare, options)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""How long a new owner needs to settle a large ledger, and how many runs a second one topic appends.
+"""How long a new owner needs to take over a large ledger.
 
     .venv/bin/python benchmarks/recovery.py [--entries N] [--run MESSAGES] [--size BYTES] [--small]
 
 Prints one JSON object. Everything is in one process with direct calls, so that the protocol is measured and not the
 transport: three bookies with real disks, a topic with ensemble 3, write quorum 3, ack quorum 2. A first owner
 publishes; a second one takes over while runs are under way. Times are of taking over: from `start()` to the first
-confirmed publish of the new owner, with the shares of recovery itself. `publish` is the same topic in front of
-bookies that answer at once: what the topic's own Python costs.
+confirmed publish of the new owner, with the shares of recovery itself.
 """
 
 from __future__ import annotations
@@ -25,16 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.actors.bookie.bookie import Bookie
-from sluice.actors.messages import (
-    AddRun,
-    BookieList,
-    Done,
-    OpenProducer,
-    ProducerOpened,
-    Publish,
-    ReadEnds,
-    TopicSettings,
-)
+from sluice.actors.messages import BookieList, OpenProducer, ProducerOpened, Publish, ReadEnds, TopicSettings
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.runtime.actor import Actor
@@ -75,24 +65,13 @@ class Direct:
         ask_in_task(self, to, request, timeout, on_answer)
 
     async def share(self, *parts: Buffer) -> Blob:
-        """Everything is in one process."""
         return Blob(b"".join(parts))
 
     async def fetch(self, blob: Blob) -> memoryview | None:
-        """The bytes are always there."""
         return blob.data
 
     def rows_from(self, to: str) -> int:
-        """Everybody is near."""
         return 0
-
-
-class AtOnce(Actor):
-    """A bookie that forgets everything."""
-
-    async def on_add_run(self, request: AddRun) -> Done:
-        """Stored, in a manner of speaking."""
-        return Done()
 
 
 class Bench:
@@ -107,7 +86,6 @@ class Bench:
         self.names: list[str] = []
 
     def ports(self, name: str, disk: FileDisk | None = None) -> Ports:
-        """The world of one actor."""
         tasks = Tasks(name)
         self.tasks.append(tasks)
         return Ports(
@@ -115,24 +93,18 @@ class Bench:
             spawn=tasks, log=lambda event, **fields: None, disk=disk,
         )  # fmt: skip
 
-    async def add_bookies(self, real: bool) -> None:
-        """Three bookies."""
+    async def add_bookies(self) -> None:
         for number in range(3):
             name = f"bookie{number}"
-            if real:
-                bookie: Actor = Bookie(self.ports(name, FileDisk(self.folder / name)), bookie_id=name)
-            else:
-                bookie = AtOnce(self.ports(name))
+            bookie = Bookie(self.ports(name, FileDisk(self.folder / name)), bookie_id=name)
             await bookie.start()
             self.net.actors[name] = bookie
             self.names.append(name)
 
     async def bookies(self) -> BookieList:
-        """All of them."""
         return BookieList(ids=self.names, addresses=self.names)
 
     async def owner(self, name: str) -> Topic:
-        """One more owner of the partition."""
         topic = Topic(self.ports(name), topic="bench", partition=0, settings=SETTINGS, bookies=self.bookies)
         await topic.start()
         return topic
@@ -165,27 +137,11 @@ async def publish(topic: Topic, run: Run, runs: int) -> float:
     return time.perf_counter() - began
 
 
-async def measure_publish(messages: int, size: int, runs: int) -> dict[str, Any]:
-    """Runs a second through a topic whose bookies answer at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
-        await bench.add_bookies(real=False)
-        topic = await bench.owner("owner1")
-        run = make_template(messages, size)
-        seconds = await publish(topic, run, runs)
-        return {
-            "run_messages": messages,
-            "run_bytes": len(run.payload),
-            "runs_per_second": round(runs / seconds),
-            "microseconds_per_run": round(seconds / runs * 1e6),
-        }
-
-
 async def measure_recovery(entries: int, messages: int, size: int) -> dict[str, Any]:
     """Take a ledger over whose owner is gone."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
-        await bench.add_bookies(real=True)
+        await bench.add_bookies()
         first = await bench.owner("owner1")
         run = make_template(messages, size)
         written = await publish(first, run, entries // messages)
@@ -213,7 +169,6 @@ async def measure_recovery(entries: int, messages: int, size: int) -> dict[str, 
 
 
 def main() -> None:
-    """Measure and print."""
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=count, default=1_000_000)
     parser.add_argument("--run", type=count, default=100, help="messages in a run")
@@ -221,13 +176,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a tenth of everything")
     given = parser.parse_args()
     scale = 10 if given.small else 1
-    result = {
-        "recovery": asyncio.run(measure_recovery(given.entries // scale, given.run, given.size)),
-        "publish": [
-            asyncio.run(measure_publish(100, 100, 5_000 // scale)),
-            asyncio.run(measure_publish(10_000, 100, 2_000 // scale)),
-        ],
-    }
+    result = {"recovery": asyncio.run(measure_recovery(given.entries // scale, given.run, given.size))}
     print(json.dumps(result, indent=2))
 
 

@@ -89,7 +89,6 @@ def _timed(work: Any, messages: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=count, default=1_000_000)
     parser.add_argument("--alone", type=count, default=500, help="how many are sent one at a time")

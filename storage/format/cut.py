@@ -15,8 +15,8 @@ from sluice.storage.format.frame import Buffer, Run, index_columns, make_run
 from sluice.storage.format.inflated import inflated_bytes
 
 MOST = 0.5
-"""Rows that take up to so much of a run's bytes are cut out. A choice for bytes: a small run costs 0.1 ms more cut than
-whole, and one of 1.2 MB is even at a quarter of its rows (benchmarks/cutting.py).
+"""Rows that take up to so much of a run's bytes are cut out. A choice for bytes: a cut costs a tenth of a
+millisecond (docs/decisions/0012).
 """
 
 

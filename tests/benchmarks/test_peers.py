@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +34,7 @@ def test_a_folder_without_a_broker_is_named(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="--pulsar"):
         PulsarSide("pulsar", tmp_path, None, "key").start()
     with pytest.raises(Missing, match="no bin/pulsar"):
-        PulsarSide("pulsar", tmp_path, tmp_path, "key").start()
+        PulsarSide("pulsar", tmp_path, str(tmp_path), "key").start()
     with pytest.raises(Missing, match=r"run its \./sluice once"):
         SluiceSide("checkout", tmp_path, tmp_path)
 
@@ -79,13 +78,10 @@ def test_an_unknown_work_is_named() -> None:
 @pytest.mark.release
 @pytest.mark.timeout(240)
 def test_every_work_runs_against_what_is_installed() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--small", "--sides", "sluice,redis"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--small", "--sides", "sluice"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     works = json.loads(done.stdout.splitlines()[-1])["works"]
     assert list(works) == ["paced", "singles", "batches"]
     for rounds in works.values():
         assert all(figure > 0 for figure in rounds["sluice"][0].values())
-    left_out = "redis: left out: " in done.stdout
-    assert left_out or "redis" in works["paced"]
-    assert left_out or shutil.which("redis-server")

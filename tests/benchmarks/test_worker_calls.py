@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as Tree
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks._worker_calls import CALL, CallRecorder, judged, nodes_of, results_judged, written
-from benchmarks._worker_picture import picture
 
 KEYS, MESSAGES = 2, 6
 FINE = [(0, 0, 10, 11), (1, 0, 10, 11), (0, 1, 12, 13), (1, 1, 12, 13), (0, 2, 14, 15), (1, 2, 14, 15)]
@@ -76,12 +74,3 @@ def test_results_are_wanted_once_and_in_order() -> None:
     assert set(list(results_judged(right, KEYS, MESSAGES).values())[1:]) == {0}
     bad = results_judged([np.array([0, 4, 2, 2]), np.array([1, 3])], KEYS, MESSAGES)
     assert bad == {"results": 6, "results_twice": 1, "results_missing": 1, "results_out_of_order": 2}
-
-
-def test_the_picture_shows_workers_and_ages() -> None:
-    course = [(0.0, 1, 0), (2.0, 4, 3_000), (9.0, 1, 200)]
-    drawn = Tree.fromstring(picture(course, marks=[(2.0, "step")], target_ms=1_000))
-    lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
-    assert [len(line.attrib["points"].split()) for line in lines] == [3, 5]
-    texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"workers", "step", "4", "3.0", "9"} <= set(texts)
