@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from sluice.actors.ports import Version
+from sluice.cluster.host.metadata_quota import OF_CLIENTS, MetadataQuota
 from sluice.storage.errors import Corrupt, Invalid, Unavailable
 from sluice.storage.format.frame import Buffer
 from sluice.storage.stores import objects as object_store
@@ -132,10 +133,11 @@ class AsyncObjects:
 
 
 class AsyncMeta:
-    """actors.ports.Meta over a blocking store."""
+    """actors.ports.Meta over a blocking store. quota: bytes, see cluster.host.metadata_quota; 0 is any number."""
 
-    def __init__(self, store: Metadata, threads: int = THREADS) -> None:
+    def __init__(self, store: Metadata, threads: int = THREADS, quota: int = 0) -> None:
         self.store = store
+        self._quota = MetadataQuota(quota, lambda: self._pool.repeated(store.size))
         self._pool = _Pool("metadata", threads)
         self._reads: _Together[str, Record | Corrupt | None] | None = None
         self._writes: _Together[NewVersion, bool] | None = None
@@ -163,6 +165,8 @@ class AsyncMeta:
         """
         check_name(key)
         check_value(number, value)
+        if key.startswith(OF_CLIENTS):
+            await self._quota.add((key, number, value), lambda key: self._pool.repeated(self.store.read, key))
         if self._writes is None:
             return await self._pool.once(self.store.create, key, number, value)
         return await self._writes.ask((key, number, value))

@@ -36,16 +36,19 @@ def open_objects(url: str, endpoint: str | None = None) -> AsyncObjects:
     return AsyncObjects(_objects(url, endpoint))
 
 
-def open_metadata(url: str, endpoint: str | None = None) -> AsyncMeta:
-    """The metadata store that a URL names. Raises Invalid with the expected forms."""
+def open_metadata(url: str, endpoint: str | None = None, quota: int = 0) -> AsyncMeta:
+    """The metadata store that a URL names. Raises Invalid with the expected forms.
+
+    quota: bytes, see cluster.host.metadata_quota; 0 is any number.
+    """
     scheme, rest = _split(url, "sqlite:///path, a folder, s3://bucket/prefix or memory:")
     if scheme == "memory":
-        return AsyncMeta(MemoryMetadata())
+        return AsyncMeta(MemoryMetadata(), quota=quota)
     if scheme == "s3":
-        return AsyncMeta(ObjectMetadata(_objects(url, endpoint)))
+        return AsyncMeta(ObjectMetadata(_objects(url, endpoint)), quota=quota)
     if scheme == "sqlite":
-        return AsyncMeta(SqliteMetadata(rest))
-    return AsyncMeta(SqliteMetadata(Path(rest) / METADATA_FILE))
+        return AsyncMeta(SqliteMetadata(rest), quota=quota)
+    return AsyncMeta(SqliteMetadata(Path(rest) / METADATA_FILE), quota=quota)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from sluice.actors.runtime.actor import Actor
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.cluster.gateway.ports import wanted_ports
 from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.metadata_quota import METADATA_QUOTA_BYTES
 from sluice.cluster.host.recordings import open_recorder
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
 from sluice.cluster.host.stores import open_metadata, open_objects
@@ -74,7 +75,8 @@ class SluiceParts:
     def stores(self, settings: dict[str, Any]) -> tuple[AsyncMeta, AsyncObjects]:
         """The metadata and object stores that the settings name; every process opens its own."""
         endpoint = settings.get("s3_endpoint_url")
-        return open_metadata(settings["metadata"], endpoint), open_objects(settings["objects"], endpoint)
+        quota = int(settings.get("metadata_quota_bytes", METADATA_QUOTA_BYTES))
+        return open_metadata(settings["metadata"], endpoint, quota), open_objects(settings["objects"], endpoint)
 
     def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
         """Make an actor, not yet started. Raises Invalid for an unknown kind."""

@@ -44,6 +44,7 @@ from sluice.actors.controller.idle_owners import CLOSE_IDLE_AFTER_MS
 from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from sluice.actors.messages.settings import check_subscription, check_topic
 from sluice.actors.policies.limits import MOST
+from sluice.cluster.host.metadata_quota import METADATA_QUOTA_BYTES
 from sluice.cluster.settings.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
 from sluice.cluster.settings.options import RECORDER_BYTES, ClusterOptions
 from sluice.storage.errors import Invalid
@@ -163,6 +164,11 @@ class Configuration(BaseSettings):
         RECORDER_BYTES, ge=0, description="what the flight recorder of each process keeps on disk; 0 is off"
     )
     metadata: str = Field("", description="where metadata lives: empty for data_dir, or s3://bucket/prefix")
+    metadata_quota_bytes: Annotated[int, BeforeValidator(_unit)] = Field(
+        METADATA_QUOTA_BYTES,
+        ge=0,
+        description="bytes of metadata above which no topics, schemas, policies and rights are added; 0 is any number",
+    )
     objects: str = Field("", description="where snapshots go: empty for data_dir, or s3://bucket/prefix")
     s3_endpoint_url: str | None = Field(None, description="S3 server to use in place of AWS, for example MinIO's")
     iceberg_catalog: str = Field(

@@ -8,6 +8,7 @@ from typing import Any
 
 from sluice.actors.controller.bookie_failure_detector import LOST_AFTER_MS
 from sluice.actors.controller.idle_owners import CLOSE_IDLE_AFTER_MS
+from sluice.cluster.host.metadata_quota import METADATA_QUOTA_BYTES
 from sluice.cluster.node import identity
 from sluice.cluster.node.environment import LOOPBACK
 from sluice.cluster.settings.connection_limits import MOST_CONNECTIONS, MOST_HTTP_CONNECTIONS, MOST_PER_ADDRESS
@@ -51,6 +52,7 @@ OF_ONE_ROLE = (
 class ClusterOptions:
     """The options of a cluster. metadata and objects are URLs (cluster.host.stores); empty means in the data folder.
 
+    metadata_quota_bytes: see cluster.host.metadata_quota; 0 is any number.
     bookie_lost_after_ms: a bookie that cannot be started for so long is given up, and its copies are made again.
     close_idle_after_ms: owners of topics and subscriptions that nobody uses for so long are closed; 0: never.
     iceberg_catalog, iceberg_warehouse: see cluster.history.tables; empty: offloaded ledgers are in no catalog.
@@ -89,6 +91,7 @@ class ClusterOptions:
     object_store_bytes: int = OBJECT_STORE_BYTES
     recorder_bytes: int = RECORDER_BYTES
     metadata: str = ""
+    metadata_quota_bytes: int = METADATA_QUOTA_BYTES
     objects: str = ""
     s3_endpoint_url: str | None = None
     iceberg_catalog: str = ""
@@ -141,6 +144,7 @@ class ClusterOptions:
             "brokers": self.brokers,
             "standby": self.standby,
             "metadata": self.metadata or (root / "metadata.db").as_uri().replace("file", "sqlite", 1),
+            "metadata_quota_bytes": self.metadata_quota_bytes,
             "objects": self.objects or (root / "objects").as_uri(),
             "s3_endpoint_url": self.s3_endpoint_url,
             "iceberg_catalog": self.iceberg_catalog,

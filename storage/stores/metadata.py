@@ -62,6 +62,9 @@ class Metadata(Protocol):
         number: only if that is the newest version; False if it is not, and then the newest one stays.
         """
 
+    def size(self) -> int:
+        """Bytes that all records take, about. Raises Unavailable."""
+
     def probe(self) -> None:
         """Refuse a store beneath that ignores the condition; at start-up. Raises Invalid, Unavailable."""
 
@@ -120,6 +123,10 @@ class MemoryMetadata:
                 return False
             self._records.pop(key, None)
             return True
+
+    def size(self) -> int:
+        with self._lock:
+            return sum(len(record.value) for record in self._records.values())
 
     def probe(self) -> None:
         probe_versions(self)

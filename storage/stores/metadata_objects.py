@@ -118,6 +118,9 @@ class ObjectMetadata:
             self._objects.delete(self._name(key, old))
         return number is None or not self._numbers(key)
 
+    def size(self) -> int:
+        return self._objects.size(self._prefix)
+
     def probe(self) -> None:
         """See storage.stores.metadata.Metadata. Asks the object store itself: behind the lists here it would look
         fine."""

@@ -197,6 +197,13 @@ class SqliteMetadata:
             self._change = _last_change(connection)
             return True
 
+    def size(self) -> int:
+        """See Metadata. Pages of the file that are in use."""
+        query = "SELECT * FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
+        with self._lock, self._errors():
+            pages, free, size = self._execute(query).fetchone()
+        return int((pages - free) * size)
+
     def probe(self) -> None:
         probe_versions(self)
 

@@ -51,6 +51,9 @@ class ObjectStore(Protocol):
     def names(self, prefix: str) -> list[str]:
         """Every name that starts with the prefix (any string, not only whole parts), sorted. Raises Unavailable."""
 
+    def size(self, prefix: str) -> int:
+        """Bytes of all objects whose names start with the prefix. Raises Unavailable."""
+
     def delete(self, name: str) -> None:
         """Remove; fine if it does not exist. Raises Unavailable."""
 
@@ -88,6 +91,10 @@ class MemoryObjects:
         check_prefix(prefix)
         with self._lock:
             return sorted(name for name in self._objects if name.startswith(prefix))
+
+    def size(self, prefix: str) -> int:
+        with self._lock:
+            return sum(len(content) for name, content in self._objects.items() if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -156,6 +163,14 @@ class LocalObjects:
         if not found:
             self._check_there()
         return sorted(found)
+
+    def size(self, prefix: str) -> int:
+        """See ObjectStore. An object that goes meanwhile has no bytes."""
+        found = 0
+        for name in self.names(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                found += self._path(name).stat().st_size
+        return found
 
     def delete(self, name: str) -> None:
         """See ObjectStore. Durable: a deleted object does not come back after a power cut."""

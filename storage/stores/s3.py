@@ -150,17 +150,25 @@ class S3Objects:
 
     def names(self, prefix: str) -> list[str]:
         """See ObjectStore. One request for every thousand names."""
+        return sorted(name for name, _ in self._listed(prefix))
+
+    def size(self, prefix: str) -> int:
+        """See ObjectStore. One request for every thousand names."""
+        return sum(size for _, size in self._listed(prefix))
+
+    def _listed(self, prefix: str) -> list[tuple[str, int]]:
+        """The names that start with a prefix, and the bytes of each object."""
         folder = folder_of(prefix)
         if folder is None:
             return []
         # MinIO refuses to list "." and "..", although names may begin so.
         wanted = self._prefix + (folder if prefix[len(folder) :] in (".", "..") else prefix)
-        found: list[str] = []
+        found: list[tuple[str, int]] = []
         with self._errors(prefix, "listing"):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=wanted):
-                found.extend(entry["Key"] for entry in page.get("Contents", ()))
-        ours = [key[len(self._prefix) : -len(_END)] for key in found if key.endswith(_END)]
-        return sorted(name for name in ours if name.startswith(prefix))
+                found.extend((entry["Key"], int(entry["Size"])) for entry in page.get("Contents", ()))
+        ours = [(key[len(self._prefix) : -len(_END)], size) for key, size in found if key.endswith(_END)]
+        return [(name, size) for name, size in ours if name.startswith(prefix)]
 
     def delete(self, name: str) -> None:
         with self._errors(name, "deleting"), contextlib.suppress(NotFound):

@@ -136,6 +136,15 @@ class MetadataKit:
         assert maker().create("value", 1, value)
         assert maker().read("value") == Record(1, value)
 
+    def test_size_grows_with_a_record_and_shrinks_without(self, maker: Maker) -> None:
+        owner, other = maker(), maker()
+        assert owner.create("kept", 1, b"x")
+        before = other.size()
+        assert owner.create("large", 1, bytes(100_000))
+        assert before + 90_000 <= other.size() <= before + 130_000
+        owner.remove("large")
+        assert other.size() < before + 30_000
+
     @pytest.mark.parametrize("key", ["", "/", "a//b", "../a", "a b", "a\0b", "é", "a/", "x" * 201])
     def test_bad_keys_are_invalid(self, store: Metadata, key: str) -> None:
         with pytest.raises(Invalid):

@@ -106,6 +106,16 @@ class ObjectStoreKit:
             assert store.names(prefix) == sorted(n for n in names if n.startswith(prefix)), prefix
         assert [store.get(name) for name in names] == [name.encode() for name in names]
 
+    def test_size_is_that_of_objects_below_a_prefix(self, store: ObjectStore) -> None:
+        store.put("a/b", bytes(1_000))
+        store.put("a/c", bytes(200))
+        store.put("b", bytes(30))
+        assert store.size("a/") == 1_200
+        assert store.size("") == 1_230
+        store.delete("a/b")
+        assert store.size("a/") == 200
+        assert store.size("none") == 0
+
     def test_a_long_list_is_whole(self, maker: Maker) -> None:
         names = [f"many/{number:05d}" for number in range(self.many)]
         store = maker()

@@ -32,4 +32,12 @@ LIMITING: list[Mutant] = [
         world=OWNERS,
         test="tests/actors/policies/test_retention.py::test_changed_retention_holds_within_a_minute",
     ),
+    Mutant(
+        name="a process that knows the size of the metadata never measures again",
+        module="sluice.cluster.host.metadata_quota",
+        old="if (began := time.monotonic()) >= self._until:",
+        new="began = time.monotonic()\n            if not self._size:",
+        world=OWNERS,
+        test="tests/cluster/host/test_metadata_quota.py::test_a_removed_record_makes_room",
+    ),
 ]

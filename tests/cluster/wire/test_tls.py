@@ -211,7 +211,8 @@ async def test_a_certificate_alone_is_not_enough(machines: Machines, files: TlsF
 async def test_who_stands_in_the_middle_cannot_pass_proofs_on(machines: Machines, files: TlsFiles) -> None:
     """Not even with a certificate of the cluster: the proof of the token covers the connection."""
     end = machines.listen(files)
-    async with _middle(end.port, files) as port:
+    calling, listening = checked(files)
+    async with _relay(end.port, bytearray(), calling, listening) as port:
         with pytest.raises(Invalid, match="does not have this cluster's token"):
             await machines.ask(msgspec.structs.replace(end, port=port), files)
     assert machines.echo.asked == 0
@@ -328,28 +329,29 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen
 
 
 @contextlib.asynccontextmanager
-async def _relay(port: int, seen: bytearray) -> AsyncIterator[int]:
-    """A port that passes on what comes, and keeps it."""
+async def _relay(
+    port: int, seen: bytearray, calling: ssl.SSLContext | None = None, listening: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """A port that passes on what comes, and keeps it. Its connections end with it: since 3.12.1 a server waits for
+    them.
+
+    calling, listening: TLS towards the real port, and towards the callers.
+    """
+    opened: list[asyncio.StreamWriter] = []
 
     async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
+        opened.append(writer)
+        name = None if calling is None else ""
+        there, back = await asyncio.open_connection("127.0.0.1", port, ssl=calling, server_hostname=name)
+        opened.append(back)
         await asyncio.gather(_pump(reader, back, seen), _pump(there, writer, seen))
 
-    async with await asyncio.start_server(between, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
-
-
-@contextlib.asynccontextmanager
-async def _middle(port: int, files: TlsFiles) -> AsyncIterator[int]:
-    """Somebody with a certificate of the cluster, who speaks TLS to both sides and passes on what they say."""
-    calling, listening = checked(files)
-
-    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port, ssl=calling, server_hostname="")
-        await asyncio.gather(_pump(reader, back, bytearray()), _pump(there, writer, bytearray()))
-
     async with await asyncio.start_server(between, "127.0.0.1", 0, ssl=listening) as server:
-        yield server.sockets[0].getsockname()[1]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for writer in opened:
+                writer.close()
 
 
 def test_a_connection_that_was_refused_stays_refused(files: TlsFiles, strange: TlsFiles) -> None:

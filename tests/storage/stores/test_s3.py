@@ -215,7 +215,7 @@ class _KillsAt:
 
     def __init__(self, server: S3Server, store: ObjectStore, at: int, *, after: bool) -> None:
         self.server, self.store, self.at, self.after = server, store, at, after
-        self.count = 0
+        self.count, self.size = 0, store.size
         self.armed = False
 
     def _effect(self, call: Callable[[], Any]) -> Any:
