@@ -111,6 +111,10 @@ class PartitionConsumer:
         self._closed: SharedFuture[None] | None = None
         self._looks = LET_GO.looks
 
+    @property
+    def topic(self) -> str:
+        return self._config.topic
+
     def _owner(self) -> tuple[Address, int] | None:
         """The owner and the session by now; None once this consumer closes."""
         return None if self.closing else (self._address, self.session)

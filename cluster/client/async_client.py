@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, Unpack, cast
@@ -67,6 +68,7 @@ from sluice.cluster.client.settings_input import (
     wanted_subscription,
 )
 from sluice.cluster.client.stored_messages import StoredMessages
+from sluice.cluster.client.topic_pattern import TopicPattern, Topics, named_topics, shown_topics
 from sluice.cluster.client.typed_settings import ConsumerSettings, DelayedChoice, ProducerSettings, TopicOptions
 from sluice.cluster.node.process_watch import this_process
 from sluice.cluster.wire.net import CONTROLLER, DirectNet
@@ -292,9 +294,14 @@ class AsyncClient(OfThisProcess, StoredMessages):
         return settings.max_delay_ms
 
     async def subscribe(
-        self, topic: str, subscription_name: str, **settings: Unpack[ConsumerSettings]
+        self, topic: Topics, subscription_name: str, **settings: Unpack[ConsumerSettings]
     ) -> AsyncConsumer:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
+
+        topic: a name, a list of names, or a compiled pattern for whole names, as `re.compile("orders-.*")`; with a
+        slash it is for full names. One consumer receives from all of them, each key of each topic in order. A topic
+        that matches and is made later is joined at its first message; pattern_auto_discovery_period: seconds between
+        two looks for such topics.
 
         receiver_queue_size: messages that may wait here, over all partitions; while 64 MiB of them wait, no more are
         fetched. key_shared_ranges: this consumer's hash ranges when selector is "sticky". priority_level: 0 is served
@@ -308,21 +315,31 @@ class AsyncClient(OfThisProcess, StoredMessages):
         return await self.consumer_opening(AsyncConsumer, topic, subscription_name, settings).open()
 
     def consumer_opening(
-        self, face: Callable[..., C], topic: str, subscription_name: str, settings: ConsumerSettings
+        self, face: Callable[..., C], topics: Topics, subscription_name: str, settings: ConsumerSettings
     ) -> Opening[C]:
         """Check what a consumer is opened with. face: the class that its user sees. Raises Invalid."""
         check_names("setting", settings, ConsumerSettings)
-        topic = check_name("topic", topic)
+        named, topic = named_topics(topics), shown_topics(topics)
         check_name("subscription", subscription_name)
         own, kept = divided(settings)
         timeout_ms = settings.get("timeout_ms", SUBSCRIBE_TIMEOUT)
-        options = consumer_options(topic, subscription_name, **own)
-        wanted = wanted_subscription(kept, topic, subscription_name, named=options.named)
+        options = consumer_options(topic, subscription_name, not named, **own)
+        wanted = wanted_subscription(kept, named, subscription_name, named=options.named)
         said = [setting for setting in kept if setting not in OF_MAKING]
+        from_start = msgspec.structs.replace(wanted, initial_position="earliest")
         consumer = face(self.home, options, self._forget)
 
         async def begin() -> C:
-            await self._subscribe(consumer, wanted, said, timeout_ms)
+            if isinstance(topics, re.Pattern):
+                pattern = TopicPattern(
+                    topics, self.ports, self.directory.ask_controller,
+                    lambda topic: self._join(consumer, [topic], from_start, said, timeout_ms), options.discovery_ms,
+                )  # fmt: skip
+                matching = await pattern.matching(subscription_name, wanted)
+                await self._join(consumer, matching, wanted, said, timeout_ms)
+                self.tasks(pattern.follow(consumer, wanted), "pattern")
+            else:
+                await self._join(consumer, named, wanted, said, timeout_ms)
             consumer.asking = self
             self.opened[id(consumer)] = consumer
             return consumer
@@ -360,23 +377,63 @@ class AsyncClient(OfThisProcess, StoredMessages):
         """Make up what no other client has."""
         return f"{self.ports.rng.randrange(1 << 64):016x}"
 
-    async def _subscribe(
-        self, consumer: ConsumerCore, wanted: SubscriptionSettings, said: list[str], timeout_ms: int | None
+    async def topic_of(self, message: MessageId, topics: Sequence[str]) -> str:
+        """Return which of these topics stores a message. Raises NotFound."""
+        for topic in topics:
+            if message.partition_index < await self._partitions(topic):
+                asked = self.directory.ask_owner(topic, message.partition_index, None, ReadEnds())
+                if message.ledger_id() in (await self.until_closed(asked)).last_entries():
+                    return topic
+        raise NotFound(f"no topic of {', '.join(topics) or 'none'} has message {message}")
+
+    async def _join(
+        self,
+        consumer: ConsumerCore,
+        topics: list[str],
+        wanted: SubscriptionSettings,
+        said: list[str],
+        timeout_ms: int | None,
     ) -> None:
+        """Let a consumer receive from these topics too, or from none of them."""
+        among = len(topics) + len(consumer.topics())
+        made = await asyncio.gather(
+            *(self._parts_of(consumer, topic, wanted, said, timeout_ms, among) for topic in topics)
+        )
+        parts = [part for of_topic in made for part in of_topic]
+        consumer.join(parts)
+        opening = asyncio.gather(*(part.open() for part in parts), return_exceptions=True)
+        # Whoever gives up does not end an attach that is under way: its answer names the session that is to be left.
+        opened = await asyncio.shield(opening)
+        failed = next((one for one in opened if isinstance(one, BaseException)), None)
+        if failed is not None:
+            await asyncio.gather(*(part.close() for part in parts if part.session))
+            for topic in topics:
+                consumer.drop_topic(topic)
+            raise failed
+
+    async def _parts_of(
+        self,
+        consumer: ConsumerCore,
+        topic: str,
+        wanted: SubscriptionSettings,
+        said: list[str],
+        timeout_ms: int | None,
+        among: int,
+    ) -> list[PartitionConsumer]:
+        """The consumers of a topic's partitions, to be opened. among: topics that share the receiver queue."""
         options = consumer.options
-        topic = options.topic
         try:
             settings = await self.directory.join(topic, options.subscription, wanted, said)
         except Unavailable:
             settings = await self.directory.settings_within(topic, timeout_ms or SUBSCRIBE_TIMEOUT, now=True)
         incarnation = f"{options.name}-{self._fresh()}"
         callbacks = ConsumerCallbacks(
-            on_received=consumer.received,
+            on_received=lambda received: consumer.received(parts[received.partition], received),
             on_event=consumer.on_event,
             before_send=consumer.tell_partitions,
             taking_back=consumer.taking_back,
         )
-        consumer.parts = [
+        parts = [
             PartitionConsumer(
                 self.ports,
                 self.directory,
@@ -388,7 +445,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
                     incarnation=incarnation,
                     settings=wanted,
                     said=said,
-                    queue_size=max(options.queue_size // settings.partitions, 1),
+                    queue_size=max(options.queue_size // (among * settings.partitions), 1),
                     ranges=options.ranges,
                     process=this_process(),
                     priority=options.priority,
@@ -399,13 +456,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
             )
             for partition in range(settings.partitions)
         ]
-        opening = asyncio.gather(*(part.open() for part in consumer.parts), return_exceptions=True)
-        # Whoever gives up does not end an attach that is under way: its answer names the session that is to be left.
-        opened = await asyncio.shield(opening)
-        failed = next((one for one in opened if isinstance(one, BaseException)), None)
-        if failed is not None:
-            await asyncio.gather(*(part.close() for part in consumer.parts if part.session))
-            raise failed
+        return parts
 
     # -- delayed messages -----------------------------------------------------------------------------------------
 

@@ -118,15 +118,15 @@ class AsyncConsumer(ConsumerCore):
     async def seek(self, to: MessageId | int) -> None:
         """Start the subscription over from a message, MessageId.earliest or latest, or from a time (ms since 1970).
 
-        A message id moves its own partition alone. When this returns nothing from before is received any more; what was
-        received and not acknowledged belongs to nobody, and acknowledging it has no effect.
+        A message id moves its own partition alone, of the topic that has it. When this returns nothing from before is
+        received any more; what was received and not acknowledged belongs to nobody, and acknowledging it has no effect.
         """
         self._loop.check_process()
         await self._seek(to)
 
     async def get_last_message_ids(self) -> list[MessageId]:
         """Return the last stored message of each partition; its position is -1 where there is none."""
-        return await self._client.last_message_ids(self.topic())
+        return await self._last_message_ids()
 
     async def get_last_message_id(self) -> MessageId:
         """Return the last stored message of a topic of one partition. Raises Invalid if it has several."""
@@ -136,7 +136,7 @@ class AsyncConsumer(ConsumerCore):
         """Close, and delete the subscription with what it remembers. Raises Invalid while others are connected."""
         client = self._client
         await self.close(for_good=True)
-        await client.delete_subscription(self.topic(), self.subscription_name())
+        await self._delete_subscription(client)
 
     async def close(self, drain_timeout_ms: int = 0, *, for_good: bool = False) -> None:
         """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other tasks);

@@ -21,6 +21,7 @@ from sluice.cluster.client.log_reader import StoredRange, read_range
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.reader import Reader, reader_name, reading
+from sluice.cluster.client.topic_pattern import Topics
 from sluice.cluster.client.typed_settings import ConsumerSettings, ProducerSettings
 from sluice.cluster.wire.net import DirectNet
 
@@ -104,7 +105,7 @@ class Client(OfThisProcess):
         """Open a producer; see AsyncClient.create_producer for the settings."""
         return self._open(self._core.producer_opening(Producer, topic, producer_name, settings))
 
-    def subscribe(self, topic: str, subscription_name: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
+    def subscribe(self, topic: Topics, subscription_name: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
         """Join a subscription; see AsyncClient.subscribe for the settings."""
         return self._open(self._core.consumer_opening(Consumer, topic, subscription_name, settings))
 

@@ -126,14 +126,14 @@ class Consumer(ConsumerCore):
     def seek(self, to: MessageId | int) -> None:
         """Start the subscription over from a message, MessageId.earliest or latest, or from a time (ms since 1970).
 
-        A message id moves its own partition alone. When this returns nothing from before is received any more; what was
-        received and not acknowledged belongs to nobody, and acknowledging it has no effect.
+        A message id moves its own partition alone, of the topic that has it. When this returns nothing from before is
+        received any more; what was received and not acknowledged belongs to nobody, and acknowledging it has no effect.
         """
         self._loop.run(self._seek(to))
 
     def get_last_message_ids(self) -> list[MessageId]:
         """Return the last stored message of each partition; its position is -1 where there is none."""
-        return self._loop.run(self._client.last_message_ids(self.topic()))
+        return self._loop.run(self._last_message_ids())
 
     def get_last_message_id(self) -> MessageId:
         """Return the last stored message of a topic of one partition. Raises Invalid if it has several."""
@@ -143,7 +143,7 @@ class Consumer(ConsumerCore):
         """Close, and delete the subscription with what it remembers. Raises Invalid while others are connected."""
         client = self._client
         self.close(for_good=True)
-        self._loop.run(client.delete_subscription(self.topic(), self.subscription_name()))
+        self._loop.run(self._delete_subscription(client))
 
     def close(self, drain_timeout_ms: int = 0, *, for_good: bool = False) -> None:
         """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other threads);

@@ -10,10 +10,11 @@ would cost more than all other work on an acknowledgement here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -28,7 +29,7 @@ from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Event
-from sluice.cluster.base.loop import Home, call_user, within
+from sluice.cluster.base.loop import Home, NoReplyInTime, call_user, within
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.receiver_queue import ReceiverQueue
@@ -44,6 +45,7 @@ ChosenRows = Rows | Sequence[int]
 MOST_PRIORITY = MOST_QUEUED = (1 << 31) - 1
 HAND_OVER_MS = 20
 CLOSE_S = SEEK_S = 30.0
+LEAST_DISCOVERY_S = 0.1
 DRAIN_LOOK_S = 0.005
 FEW = 8
 """Of larger parts nothing waits: their messages are no single ones now and then, and the thread is awake anyway."""
@@ -56,6 +58,7 @@ _batch_of, _number_of = attrgetter("batch"), attrgetter("row")
 class ConsumerOptions:
     """The checked settings of `subscribe`.
 
+    topic: one name, several with commas, or the pattern (by_pattern), which is looked for every `discovery_ms`.
     named: the user chose the name, and the consumer may come back under it. queue_size: over all partitions.
     """
 
@@ -67,6 +70,8 @@ class ConsumerOptions:
     ranges: Sequence[tuple[int, int]] = ()
     priority: int = 0
     read_compacted: bool = False
+    by_pattern: bool = False
+    discovery_ms: int = 60_000
     negative_ack_redelivery_delay_ms: int = 60_000
     on_ranges: RangesCallback | None = None
 
@@ -74,12 +79,14 @@ class ConsumerOptions:
 def consumer_options(
     topic: str,
     subscription: str,
+    by_pattern: bool = False,
     *,
     consumer_name: str | None = None,
     receiver_queue_size: int = 1000,
     key_shared_ranges: list[tuple[int, int]] | None = None,
     priority_level: int = 0,
     read_compacted: bool = False,
+    pattern_auto_discovery_period: float = 60,
     negative_ack_redelivery_delay_ms: int = 60_000,
     on_ranges: RangesCallback | None = None,
     timeout_ms: int | None = None,
@@ -90,6 +97,9 @@ def consumer_options(
     check_whole("negative_ack_redelivery_delay_ms", negative_ack_redelivery_delay_ms, 0, LAST_TIME)
     check_timeout("timeout_ms", timeout_ms)
     check_callback("on_ranges", on_ranges)
+    check_timeout("pattern_auto_discovery_period", pattern_auto_discovery_period)
+    if pattern_auto_discovery_period is None or pattern_auto_discovery_period < LEAST_DISCOVERY_S:
+        raise Invalid(f"pattern_auto_discovery_period is {LEAST_DISCOVERY_S} s at least")
     if not isinstance(consumer_name, str | None):
         raise Invalid(f"consumer_name is text, not {consumer_name!r}")
     return ConsumerOptions(
@@ -101,6 +111,8 @@ def consumer_options(
         ranges=key_shared_ranges or (),
         priority=priority_level,
         read_compacted=read_compacted,
+        by_pattern=by_pattern,
+        discovery_ms=int(pattern_auto_discovery_period * 1000),
         negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
         on_ranges=on_ranges,
     )
@@ -115,6 +127,8 @@ class Asking(Protocol):
 
     async def last_message_ids(self, topic: str) -> list[MessageId]: ...
 
+    async def topic_of(self, message: MessageId, topics: Sequence[str]) -> str: ...
+
     async def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None: ...
 
 
@@ -122,8 +136,8 @@ class ConsumerCore(OfThisProcess):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {
-        "asking", "leave", "look", "on_event", "options", "parts", "receive_here", "receive_nowait", "receive_several",
-        "received", "taking_back", "tell_partitions", "wake"
+        "asking", "drop_topic", "join", "leave", "look", "missed_topic", "on_event", "options", "parts", "receive_here",
+        "receive_nowait", "receive_several", "received", "taking_back", "tell_partitions", "wake"
     }  # fmt: skip
 
     elsewhere = "another one connects and opens its own"
@@ -135,12 +149,12 @@ class ConsumerCore(OfThisProcess):
         on_close: Callable[[ConsumerCore], None],
     ) -> None:
         self._loop, self.options, self._on_close = loop, options, on_close
-        self.parts: list[PartitionConsumer] = []
+        self.parts: Mapping[PartitionConsumer, None] = {}
+        """The partitions of all topics, in order. Replaced when a topic comes or goes, and never changed."""
+        self._misses = asyncio.Event()
         self.asking: Asking | None = None
         self._has_lost = asyncio.Event()
-        self._receiving = ReceiverQueue(
-            options.topic, lambda partition: self.parts[partition], self._took, lambda: loop.check_thread()
-        )
+        self._receiving = ReceiverQueue(self._took, lambda: loop.check_thread())
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
         self._done: deque[tuple[PartitionConsumer, Received, Rows | None]] = deque()
         """What was acknowledged and not handed to its partition yet: some rows of a part, or all."""
@@ -157,8 +171,26 @@ class ConsumerCore(OfThisProcess):
 
     # -- called on the loop's thread ------------------------------------------------------------------------------
 
-    def received(self, part: Received) -> None:
-        self._receiving.add(part)
+    def join(self, parts: Iterable[PartitionConsumer]) -> None:
+        """Receive from these partitions too."""
+        self.parts = {**self.parts, **dict.fromkeys(parts)}
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget a topic that was deleted, or matches no more."""
+        gone = [part for part in self.parts if part.topic == topic]
+        self.parts = {part: None for part in self.parts if part.topic != topic}
+        for part in gone:
+            part.begin_close(for_good=True)
+
+    async def missed_topic(self, within_ms: int) -> bool:
+        """Wait so long, or until a topic seems to be deleted. Return whether the consumer is open still."""
+        with contextlib.suppress(NoReplyInTime):
+            await within(self._misses.wait(), within_ms / 1000)
+        self._misses.clear()
+        return not self._closed
+
+    def received(self, consumer: PartitionConsumer, part: Received) -> None:
+        self._receiving.add(consumer, part)
         self._hold_if_full()
         if len(part) <= FEW and not self._loop_told:
             self._loop_told = True
@@ -202,7 +234,11 @@ class ConsumerCore(OfThisProcess):
         if event.kind == "lost":
             self._has_lost.set()
         if event.kind in ("failed", "found"):
-            self._receiving.fail(next((part.failed for part in self.parts if part.failed is not None), None))
+            failures = [part.failed for part in self.parts if part.failed is not None]
+            if self.options.by_pattern and any(isinstance(error, NotFound) for error in failures):
+                self._misses.set()  # the others go on
+                failures = [error for error in failures if not isinstance(error, NotFound)]
+            self._receiving.fail(next(iter(failures), None))
         elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
             call_user("on_ranges", self.options.on_ranges, partition, event.kind, event.ranges)
 
@@ -287,7 +323,7 @@ class ConsumerCore(OfThisProcess):
         await together(part.redeliver_all() for part in self.parts)
         self._receiving.forget_given_back()  # what another thread began to receive meanwhile was given back as well
 
-    async def _confirm(self, parts: list[PartitionConsumer]) -> None:
+    async def _confirm(self, parts: Collection[PartitionConsumer]) -> None:
         """Losses count as reported when everything has settled in time: a caller that gives up hears of none."""
         losses = [part.losses for part in parts]
         reported = [one.reported for one in losses]
@@ -306,12 +342,16 @@ class ConsumerCore(OfThisProcess):
     async def _seek(self, to: MessageId | int) -> None:
         """Move the subscription, and wait until no message from before can be received any more."""
         words, partition = _sought(to)
+        topics = self.topics()
+        if isinstance(to, MessageId) and partition is not None and len(topics) != 1:
+            topics = [await self._client.topic_of(to, topics)]
         sessions = [
             (part, part.session)
             for part in self.parts
-            if part.session and (partition is None or part.partition == partition)
+            if part.session and part.topic in topics and (partition is None or part.partition == partition)
         ]
-        await self._client.admin(self.topic(), self.options.subscription, "seek", partition=partition, **words)
+        client, subscription = self._client, self.options.subscription
+        await together(client.admin(topic, subscription, "seek", partition=partition, **words) for topic in topics)
         await within(self._sessions_over(sessions), SEEK_S)
 
     async def _sessions_over(self, sessions: list[tuple[PartitionConsumer, int]]) -> None:
@@ -329,7 +369,20 @@ class ConsumerCore(OfThisProcess):
         return 0 if self._closed else sum(part.held() for part in self.parts)
 
     def topic(self) -> str:
+        """Return the name of the topic; of several topics all names with commas, and of a pattern its text."""
         return self.options.topic
+
+    def topics(self) -> list[str]:
+        """Return the names of the topics that are received from by now."""
+        return list(dict.fromkeys(part.topic for part in self.parts))
+
+    async def _last_message_ids(self) -> list[MessageId]:
+        client = self._client
+        of_each = await asyncio.gather(*(client.last_message_ids(topic) for topic in self.topics()))
+        return [one for last in of_each for one in last]
+
+    async def _delete_subscription(self, client: Asking) -> None:
+        await together(client.delete_subscription(topic, self.subscription_name()) for topic in self.topics())
 
     def subscription_name(self) -> str:
         return self.options.subscription
@@ -371,6 +424,7 @@ class ConsumerCore(OfThisProcess):
     def _end(self) -> None:
         self._closed = True
         self._receiving.end(Fenced("the consumer is closed"))
+        self._loop.soon(self._misses.set)
 
     def _left(self, *, for_good: bool) -> None:
         """Go on with leaving where the caller stopped waiting for it."""
@@ -383,19 +437,17 @@ class ConsumerCore(OfThisProcess):
             return self._partition_of(what.batch), what.batch.received, what.row
         if not isinstance(what, MessageId):
             raise Invalid(f"give a message, a batch or a message id, not {type(what).__name__}")
-        consumer = self.parts[what.partition_index] if 0 <= what.partition_index < len(self.parts) else None
         with self._receiving.lock:  # nothing is taken back meanwhile
-            found = consumer.find(what.position) if consumer is not None else None
-        if consumer is None or found is None:
-            raise NotFound(f"message {what} was not received here, or is done")
-        return consumer, *found
+            for consumer in self.parts:  # no two topics have a ledger in common
+                if consumer.partition == what.partition_index and (found := consumer.find(what.position)):
+                    return consumer, *found
+        raise NotFound(f"message {what} was not received here, or is done")
 
     def _partition_of(self, batch: Batch) -> PartitionConsumer:
         """Find the partition that received the batch. Raises NotFound: another consumer's partitions may be on another
         thread.
         """
-        partition = batch.received.partition
-        if partition >= len(self.parts) or self.parts[partition] is not batch.consumer:
+        if batch.consumer not in self.parts and not batch.consumer.closing:  # else its topic was deleted
             raise NotFound("another consumer received this: acknowledge it, or give it back, there")
         return batch.consumer
 
@@ -434,7 +486,7 @@ async def together(works: Iterable[Coroutine[Any, Any, object]]) -> None:
 def single(last: list[MessageId]) -> MessageId:
     """The only one. Raises Invalid."""
     if len(last) > 1:
-        raise Invalid(f"the topic has {len(last)} partitions, and each has a last message: get_last_message_ids")
+        raise Invalid(f"there are {len(last)} partitions, and each has a last message: get_last_message_ids")
     return last[0]
 
 

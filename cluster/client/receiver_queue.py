@@ -41,27 +41,23 @@ NothingArrived = Timeout
 
 
 class ReceiverQueue:
-    """Parts of all partitions in the order of their arrival.
+    """Parts of all partitions, of one topic or of several, in the order of their arrival.
 
-    partition: the consumer of a partition, by its number. took: told of each part that leaves the queue.
+    took: told of each part that leaves the queue.
     """
 
     def __init__(
-        self,
-        topic: str,
-        partition: Callable[[int], PartitionConsumer],
-        took: Callable[[PartitionConsumer, Received], None],
-        check_wait: Callable[[], object] = lambda: None,
+        self, took: Callable[[PartitionConsumer, Received], None], check_wait: Callable[[], object] = lambda: None
     ) -> None:
         """check_wait: called before a thread waits; raises for one that must not."""
-        self._topic, self._partition, self._took, self._check_wait = topic, partition, took, check_wait
+        self._took, self._check_wait = took, check_wait
         self.lock = threading.RLock()
         """Guards everything here. A lock by itself costs half of what a condition costs to take."""
         self._arrived = threading.Condition(self.lock)
         self._waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         """Tasks of event loops that wait for a message, in the order in which they came."""
-        self._queue: deque[tuple[Received, int]] = deque()
-        """Parts, and how many bytes each of them had."""
+        self._queue: deque[tuple[PartitionConsumer, Received, int]] = deque()
+        """Parts with who received them, and how many bytes each of them had."""
         self._bytes = self._wanted = 0
         """Bytes of all these, and how many messages somebody wanted at once who did not get them."""
         self._wanted_until = 0.0
@@ -72,10 +68,10 @@ class ReceiverQueue:
         """Why a partition brings nothing for now."""
         self._woken = False
 
-    def add(self, part: Received) -> None:
+    def add(self, consumer: PartitionConsumer, part: Received) -> None:
         size = part.size
         with self.lock:
-            self._queue.append((part, size))
+            self._queue.append((consumer, part, size))
             self._bytes += size
             self._wake(len(part))
 
@@ -87,7 +83,7 @@ class ReceiverQueue:
         with self.lock:
             if time.monotonic() >= self._wanted_until:
                 self._wanted = 0
-            return len(self._current) + sum(len(part) for part, _ in self._queue) >= self._wanted
+            return len(self._current) + sum(len(part) for _, part, _ in self._queue) >= self._wanted
 
     def end(self, error: SluiceError) -> None:
         """Nothing arrives any more: waiting and later receivers that find nothing get the first such error."""
@@ -115,13 +111,13 @@ class ReceiverQueue:
         with self.lock:
             if self._current:
                 seen(self._current[-1].batch.received, self._current[-1].row)
-            for part, _ in self._queue:
+            for _, part, _ in self._queue:
                 seen(part, 0)
 
     def clear(self) -> list[Received]:
         """Take out the parts that no user has seen anything of."""
         with self.lock:
-            unseen = [part for part, _ in self._queue]
+            unseen = [part for _, part, _ in self._queue]
             self._queue.clear()
             self._bytes = 0
         return unseen
@@ -267,23 +263,22 @@ class ReceiverQueue:
         """
         return LATE_S if self._current or self._queue else LOOK_S
 
-    def _is_late(self, part: Received) -> bool:
+    def _is_late(self, consumer: PartitionConsumer, part: Received) -> bool:
         """Whether others may have it by now."""
-        return not part.revoked and self._partition(part.partition).lease_over()
+        return not part.revoked and consumer.lease_over()
 
     def _next_batch(self, *, whole: bool) -> Batch | None:
         """The next batch that is here and ours; whole: the user sees all of it now, and not only its first message."""
         while self._queue:
-            part, size = self._queue[0]
-            if self._is_late(part):
+            consumer, part, size = self._queue[0]
+            if self._is_late(consumer, part):
                 return None
             self._queue.popleft()
             self._bytes -= size
-            consumer = self._partition(part.partition)
             self._took(consumer, part)
             if not part.revoked and part.open.any():  # else it was given back with all the others
                 part.shown = len(part) if whole else 1
-                return Batch(self._topic, part, consumer)
+                return Batch(consumer.topic, part, consumer)
         return None
 
     def _next_message(self) -> Message | None:
@@ -313,11 +308,11 @@ class ReceiverQueue:
         here = 0
         for message in reversed(self._current[-count:]):
             part = message.batch.received
-            if self._is_late(part):
+            if self._is_late(message.batch.consumer, part):
                 return False
             here += bool(part.open[message.row])
-        for part, _ in self._queue:
-            if here >= count or self._is_late(part):
+        for consumer, part, _ in self._queue:
+            if here >= count or self._is_late(consumer, part):
                 break
             here += int(part.open.sum())
         return here >= count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -70,7 +70,9 @@ def wanted_settings(values: dict[str, Any], kind: Any) -> Any:
         raise Invalid(str(error)) from None
 
 
-def wanted_subscription(values: dict[str, Any], topic: str, subscription: str, *, named: bool) -> SubscriptionSettings:
+def wanted_subscription(
+    values: dict[str, Any], topics: Sequence[str], subscription: str, *, named: bool
+) -> SubscriptionSettings:
     """A subscription's settings; the dead letter topic gets its short name. named: the consumer has a name of its own.
 
     Raises Invalid, also where nothing could ever be written to the dead letter topic.
@@ -78,7 +80,8 @@ def wanted_subscription(values: dict[str, Any], topic: str, subscription: str, *
     wanted: SubscriptionSettings = wanted_settings(values, SubscriptionSettings)
     if wanted.grace_ms > 0 and not named:
         raise Invalid("grace_ms keeps hashes for a consumer that comes back under its name: give it a consumer_name")
-    check_dead_letters(topic, subscription, wanted)
+    for topic in topics:
+        check_dead_letters(topic, subscription, wanted)
     if wanted.dead_letter_topic:
         wanted = msgspec.structs.replace(wanted, dead_letter_topic=check_name("topic", wanted.dead_letter_topic))
     return wanted

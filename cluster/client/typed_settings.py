@@ -93,6 +93,7 @@ class OwnConsumerSettings(TypedDict, total=False):
     key_shared_ranges: list[tuple[int, int]] | None
     priority_level: int
     read_compacted: bool
+    pattern_auto_discovery_period: float
     negative_ack_redelivery_delay_ms: int
     on_ranges: RangesCallback | None
     timeout_ms: int | None

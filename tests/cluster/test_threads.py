@@ -37,6 +37,9 @@ WATCHED = (
 class Partition:
     """A partition that notes what it is told."""
 
+    topic = "orders"
+    closing = False
+
     def __init__(self) -> None:
         self.done: list[int] = []
 
@@ -69,7 +72,7 @@ class Program:
             ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=8),
             lambda consumer: None,
         )
-        self.consumer.parts = [cast(Any, self.partition)]
+        self.consumer.join([cast(Any, self.partition)])
         self.got: list[list[int]] = []
         self.next = 0
 
@@ -99,7 +102,7 @@ class Program:
     def deliver(self, *parts: Received) -> None:
         """Deliver these as the loop's thread does, and then make the calls that it was given."""
         for part in parts:
-            self.consumer.received(part)
+            self.consumer.received(cast(Any, self.partition), part)
             while self.calls:
                 self.calls.pop(0)()
 
@@ -220,10 +223,10 @@ def test_as_many_threads_wake_as_messages_came(seed: int, monkeypatch: pytest.Mo
 async def test_task_cancelled_when_woken_wakes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks wait for one message; the first is woken and cancelled before it can look."""
     monkeypatch.setattr(sluice.cluster.client.receiver_queue, "LOOK_S", PATIENCE_S)
-    queue = ReceiverQueue("orders", lambda _: cast(Any, Partition()), lambda *_: None)
+    queue = ReceiverQueue(lambda *_: None)
     waits = [asyncio.create_task(queue.receive_async(None)) for _ in range(2)]
     await asyncio.sleep(0)
-    queue.add(part_of(1))
+    queue.add(cast(Any, Partition()), part_of(1))
     waits[0].cancel()
     message = await asyncio.wait_for(waits[1], 20)
     assert (message.row, waits[0].cancelled()) == (0, True)

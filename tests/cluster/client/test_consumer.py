@@ -67,6 +67,9 @@ class Calls:
 class Told:
     """A partition that notes what it is told."""
 
+    topic = "orders"
+    closing = False
+
     def __init__(self) -> None:
         self.took: list[Received] = []
         self.done: list[tuple[list[int] | None, bool]] = []
@@ -99,7 +102,7 @@ def consumer_on(loop: Calls, told: Told, queue_size: int) -> Consumer:
         ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=queue_size),
         lambda consumer: None,
     )
-    consumer.parts = [cast(Any, told)]
+    consumer.join([cast(Any, told)])
     return consumer
 
 
@@ -107,7 +110,7 @@ def test_a_message_now_and_then_goes_with_the_next_poll() -> None:
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
     for _ in range(3):
-        consumer.received(part_of(2))
+        consumer.received(cast(Any, told), part_of(2))
         for _ in range(2):
             consumer.acknowledge(consumer.receive())
         assert len(loop.timers) == 1
@@ -121,7 +124,7 @@ def test_a_message_now_and_then_goes_with_the_next_poll() -> None:
 def test_without_a_poll_the_timer_hands_over() -> None:
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
-    consumer.received(part_of(1))
+    consumer.received(cast(Any, told), part_of(1))
     consumer.acknowledge(consumer.receive())
     loop.timers[0]()
     assert told.done == [([0], True)]
@@ -131,7 +134,7 @@ def test_without_a_poll_the_timer_hands_over() -> None:
 def test_late_acknowledgements_wake_the_loop_once() -> None:
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
-    consumer.received(part_of(3))
+    consumer.received(cast(Any, told), part_of(3))
     messages = [consumer.receive() for _ in range(3)]
     loop.timers[0]()
     for message in messages:
@@ -144,10 +147,10 @@ def test_late_acknowledgements_wake_the_loop_once() -> None:
 def test_a_good_part_of_the_queue_is_told_at_once() -> None:
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 8)
-    consumer.received(part_of(1))
+    consumer.received(cast(Any, told), part_of(1))
     consumer.receive()
     assert not loop.at_once
-    consumer.received(part_of(1))
+    consumer.received(cast(Any, told), part_of(1))
     consumer.receive()
     assert len(loop.at_once) == 1
     loop.at_once[0]()
@@ -161,13 +164,13 @@ def test_many_bytes_that_wait_hold_back_what_follows(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sluice.cluster.client.receiver_queue.QUEUED_BYTES", 3 * part_of(1).size)
     for _ in range(3):
         assert told.held == []
-        consumer.received(part_of(1))
+        consumer.received(cast(Any, told), part_of(1))
     assert told.held == [True]
     assert consumer.receive_nowait(5) is None
     loop.at_once.pop()()
     assert told.held == [True, False]
     for _ in range(2):
-        consumer.received(part_of(1))
+        consumer.received(cast(Any, told), part_of(1))
     assert told.held == [True, False, True]
     assert len(consumer.receive_nowait(3) or ()) == 3
     consumer.tell_partitions()
@@ -181,15 +184,15 @@ def test_a_wish_for_many_at_once_lapses(monkeypatch: pytest.MonkeyPatch) -> None
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
     for _ in range(3):
-        consumer.received(part_of(1))
+        consumer.received(cast(Any, told), part_of(1))
     for _ in range(2):
         assert consumer.receive_nowait(1_000) is None
         now += WANTED_S / 2
     loop.at_once.pop()()
-    consumer.received(part_of(1))
+    consumer.received(cast(Any, told), part_of(1))
     assert told.held == [True, False]
     now += WANTED_S
-    consumer.received(part_of(1))
+    consumer.received(cast(Any, told), part_of(1))
     assert told.held == [True, False, True]
 
 
@@ -211,7 +214,7 @@ def test_loss_after_a_time_out_is_told_by_the_next_wait() -> None:
     loop = LoopThread("test")
     lost, late = Settling(settled=True), Settling(settled=False)
     consumer = consumer_on(cast(Calls, loop), Told(), 1_000)
-    consumer.parts = [cast(Any, lost), cast(Any, late)]
+    consumer.parts = dict.fromkeys([cast(Any, lost), cast(Any, late)])
     try:
         lost.losses.count += 1
         with pytest.raises(Unavailable):
@@ -235,7 +238,7 @@ def test_rows_that_a_batch_does_not_have_are_refused(rows: object, give: Callabl
     """They ended the polls of their partition, which received nothing from then on."""
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
-    consumer.received(part_of(3))
+    consumer.received(cast(Any, told), part_of(3))
     batch = consumer.receive_batch()
     with pytest.raises(Invalid, match="rows are an array of numbers of the batch's rows, 0 to 2"):
         give(consumer, batch, rows=rows)
@@ -247,7 +250,7 @@ def test_rows_that_a_batch_does_not_have_are_refused(rows: object, give: Callabl
 def test_rows_are_any_numbers_of_the_batchs_rows(rows: Any) -> None:
     loop, told = Calls(), Told()
     consumer = consumer_on(loop, told, 1_000)
-    consumer.received(part_of(3))
+    consumer.received(cast(Any, told), part_of(3))
     batch = consumer.receive_batch()
     assert batch is not None
     consumer.acknowledge(batch, rows=rows)
@@ -257,9 +260,9 @@ def test_rows_are_any_numbers_of_the_batchs_rows(rows: Any) -> None:
 
 def test_message_of_another_consumer_is_refused() -> None:
     """An earlier version acknowledged on this consumer's thread, and a receipt called it durable too soon."""
-    loop, told = Calls(), Told()
-    mine, other = consumer_on(loop, told, 1_000), consumer_on(loop, Told(), 1_000)
-    other.received(part_of(2))
+    loop, told, others = Calls(), Told(), Told()
+    mine, other = consumer_on(loop, told, 1_000), consumer_on(loop, others, 1_000)
+    other.received(cast(Any, others), part_of(2))
     message = other.receive()
     foreign = Batch("orders", part_of(1), cast(Any, Told()))
     foreign.received.partition = 7
