@@ -1,4 +1,4 @@
-"""`sluice test`, `simulate` and `bench`: commands that need the whole checkout, not only the installed packages."""
+"""`sluice test`, `simulate`, `bench` and `site`: commands that need the whole checkout."""
 
 from __future__ import annotations
 
@@ -77,6 +77,11 @@ def bench(
     if name not in scripts:
         raise NotFound(f"there is no benchmark {name!r}; there are: {', '.join(scripts)}")
     return hand_over([sys.executable, str(scripts[name]), *context.args])
+
+
+def site(context: typer.Context) -> int:
+    """Build the reference site, or `serve` it. `./sluice site --help` shows the options."""
+    return hand_over([sys.executable, "-m", "tools.site", *context.args], checkout())
 
 
 def hand_over(command: list[str], folder: Path | None = None) -> int:

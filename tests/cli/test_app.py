@@ -10,7 +10,7 @@ from tests.cli.conftest import Cli
 
 PROMISED = (
     "flood", "up", "down", "status", "watch", "produce", "consume", "chaos", "simulate", "bench", "test", "config show",
-    "sql", "nodes drain", "nodes uncordon",
+    "site", "sql", "nodes drain", "nodes uncordon",
     "topics create", "topics list", "topics stats", "topics delete", "topics accept-loss", "topics partitions",
     "topics add-partitions", "topics terminate", "topics offload", "topics offload-status",
     "topics erase", "topics erase-status",
@@ -32,7 +32,7 @@ PROMISED = (
     "inspect ledger", "inspect cursor", "inspect journal", "inspect metadata",
 )  # fmt: skip
 
-_HANDS_ON = ("simulate", "test", "bench")
+_HANDS_ON = ("simulate", "test", "bench", "site")
 """These hand --help on."""
 
 

@@ -1,0 +1,65 @@
+"""The reference site: no broken link, and a place for every public name, setting, command and series."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer.main
+from sphinx.util.inventory import InventoryFile
+
+import sluice
+from sluice.actors.bookie.settings import BookieSettings
+from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
+from sluice.cli.app import app
+from sluice.cluster.host.metrics import LATENCIES, OPERATIONS, SUBSCRIPTION, TOPIC
+from sluice.cluster.settings.config import SECTIONS, Configuration
+from tools.site.staging import ROOT, build, stage
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    assert build(folder) == [], "Sphinx warns, for example of a broken link"
+    return folder
+
+
+def test_broken_link_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_broken_link(staged: Path, root: Path = ROOT) -> None:
+        stage(staged, root)
+        with (staged / "docs/order.md").open("a") as page:
+            page.write("\n[away](away.md) [nowhere](history.md#nowhere-at-all)\n")
+
+    monkeypatch.setattr("tools.site.staging.stage", with_broken_link)
+    warnings = build(tmp_path / "site")
+    assert len(warnings) == 2
+    assert all("docs/order.md" in line for line in warnings)
+
+
+def test_every_public_name_has_a_place(site: Path) -> None:
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    known = {name for kind in inventory.data.values() for name in kind}
+    wanted = {f"sluice.{name}" for name in sluice.__all__}
+    for name in sluice.__all__:
+        of = getattr(sluice, name)
+        if inspect.isclass(of) and not issubclass(of, Exception):
+            inner = getattr(of, "inner", ())
+            wanted |= {f"sluice.{name}.{one}" for one in dir(of) if not one.startswith("_") and one not in inner}
+    assert len(wanted) > 200
+    assert sorted(wanted - known) == []
+
+
+def test_every_setting_command_and_series_is_shown(site: Path) -> None:
+    settings = (site / "reference/settings.html").read_text()
+    kinds = (TopicSettings, SubscriptionSettings, BookieSettings)
+    names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+    names |= set(Configuration.model_fields) - set(SECTIONS)
+    assert sorted(name for name in names if f">{name}</span>" not in settings) == []
+    series = (site / "reference/metrics.html").read_text()
+    assert [one.name for one in (*SUBSCRIPTION, *TOPIC, OPERATIONS, LATENCIES) if one.name not in series] == []
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert [name for name in commands if not (site / f"reference/commands/{name}.html").exists()] == []
