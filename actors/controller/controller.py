@@ -33,8 +33,8 @@ from sluice.actors.controller.closed_owners import ClosedOwners
 from sluice.actors.controller.draining import NodeDrainer
 from sluice.actors.controller.gateway_keeper import GatewayKeeper
 from sluice.actors.controller.idle_owners import IdleOwners
-from sluice.actors.controller.pools import WorkerPools
 from sluice.actors.controller.running import Running
+from sluice.actors.controller.schema_registry import TopicSchemas
 from sluice.actors.controller.supervisor import CALLER_PATIENCE, Supervisor, state_of
 from sluice.actors.controller.unused_subscriptions import UnusedSubscriptions
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription, settings_in
@@ -86,7 +86,7 @@ COOKIES = "bookies/"
 COOKIES_FIRST_MS, COOKIES_MOST_MS = 100, 5_000
 
 
-class Controller(WorkerPools):
+class Controller(TopicSchemas):
     """Knows the bookies, and the address of every partition and subscription that is in use."""
 
     def __init__(

@@ -137,6 +137,7 @@ from sluice.actors.messages.reading import (
     RowIndex,
     RunIndex,
 )
+from sluice.actors.messages.schemas import ReadSchema, RegisterSchema, SchemaRead, SchemaVersion
 from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
 from sluice.actors.messages.topic import (
     AcceptLoss,
@@ -275,8 +276,10 @@ __all__ = [
     "ReadPayload",
     "ReadRowIndex",
     "ReadRun",
+    "ReadSchema",
     "RedeliverUnacknowledged",
     "Redrive",
+    "RegisterSchema",
     "RemoveSubscription",
     "RemoveTopic",
     "RemoveUnused",
@@ -290,6 +293,8 @@ __all__ = [
     "RunIndex",
     "RunRead",
     "ScalePool",
+    "SchemaRead",
+    "SchemaVersion",
     "Seek",
     "SelectDelayed",
     "SendAway",

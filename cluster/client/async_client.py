@@ -10,9 +10,9 @@ import contextlib
 import re
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, Unpack, cast
+from typing import Any, Generic, TypeVar, Unpack, cast, overload
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -70,21 +70,24 @@ from sluice.cluster.client.settings_input import (
 from sluice.cluster.client.stored_messages import StoredMessages
 from sluice.cluster.client.topic_pattern import TopicPattern, Topics, named_topics, shown_topics
 from sluice.cluster.client.typed_settings import ConsumerSettings, DelayedChoice, ProducerSettings, TopicOptions
+from sluice.cluster.client.typed_values import TypedValues, typed_values
 from sluice.cluster.node.process_watch import this_process
+from sluice.cluster.typed.codecs import SchemaType
 from sluice.cluster.wire.net import CONTROLLER, DirectNet
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.hashing import key_bytes, masked_hash
 from sluice.storage.format.position import show
 
 T = TypeVar("T")
+V = TypeVar("V")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
 
 
-F = TypeVar("F", bound=ProducerCore | ConsumerCore)
-P = TypeVar("P", bound=ProducerCore)
-C = TypeVar("C", bound=ConsumerCore)
+F = TypeVar("F", bound=ProducerCore[Any] | ConsumerCore[Any])
+P = TypeVar("P", bound=ProducerCore[Any])
+C = TypeVar("C", bound=ConsumerCore[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,8 @@ class AsyncClient(OfThisProcess, StoredMessages):
         self.directory, self.waves = Directory(self.ports, CONTROLLER), Waves(self.ports)
         self.pulsar_service_url = ""
         """Where clients of Apache Pulsar connect to a cluster in this process; empty if it serves none."""
-        self.opened: dict[int, ProducerCore | ConsumerCore] = {}
-        self._producers: WeakValueDictionary[int, ProducerCore] = WeakValueDictionary()
+        self.opened: dict[int, ProducerCore[Any] | ConsumerCore[Any]] = {}
+        self._producers: WeakValueDictionary[int, ProducerCore[Any]] = WeakValueDictionary()
         """Closed ones too, which may not have heard of all that they sent."""
         self._waits: dict[CancellableWait, None] = {}
         self.closed = False
@@ -239,9 +242,37 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
     # -- producers and consumers ----------------------------------------------------------------------------------
 
+    @overload
     async def create_producer(
-        self, topic: str, producer_name: str | None = None, **settings: Unpack[ProducerSettings]
-    ) -> AsyncProducer:
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        schema: None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ProducerSettings],
+    ) -> AsyncProducer: ...
+
+    @overload
+    async def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        schema: type[V],
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ProducerSettings],
+    ) -> AsyncProducer[V]: ...
+
+    async def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        schema: type[Any] | None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ProducerSettings],
+    ) -> AsyncProducer[Any]:
         """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
         failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
@@ -252,11 +283,20 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
         hashing_scheme: how a key finds its partition, `murmur3_32_hash`, or `java_string_hash` as Pulsar's Java client
         has it by default. All producers of a topic should use the same, or a key has no order between them.
+
+        schema: a dataclass, a msgspec.Struct or a pydantic model, whose objects are sent, in JSON or, with schema_type,
+        in Avro. It is registered for the topic. Raises Invalid if it does not go with the schemas before it.
         """
-        return await self.producer_opening(AsyncProducer, topic, producer_name, settings).open()
+        typed = typed_values(self, topic, schema, schema_type)
+        return await self.producer_opening(AsyncProducer[Any], topic, producer_name, settings, typed).open()
 
     def producer_opening(
-        self, face: Callable[..., P], topic: str, name: str | None, settings: ProducerSettings
+        self,
+        face: Callable[..., P],
+        topic: str,
+        name: str | None,
+        settings: ProducerSettings,
+        typed: TypedValues[Any] | None = None,
     ) -> Opening[P]:
         """Check what a producer is opened with. face: the class that its user sees. Raises Invalid."""
         check_names("setting", settings, ProducerSettings)
@@ -266,7 +306,8 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
         async def begin() -> P:
             max_delay_ms = await self._open_parts(parts, options)
-            producer = face(self.home, self.ports, options, parts, max_delay_ms=max_delay_ms, on_close=self._forget)
+            used = options if typed is None else replace(options, values=typed, pulsar=await typed.register())
+            producer = face(self.home, self.ports, used, parts, max_delay_ms=max_delay_ms, on_close=self._forget)
             self.opened[id(producer)] = self._producers[id(producer)] = producer
             return producer
 
@@ -293,9 +334,37 @@ class AsyncClient(OfThisProcess, StoredMessages):
         await asyncio.gather(*(part.open() for part in parts))
         return settings.max_delay_ms
 
+    @overload
     async def subscribe(
-        self, topic: Topics, subscription_name: str, **settings: Unpack[ConsumerSettings]
-    ) -> AsyncConsumer:
+        self,
+        topic: Topics,
+        subscription_name: str,
+        *,
+        schema: None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ConsumerSettings],
+    ) -> AsyncConsumer: ...
+
+    @overload
+    async def subscribe(
+        self,
+        topic: str,
+        subscription_name: str,
+        *,
+        schema: type[V],
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ConsumerSettings],
+    ) -> AsyncConsumer[V]: ...
+
+    async def subscribe(
+        self,
+        topic: Topics,
+        subscription_name: str,
+        *,
+        schema: type[Any] | None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ConsumerSettings],
+    ) -> AsyncConsumer[Any]:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
 
         topic: a name, a list of names, or a compiled pattern for whole names, as `re.compile("orders-.*")`; with a
@@ -311,11 +380,19 @@ class AsyncClient(OfThisProcess, StoredMessages):
         Settings: actors.messages.SubscriptionSettings; a new subscription is Key_Shared by default. A subscription that
         is there keeps those that are not given, and changes the others while no consumer is connected (Conflict).
         Raises Unavailable with the reason.
+
+        schema: the type of `message.value()`, see `create_producer`. Raises Invalid if it does not read the newest one.
         """
-        return await self.consumer_opening(AsyncConsumer, topic, subscription_name, settings).open()
+        typed = typed_values(self, topic, schema, schema_type)
+        return await self.consumer_opening(AsyncConsumer[Any], topic, subscription_name, settings, typed).open()
 
     def consumer_opening(
-        self, face: Callable[..., C], topics: Topics, subscription_name: str, settings: ConsumerSettings
+        self,
+        face: Callable[..., C],
+        topics: Topics,
+        subscription_name: str,
+        settings: ConsumerSettings,
+        typed: TypedValues[Any] | None = None,
     ) -> Opening[C]:
         """Check what a consumer is opened with. face: the class that its user sees. Raises Invalid."""
         check_names("setting", settings, ConsumerSettings)
@@ -327,7 +404,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         wanted = wanted_subscription(kept, named, subscription_name, named=options.named)
         said = [setting for setting in kept if setting not in OF_MAKING]
         from_start = msgspec.structs.replace(wanted, initial_position="earliest")
-        consumer = face(self.home, options, self._forget)
+        consumer = face(self.home, options, self._forget, typed)
 
         async def begin() -> C:
             if isinstance(topics, re.Pattern):
@@ -339,12 +416,39 @@ class AsyncClient(OfThisProcess, StoredMessages):
                 await self._join(consumer, matching, wanted, said, timeout_ms)
                 self.tasks(pattern.follow(consumer, wanted), "pattern")
             else:
+                if typed is not None:
+                    await self.directory.settings_within(topic, timeout_ms or SUBSCRIBE_TIMEOUT, now=True)
+                    await typed.check()
                 await self._join(consumer, named, wanted, said, timeout_ms)
             consumer.asking = self
             self.opened[id(consumer)] = consumer
             return consumer
 
         return Opening(self, f"subscribing to {topic}", timeout_ms, begin, consumer.leave)
+
+    @overload
+    async def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        *,
+        start_message_id_inclusive: bool = False,
+        receiver_queue_size: int = 1000,
+        schema: None = None,
+        schema_type: SchemaType = "json",
+    ) -> AsyncReader: ...
+
+    @overload
+    async def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        *,
+        start_message_id_inclusive: bool = False,
+        receiver_queue_size: int = 1000,
+        schema: type[V],
+        schema_type: SchemaType = "json",
+    ) -> AsyncReader[V]: ...
 
     async def create_reader(
         self,
@@ -353,13 +457,15 @@ class AsyncClient(OfThisProcess, StoredMessages):
         *,
         start_message_id_inclusive: bool = False,
         receiver_queue_size: int = 1000,
-    ) -> AsyncReader:
+        schema: type[Any] | None = None,
+        schema_type: SchemaType = "json",
+    ) -> AsyncReader[Any]:
         """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
 
         A message id says where its own partition begins; the others begin at their first message.
         """
         settings = reading(start_message_id, receiver_queue_size)
-        consumer = await self.subscribe(topic, reader_name(), **settings)
+        consumer = await self.subscribe(topic, reader_name(), schema=schema, schema_type=schema_type, **settings)
         try:
             last = await self.last_message_ids(topic)
             if start_message_id.is_stored():
@@ -630,7 +736,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
     # -- life -----------------------------------------------------------------------------------------------------
 
-    def _forget(self, closed: ProducerCore | ConsumerCore) -> None:
+    def _forget(self, closed: ProducerCore[Any] | ConsumerCore[Any]) -> None:
         self.opened.pop(id(closed), None)
 
     def end(self) -> None:
@@ -653,7 +759,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         self.home.check_process()
         for opened in list(self.opened.values()):
             with contextlib.suppress(Exception):
-                await cast("AsyncProducer | AsyncConsumer", opened).close()
+                await cast("AsyncProducer[Any] | AsyncConsumer[Any]", opened).close()
         self.end()
         await self.tasks.ended()
         await self._on_close.aclose()

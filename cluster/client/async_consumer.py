@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from sluice.cluster.base.loop import CallersLoop, within
 from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, refuse_cumulative, single
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.settings_input import check_timeout
+from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced
 
 
-class AsyncConsumer(ConsumerCore):
+class AsyncConsumer(ConsumerCore[V]):
     """Receives from every partition. Belongs to one event loop. `async for` brings messages until it is closed.
 
     A receive that is cancelled takes no message. An acknowledgement or a return that is cancelled is carried out.
@@ -22,15 +24,15 @@ class AsyncConsumer(ConsumerCore):
 
     _loop: CallersLoop
 
-    async def receive(self, timeout_millis: int | None = None) -> Message:
+    async def receive(self, timeout_millis: int | None = None) -> Message[V]:
         """Wait for one message. Raises Timeout if none came in time."""
         self._loop.check_process()
         return await self._receiving.receive_async(timeout_millis)
 
-    def __aiter__(self) -> AsyncConsumer:
+    def __aiter__(self) -> AsyncConsumer[V]:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[V]:
         try:
             return await self.receive()
         except Fenced:
@@ -38,7 +40,7 @@ class AsyncConsumer(ConsumerCore):
                 raise StopAsyncIteration from None
             raise
 
-    async def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
+    async def receive_batch(self, timeout_ms: int | None = None) -> Batch[V] | None:
         """Wait for the next batch (messages of one run); return None after `timeout_ms`. Raises Fenced once closed.
 
         Receive batches or single messages: after `receive` took a message of a batch, the rest stays for `receive`.
@@ -46,14 +48,14 @@ class AsyncConsumer(ConsumerCore):
         self._loop.check_process()
         return await self._receiving.receive_batch_async(timeout_ms)
 
-    async def batches(self, timeout_ms: int | None = None) -> AsyncIterator[Batch]:
+    async def batches(self, timeout_ms: int | None = None) -> AsyncIterator[Batch[V]]:
         """Batches, for ever; with `timeout_ms` until none came for so long."""
         while (batch := await self.receive_batch(timeout_ms)) is not None:
             yield batch
 
     async def acknowledge(
         self,
-        what: Batch | Message | MessageId,
+        what: Batch[Any] | Message[Any] | MessageId,
         *,
         ack_receipt: bool = False,
         rows: ChosenRows | None = None,
@@ -66,13 +68,13 @@ class AsyncConsumer(ConsumerCore):
         if ack_receipt:
             await self._confirm([consumer])
 
-    async def acknowledge_cumulative(self, what: Message | MessageId) -> None:
+    async def acknowledge_cumulative(self, what: Message[Any] | MessageId) -> None:
         """Refused: see Consumer.acknowledge_cumulative."""
         refuse_cumulative()
 
     async def negative_acknowledge(
         self,
-        what: Batch | Message | MessageId,
+        what: Batch[Any] | Message[Any] | MessageId,
         *,
         delay_ms: int | None = None,
         rows: ChosenRows | None = None,
@@ -152,7 +154,7 @@ class AsyncConsumer(ConsumerCore):
         finally:
             self._left(for_good=for_good)
 
-    async def __aenter__(self) -> AsyncConsumer:
+    async def __aenter__(self) -> AsyncConsumer[V]:
         return self
 
     async def __aexit__(self, *_: object) -> None:

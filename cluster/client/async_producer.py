@@ -15,9 +15,10 @@ from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.receipts import Receipt, SentMessage, unconfirmed
 from sluice.cluster.client.settings_input import check_columns, check_timeout
+from sluice.cluster.typed.variables import S
 
 
-class AsyncProducer(ProducerCore):
+class AsyncProducer(ProducerCore[S]):
     """Sends to all partitions of a topic. Belongs to one event loop; order per key is the order of the calls.
 
     A call that is cancelled while it waits for room sends nothing. A message that was added goes out, whatever becomes
@@ -34,7 +35,7 @@ class AsyncProducer(ProducerCore):
 
     async def send(
         self,
-        content: bytes | str,
+        content: S,
         properties: dict[str, str] | None = None,
         partition_key: str | bytes | None = None,
         ordering_key: str | bytes | None = None,
@@ -68,7 +69,7 @@ class AsyncProducer(ProducerCore):
 
     async def send_async(
         self,
-        content: bytes | str,
+        content: S,
         properties: dict[str, str] | None = None,
         partition_key: str | bytes | None = None,
         ordering_key: str | bytes | None = None,
@@ -81,8 +82,9 @@ class AsyncProducer(ProducerCore):
 
         Waits only for room. Arguments: as of `send`.
         """
+        payload = self._payload(content)
         message = (
-            content,
+            payload,
             None,
             properties,
             partition_key,
@@ -92,10 +94,9 @@ class AsyncProducer(ProducerCore):
             deliver_after,
             delay_id,
         )
-        size = len(content) if isinstance(content, bytes | str) else 0
-        if not (self._in_line or self._lacks_room(1, size)):
+        if not (self._in_line or self._lacks_room(1, len(payload))):
             return self._add(*message)
-        async with self._turn(1, size):
+        async with self._turn(1, len(payload)):
             return self._add(*message)
 
     async def send_batch(self, data: pa.RecordBatch | pa.Table) -> Receipt:
@@ -141,7 +142,7 @@ class AsyncProducer(ProducerCore):
         finally:
             self._end()
 
-    async def __aenter__(self) -> AsyncProducer:
+    async def __aenter__(self) -> AsyncProducer[S]:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,13 @@ from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.reader import Reader, reader_name, reading
 from sluice.cluster.client.topic_pattern import Topics
 from sluice.cluster.client.typed_settings import ConsumerSettings, ProducerSettings
+from sluice.cluster.client.typed_values import typed_values
+from sluice.cluster.typed.codecs import SchemaType
 from sluice.cluster.wire.net import DirectNet
 
 A = ParamSpec("A")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 def _blocking(
@@ -99,15 +102,99 @@ class Client(OfThisProcess):
 
     # -- producers and consumers ----------------------------------------------------------------------------------
 
+    @overload
     def create_producer(
-        self, topic: str, producer_name: str | None = None, **settings: Unpack[ProducerSettings]
-    ) -> Producer:
-        """Open a producer; see AsyncClient.create_producer for the settings."""
-        return self._open(self._core.producer_opening(Producer, topic, producer_name, settings))
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        schema: None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ProducerSettings],
+    ) -> Producer: ...
 
-    def subscribe(self, topic: Topics, subscription_name: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
+    @overload
+    def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        schema: type[V],
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ProducerSettings],
+    ) -> Producer[V]: ...
+
+    def create_producer(
+        self,
+        topic: str,
+        producer_name: str | None = None,
+        *,
+        schema: type[Any] | None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ProducerSettings],
+    ) -> Producer[Any]:
+        """Open a producer; see AsyncClient.create_producer for the settings."""
+        typed = typed_values(self._core, topic, schema, schema_type)
+        return self._open(self._core.producer_opening(Producer[Any], topic, producer_name, settings, typed))
+
+    @overload
+    def subscribe(
+        self,
+        topic: Topics,
+        subscription_name: str,
+        *,
+        schema: None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ConsumerSettings],
+    ) -> Consumer: ...
+
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        subscription_name: str,
+        *,
+        schema: type[V],
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ConsumerSettings],
+    ) -> Consumer[V]: ...
+
+    def subscribe(
+        self,
+        topic: Topics,
+        subscription_name: str,
+        *,
+        schema: type[Any] | None = None,
+        schema_type: SchemaType = "json",
+        **settings: Unpack[ConsumerSettings],
+    ) -> Consumer[Any]:
         """Join a subscription; see AsyncClient.subscribe for the settings."""
-        return self._open(self._core.consumer_opening(Consumer, topic, subscription_name, settings))
+        typed = typed_values(self._core, topic, schema, schema_type)
+        return self._open(self._core.consumer_opening(Consumer[Any], topic, subscription_name, settings, typed))
+
+    @overload
+    def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        *,
+        start_message_id_inclusive: bool = False,
+        receiver_queue_size: int = 1000,
+        schema: None = None,
+        schema_type: SchemaType = "json",
+    ) -> Reader: ...
+
+    @overload
+    def create_reader(
+        self,
+        topic: str,
+        start_message_id: MessageId,
+        *,
+        start_message_id_inclusive: bool = False,
+        receiver_queue_size: int = 1000,
+        schema: type[V],
+        schema_type: SchemaType = "json",
+    ) -> Reader[V]: ...
 
     def create_reader(
         self,
@@ -116,13 +203,15 @@ class Client(OfThisProcess):
         *,
         start_message_id_inclusive: bool = False,
         receiver_queue_size: int = 1000,
-    ) -> Reader:
+        schema: type[Any] | None = None,
+        schema_type: SchemaType = "json",
+    ) -> Reader[Any]:
         """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
 
         A message id says where its own partition begins; the others begin at their first message.
         """
         settings = reading(start_message_id, receiver_queue_size)
-        consumer = self.subscribe(topic, reader_name(), **settings)
+        consumer = self.subscribe(topic, reader_name(), schema=schema, schema_type=schema_type, **settings)
         try:
             last = consumer.get_last_message_ids()
             if start_message_id.is_stored():
@@ -186,7 +275,7 @@ class Client(OfThisProcess):
         try:
             for opened in list(self._core.opened.values()):
                 with contextlib.suppress(Exception):
-                    cast("Producer | Consumer", opened).close()
+                    cast("Producer[Any] | Consumer[Any]", opened).close()
             self._loop.soon(self._core.end)
             if self._own_loop:
                 self._loop.stop()

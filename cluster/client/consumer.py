@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.consumer_core import ChosenRows, ConsumerCore, refuse_cumulative, single
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.settings_input import check_timeout
+from sluice.cluster.typed.variables import V
 
 
-class Consumer(ConsumerCore):
+class Consumer(ConsumerCore[V]):
     """Receives from every partition. Safe for threads.
 
     Messages stay this consumer's until they are acknowledged, given back, or its lease runs out (a process that is
@@ -19,7 +21,7 @@ class Consumer(ConsumerCore):
 
     _loop: LoopThread
 
-    def receive_batch(self, timeout_ms: int | None = None) -> Batch | None:
+    def receive_batch(self, timeout_ms: int | None = None) -> Batch[V] | None:
         """Return the next batch (messages of one run), or None after `timeout_ms`. Raises Fenced once closed.
 
         Receive batches or single messages: after `receive` took a message of a batch, the rest stays for `receive`.
@@ -27,27 +29,27 @@ class Consumer(ConsumerCore):
         self._loop.check_process()
         return self._receiving.receive_batch(timeout_ms)
 
-    def batches(self, timeout_ms: int | None = None) -> Iterator[Batch]:
+    def batches(self, timeout_ms: int | None = None) -> Iterator[Batch[V]]:
         """Batches, for ever; with `timeout_ms` until none came for so long."""
         while (batch := self.receive_batch(timeout_ms)) is not None:
             yield batch
 
-    def receive(self, timeout_millis: int | None = None) -> Message:
+    def receive(self, timeout_millis: int | None = None) -> Message[V]:
         """One message. Raises Timeout if none came in time."""
         self._loop.check_process()
         return self._receiving.receive(timeout_millis)
 
-    def receive_several(self, most: int) -> list[Message]:
+    def receive_several(self, most: int) -> list[Message[V]]:
         """Take several messages for a caller that handles them one at a time; see ReceiverQueue.receive_several."""
         self._loop.check_process()
         return self._receiving.receive_several(most)
 
-    def receive_here(self, most: int) -> list[Message]:
+    def receive_here(self, most: int) -> list[Message[V]]:
         """Up to so many messages that are here already."""
         self._loop.check_process()
         return self._receiving.receive_here(most)
 
-    def receive_nowait(self, count: int) -> list[Message] | None:
+    def receive_nowait(self, count: int) -> list[Message[V]] | None:
         """This number of messages if all are here already; else None, and all of them stay here."""
         self._loop.check_process()
         found = self._receiving.receive_nowait(count)
@@ -55,7 +57,7 @@ class Consumer(ConsumerCore):
             self._loop.soon(self._hold_if_full)
         return found
 
-    async def receive_async(self, timeout_millis: int | None = None) -> Message:
+    async def receive_async(self, timeout_millis: int | None = None) -> Message[V]:
         """The same as `receive` for a running event loop: its other tasks go on meanwhile. A wait that is cancelled
         takes no message. Raises Timeout if none came in time.
         """
@@ -64,7 +66,7 @@ class Consumer(ConsumerCore):
 
     def acknowledge(
         self,
-        what: Batch | Message | MessageId,
+        what: Batch[Any] | Message[Any] | MessageId,
         *,
         ack_receipt: bool = False,
         rows: ChosenRows | None = None,
@@ -77,13 +79,13 @@ class Consumer(ConsumerCore):
         if ack_receipt:
             self._loop.run(self._confirm([consumer]))  # which asks for what is done, and sends it
 
-    def acknowledge_cumulative(self, what: Message | MessageId) -> None:
+    def acknowledge_cumulative(self, what: Message[Any] | MessageId) -> None:
         """Refused: a cumulative acknowledgement has no meaning when several consumers share a subscription (KS-56)."""
         refuse_cumulative()
 
     def negative_acknowledge(
         self,
-        what: Batch | Message | MessageId,
+        what: Batch[Any] | Message[Any] | MessageId,
         *,
         delay_ms: int | None = None,
         rows: ChosenRows | None = None,
@@ -159,7 +161,7 @@ class Consumer(ConsumerCore):
         finally:
             self._left(for_good=for_good)
 
-    def __enter__(self) -> Consumer:
+    def __enter__(self) -> Consumer[V]:
         return self
 
     def __exit__(self, *_: object) -> None:

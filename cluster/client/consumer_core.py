@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.cluster.client.settings_input import check_callback, check_timeout, check_whole
 from sluice.cluster.client.typed_settings import RangesCallback
+from sluice.cluster.client.typed_values import TypedValues
+from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError
 from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import ascending
@@ -132,7 +134,7 @@ class Asking(Protocol):
     async def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None: ...
 
 
-class ConsumerCore(OfThisProcess):
+class ConsumerCore(OfThisProcess, Generic[V]):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {
@@ -146,19 +148,25 @@ class ConsumerCore(OfThisProcess):
         self,
         loop: Home,
         options: ConsumerOptions,
-        on_close: Callable[[ConsumerCore], None],
+        on_close: Callable[[ConsumerCore[Any]], None],
+        typed: TypedValues[V] | None = None,
     ) -> None:
+        """typed: the values of a consumer with a schema."""
         self._loop, self.options, self._on_close = loop, options, on_close
+        self._typed = typed
+        self._unread: deque[tuple[PartitionConsumer, Received]] = deque()
+        """Parts in the order of their arrival, while definitions are awaited that the first of them needs."""
+        self._reading: asyncio.Task[None] | None = None
         self.parts: Mapping[PartitionConsumer, None] = {}
         """The partitions of all topics, in order. Replaced when a topic comes or goes, and never changed."""
         self._misses = asyncio.Event()
         self.asking: Asking | None = None
         self._has_lost = asyncio.Event()
-        self._receiving = ReceiverQueue(self._took, lambda: loop.check_thread())
+        self._receiving = ReceiverQueue(self._took, lambda: loop.check_thread(), typed)
         self._taken: deque[tuple[PartitionConsumer, Received]] = deque()
         self._done: deque[tuple[PartitionConsumer, Received, Rows | None]] = deque()
         """What was acknowledged and not handed to its partition yet: some rows of a part, or all."""
-        self._done_singly: list[Message] = []
+        self._done_singly: list[Message[Any]] = []
         """The same of single messages. Whoever acknowledges one only adds it at the end."""
         self._waiting = 0
         """Messages in all three, more or less."""
@@ -190,6 +198,22 @@ class ConsumerCore(OfThisProcess):
         return not self._closed
 
     def received(self, consumer: PartitionConsumer, part: Received) -> None:
+        """A part has arrived. One whose definitions are not here waits for them, and so do those behind it."""
+        if self._typed is None or not (self._unread or self._typed.unknown_in(part)):
+            self._add(consumer, part)
+            return
+        self._unread.append((consumer, part))
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read_definitions(self._typed))
+
+    async def _read_definitions(self, typed: TypedValues[V]) -> None:
+        while self._unread:
+            await typed.load(typed.unknown_in(self._unread[0][1]))
+            if self._unread:
+                self._add(*self._unread.popleft())
+        self._reading = None
+
+    def _add(self, consumer: PartitionConsumer, part: Received) -> None:
         self._receiving.add(consumer, part)
         self._hold_if_full()
         if len(part) <= FEW and not self._loop_told:
@@ -263,7 +287,7 @@ class ConsumerCore(OfThisProcess):
         self._receiving.look(seen)
 
     def _note_done(
-        self, what: Batch | Message | MessageId, *, ack_receipt: bool, rows: ChosenRows | None
+        self, what: Batch[Any] | Message[Any] | MessageId, *, ack_receipt: bool, rows: ChosenRows | None
     ) -> PartitionConsumer:
         """Note messages as done, and return the partition that they came from.
 
@@ -304,7 +328,7 @@ class ConsumerCore(OfThisProcess):
         self._loop.soon(self.tell_partitions)
 
     def _giving_back(
-        self, what: Batch | Message | MessageId, delay_ms: int | None, rows: ChosenRows | None
+        self, what: Batch[Any] | Message[Any] | MessageId, delay_ms: int | None, rows: ChosenRows | None
     ) -> Coroutine[Any, Any, object]:
         """Check what is given back, and return the work that does it."""
         self._loop.check_process()
@@ -407,8 +431,10 @@ class ConsumerCore(OfThisProcess):
         self.tell_partitions()
         for part in self.parts:
             part.pause()
-        for unseen in self._receiving.clear():  # nobody will see these: they go back with the rest
+        waiting = [part for _, part in self._unread]
+        for unseen in [*self._receiving.clear(), *waiting]:  # nobody will see these: they go back with the rest
             unseen.close()
+        self._unread.clear()
         deadline = time.monotonic() + drain_timeout_ms / 1000
         while drain_timeout_ms and self._held() and (left := deadline - time.monotonic()) > 0:
             self.tell_partitions()
@@ -443,7 +469,7 @@ class ConsumerCore(OfThisProcess):
                     return consumer, *found
         raise NotFound(f"message {what} was not received here, or is done")
 
-    def _partition_of(self, batch: Batch) -> PartitionConsumer:
+    def _partition_of(self, batch: Batch[Any]) -> PartitionConsumer:
         """Find the partition that received the batch. Raises NotFound: another consumer's partitions may be on another
         thread.
         """
@@ -463,7 +489,7 @@ def _sought(to: MessageId | int) -> tuple[dict[str, Any], int | None]:
     raise Invalid(f"seek to a MessageId, or to a time in ms since 1970, not {to!r}")
 
 
-def _checked(batch: Batch, rows: ChosenRows | None) -> Rows | None:
+def _checked(batch: Batch[Any], rows: ChosenRows | None) -> Rows | None:
     """Numbers of some of its rows, ascending, each once; None: all. Raises Invalid."""
     if rows is None:
         return None

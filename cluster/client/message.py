@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.own_process import OfThisProcess
+from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Invalid
 from sluice.storage.format.position import (
     EARLIEST,
@@ -26,7 +27,6 @@ from sluice.storage.format.position import (
 
 if TYPE_CHECKING:
     from sluice.actors.consumer.partition import PartitionConsumer
-
 
 CONVERT_BYTES = 1024 * 1024
 """Columns of up to so many bytes become Python objects as a whole when one value is asked for."""
@@ -90,8 +90,15 @@ MessageId.earliest = MessageId(-1, EARLIEST)
 MessageId.latest = MessageId((1 << 31) - 1, position(MAX_LEDGER, MAX_ENTRY))
 
 
+class Values(Protocol):
+    """A decoder of the payloads of a consumer with a schema."""
+
+    def value_of(self, message: Message[Any]) -> Any:
+        """Return the value of a message. Raises Invalid."""
+
+
 @dataclass(eq=False, slots=True, repr=False)
-class Batch(OfThisProcess):
+class Batch(OfThisProcess, Generic[V]):
     """Messages of one partition for this consumer, as columns, in the order in which they were sent; n rows.
 
     rows: pyarrow record batch with key, payload, publish_time and, where used, ordering_key, properties, event_time.
@@ -99,11 +106,13 @@ class Batch(OfThisProcess):
     """
 
     elsewhere = "send what it carries, as its rows"
-    inner = OfThisProcess.inner | {"cell", "consumer", "received"}
+    inner = OfThisProcess.inner | {"cell", "consumer", "received", "values"}
 
     topic: str
     received: Received
     consumer: PartitionConsumer
+    values: Values | None = None
+    """None: the value of a message is its payload."""
     _cells: dict[str, list[Any] | pa.Array | None] = field(default_factory=dict)
 
     @property
@@ -182,19 +191,19 @@ class Batch(OfThisProcess):
         value = cells[row]
         return value.as_py() if isinstance(value, pa.Scalar) else value
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[Message[V]]:
         """One object a message, for code that wants that."""
         return [Message(self, row) for row in range(len(self))]
 
 
 @dataclass(eq=False, slots=True, repr=False)
-class Message(OfThisProcess):
-    """One message."""
+class Message(OfThisProcess, Generic[V]):
+    """One message. `value` is what the consumer's schema says, by default the payload."""
 
     elsewhere = "send what it carries, as data() and message_id()"
     inner = OfThisProcess.inner | {"batch", "row"}
 
-    batch: Batch
+    batch: Batch[V]
     row: int
 
     def __repr__(self) -> str:
@@ -206,8 +215,11 @@ class Message(OfThisProcess):
     def data(self) -> bytes:
         return bytes(self._value("payload"))
 
-    def value(self) -> bytes:
-        return self.data()
+    def value(self) -> V:
+        """The payload, or with a schema the value that it stands for. Raises Invalid for a payload that is none."""
+        values = self.batch.values
+        found: Any = self.data() if values is None else values.value_of(self)
+        return found  # type: ignore[no-any-return]
 
     def partition_key(self) -> str:
         """The key as text, empty if there is none; bytes that are no UTF-8 are replaced (see key)."""

@@ -11,9 +11,10 @@ from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
 from sluice.cluster.client.settings_input import check_timeout
+from sluice.cluster.typed.variables import S
 
 
-class Producer(ProducerCore):
+class Producer(ProducerCore[S]):
     """Sends to all partitions of a topic. Safe for threads; order per key is the order of the calls."""
 
     _loop: LoopThread
@@ -31,7 +32,7 @@ class Producer(ProducerCore):
 
     def send(
         self,
-        content: bytes | str,
+        content: S,
         properties: dict[str, str] | None = None,
         partition_key: str | bytes | None = None,
         ordering_key: str | bytes | None = None,
@@ -47,7 +48,7 @@ class Producer(ProducerCore):
         """
         self._loop.check_thread()
         sent = self._add(
-            content,
+            self._payload(content),
             None,
             properties,
             partition_key,
@@ -61,7 +62,7 @@ class Producer(ProducerCore):
 
     def send_async(
         self,
-        content: bytes | str,
+        content: S,
         callback: SendCallback | None = None,
         properties: dict[str, str] | None = None,
         partition_key: str | bytes | None = None,
@@ -76,7 +77,7 @@ class Producer(ProducerCore):
         Blocks only for room.
         """
         return self._add(
-            content,
+            self._payload(content),
             callback,
             properties,
             partition_key,
@@ -102,7 +103,7 @@ class Producer(ProducerCore):
         finally:
             self._end()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Producer[S]:
         return self
 
     def __exit__(self, *_: object) -> None:

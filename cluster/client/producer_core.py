@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.delayed import due_after
 from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
 from sluice.cluster.client.settings_input import check_callback, check_columns, check_whole
+from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.batch import StoredBatch, check_compression, make_batch
 from sluice.storage.format.message_container import MessageContainer
@@ -60,6 +62,13 @@ class Batching:
         check_whole("batching_max_publish_delay_ms", self.max_delay_ms, 0, MOST_BATCHING)
 
 
+class Encoder(Protocol):
+    """Makes payloads of a user's values."""
+
+    def encode(self, value: object) -> bytes:
+        """Return the payload of a value. Raises Invalid for another type."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
     """The checked settings of `create_producer`. send_timeout_s: None is without end."""
@@ -71,6 +80,10 @@ class ProducerOptions:
     compression: str | None = None
     batching: Batching = Batching()
     hashing_scheme: str = MURMUR3
+    values: Encoder | None = None
+    """Makes payloads of a producer with a schema."""
+    pulsar: bytes | None = None
+    """The column `pulsar` of its messages: the version of the schema."""
 
 
 def producer_options(
@@ -109,7 +122,7 @@ class _Gathered:
 
     first_row: int
     receipt: Receipt
-    container: MessageContainer = field(default_factory=MessageContainer)
+    container: MessageContainer
     callbacks: dict[int, SendCallback] = field(default_factory=dict)
 
 
@@ -122,7 +135,7 @@ class _Columns:
     size: int
 
 
-class ProducerCore(OfThisProcess):
+class ProducerCore(OfThisProcess, Generic[S]):
     """A producer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {"abandon"}
@@ -137,7 +150,7 @@ class ProducerCore(OfThisProcess):
         parts: list[PartitionProducer],
         *,
         max_delay_ms: int,
-        on_close: Callable[[ProducerCore], None],
+        on_close: Callable[[ProducerCore[Any]], None],
     ) -> None:
         """max_delay_ms: the longest delay that the topic takes; 0 = any."""
         self._loop, self._ports, self._options, self._parts = loop, ports, options, parts
@@ -204,7 +217,7 @@ class ProducerCore(OfThisProcess):
 
     def _add(
         self,
-        content: bytes | str,
+        payload: bytes,
         callback: SendCallback | None = None,
         properties: dict[str, str] | None = None,
         partition_key: str | bytes | None = None,
@@ -215,7 +228,6 @@ class ProducerCore(OfThisProcess):
         delay_id: str | None = None,
     ) -> SentMessage:
         """Add one message to the open container. Block for room, unless there is some."""
-        payload = content if type(content) is bytes else _payload(content)
         now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
@@ -226,7 +238,7 @@ class ProducerCore(OfThisProcess):
             self._take_room(1, len(payload))
             gathered = self._open
             if gathered is None:
-                gathered = self._open = _Gathered(self._row, Receipt(check_wait=self._loop.check_thread))
+                gathered = self._open = self._new_container()
             container = gathered.container
             before = container.size
             try:
@@ -271,6 +283,16 @@ class ProducerCore(OfThisProcess):
 
     def _freed(self) -> None:
         """Tell tasks that wait for room, under the lock."""
+
+    def _new_container(self) -> _Gathered:
+        receipt = Receipt(check_wait=self._loop.check_thread)
+        return _Gathered(self._row, receipt, MessageContainer(self._options.pulsar))
+
+    def _payload(self, content: object) -> bytes:
+        """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""
+        if (values := self._options.values) is not None:
+            return values.encode(content)
+        return content if type(content) is bytes else _payload(content)
 
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)

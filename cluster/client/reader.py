@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic
 
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.async_consumer import AsyncConsumer
@@ -17,6 +17,7 @@ from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.consumer_core import ConsumerCore
 from sluice.cluster.client.message import Message, MessageId
 from sluice.cluster.client.typed_settings import ConsumerSettings
+from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, SluiceError
 
 
@@ -37,12 +38,12 @@ def reading(start: object, queue_size: int) -> ConsumerSettings:
     }
 
 
-class ReaderCore(OfThisProcess):
+class ReaderCore(OfThisProcess, Generic[V]):
     """The place that a reader has reached in each partition."""
 
     elsewhere = "another one connects and opens its own"
     inner = OfThisProcess.inner | {"consumer"}
-    consumer: ConsumerCore
+    consumer: ConsumerCore[V]
 
     def _begin(self, start: MessageId, last: list[MessageId], *, inclusive: bool) -> None:
         """start: where the reader begins. last: the last message of each partition by then."""
@@ -52,7 +53,7 @@ class ReaderCore(OfThisProcess):
         if 0 <= start.partition_index < len(last):
             self._reached[start.partition_index] = start.position - inclusive
 
-    def _takes(self, message: Message) -> bool:
+    def _takes(self, message: Message[V]) -> bool:
         """Note a message as read. Return whether its reader gets it: not the one that it begins behind."""
         at = message.message_id()
         self._reached[at.partition_index] = at.position
@@ -69,16 +70,16 @@ class ReaderCore(OfThisProcess):
         return self.consumer.is_connected()
 
 
-class Reader(ReaderCore):
+class Reader(ReaderCore[V]):
     """Reads a topic from a place on. `for` brings messages for ever, as they come."""
 
-    consumer: Consumer
+    consumer: Consumer[V]
 
-    def __init__(self, consumer: Consumer, start: MessageId, last: list[MessageId], *, inclusive: bool) -> None:
+    def __init__(self, consumer: Consumer[V], start: MessageId, last: list[MessageId], *, inclusive: bool) -> None:
         self.consumer = consumer
         self._begin(start, last, inclusive=inclusive)
 
-    def read_next(self, timeout_millis: int | None = None) -> Message:
+    def read_next(self, timeout_millis: int | None = None) -> Message[V]:
         """Return the next message. Raises Timeout if none came in time."""
         while True:
             message = self.consumer.receive(timeout_millis)
@@ -100,27 +101,27 @@ class Reader(ReaderCore):
         with contextlib.suppress(SluiceError):
             self.consumer.unsubscribe()
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[V]]:
         while True:
             yield self.read_next()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Reader[V]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class AsyncReader(ReaderCore):
+class AsyncReader(ReaderCore[V]):
     """The reader of an asyncio program. `async for` brings messages as they come, until it is closed."""
 
-    consumer: AsyncConsumer
+    consumer: AsyncConsumer[V]
 
-    def __init__(self, consumer: AsyncConsumer, start: MessageId, last: list[MessageId], *, inclusive: bool) -> None:
+    def __init__(self, consumer: AsyncConsumer[V], start: MessageId, last: list[MessageId], *, inclusive: bool) -> None:
         self.consumer = consumer
         self._begin(start, last, inclusive=inclusive)
 
-    async def read_next(self, timeout_millis: int | None = None) -> Message:
+    async def read_next(self, timeout_millis: int | None = None) -> Message[V]:
         """Wait for the next message. Raises Timeout if none came in time. A call that is cancelled reads nothing."""
         while True:
             message = await self.consumer.receive(timeout_millis)
@@ -142,10 +143,10 @@ class AsyncReader(ReaderCore):
         with contextlib.suppress(SluiceError):
             await self.consumer.unsubscribe()
 
-    def __aiter__(self) -> AsyncReader:
+    def __aiter__(self) -> AsyncReader[V]:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[V]:
         try:
             return await self.read_next()
         except Fenced:
@@ -153,7 +154,7 @@ class AsyncReader(ReaderCore):
                 raise
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> AsyncReader:
+    async def __aenter__(self) -> AsyncReader[V]:
         return self
 
     async def __aexit__(self, *_: Any) -> None:

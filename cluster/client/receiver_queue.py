@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.loop import end_wait, wake_task
-from sluice.cluster.client.message import Batch, Message
+from sluice.cluster.client.message import Batch, Message, Values
 from sluice.storage.errors import Invalid, SluiceError, Timeout
 
 T = TypeVar("T")
@@ -47,10 +47,13 @@ class ReceiverQueue:
     """
 
     def __init__(
-        self, took: Callable[[PartitionConsumer, Received], None], check_wait: Callable[[], object] = lambda: None
+        self,
+        took: Callable[[PartitionConsumer, Received], None],
+        check_wait: Callable[[], object] = lambda: None,
+        values: Values | None = None,
     ) -> None:
-        """check_wait: called before a thread waits; raises for one that must not."""
-        self._took, self._check_wait = took, check_wait
+        """check_wait: called before a thread waits; raises for one that must not. values: of typed messages."""
+        self._took, self._check_wait, self._values = took, check_wait, values
         self.lock = threading.RLock()
         """Guards everything here. A lock by itself costs half of what a condition costs to take."""
         self._arrived = threading.Condition(self.lock)
@@ -61,7 +64,7 @@ class ReceiverQueue:
         self._bytes = self._wanted = 0
         """Bytes of all these, and how many messages somebody wanted at once who did not get them."""
         self._wanted_until = 0.0
-        self._current: list[Message] = []
+        self._current: list[Message[Any]] = []
         """What left the queue to be received one by one, the next one last."""
         self._ended: SluiceError | None = None
         self._failed: SluiceError | None = None
@@ -134,11 +137,11 @@ class ReceiverQueue:
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    def receive_batch(self, timeout_ms: int | None) -> Batch | None:
+    def receive_batch(self, timeout_ms: int | None) -> Batch[Any] | None:
         """The next batch, None after `timeout_ms`. Raises the error of `end`."""
         return self._wait_for(partial(self._next_batch, whole=True), timeout_ms)
 
-    def receive(self, timeout_ms: int | None) -> Message:
+    def receive(self, timeout_ms: int | None) -> Message[Any]:
         """The next message. Raises Timeout after `timeout_ms`, and the error of `end`."""
         with self.lock:
             message = self._next_message()
@@ -148,7 +151,7 @@ class ReceiverQueue:
             raise _nothing_came(timeout_ms)
         return message
 
-    def receive_several(self, most: int) -> list[Message]:
+    def receive_several(self, most: int) -> list[Message[Any]]:
         """The next message and those that are here of its part, in order; none if it was woken. Raises the error of
         `end`.
 
@@ -164,20 +167,20 @@ class ReceiverQueue:
                 taken.append(self._current.pop())
             return taken
 
-    def receive_here(self, most: int) -> list[Message]:
+    def receive_here(self, most: int) -> list[Message[Any]]:
         """Up to so many messages that are here. Raises the error of `end` if there are none."""
         with self.lock:
-            taken: list[Message] = []
+            taken: list[Message[Any]] = []
             while len(taken) < most and (message := self._next_message()) is not None:
                 taken.append(message)
             if not taken:
                 self._check_open()
             return taken
 
-    def receive_nowait(self, count: int) -> list[Message] | None:
+    def receive_nowait(self, count: int) -> list[Message[Any]] | None:
         """This number of messages if all are here; else None, and all of them stay. Raises the error of `end`."""
         with self.lock:
-            taken: list[Message] = []
+            taken: list[Message[Any]] = []
             if self._has(count):
                 while len(taken) < count and (message := self._next_message()) is not None:
                     taken.append(message)
@@ -192,7 +195,7 @@ class ReceiverQueue:
             self._check_open()
             return None
 
-    async def receive_async(self, timeout_ms: int | None) -> Message:
+    async def receive_async(self, timeout_ms: int | None) -> Message[Any]:
         """The same as `receive` in a running event loop. A wait that is cancelled takes no message."""
         with self.lock:
             message = self._next_message()
@@ -202,7 +205,7 @@ class ReceiverQueue:
             raise _nothing_came(timeout_ms)
         return message
 
-    async def receive_batch_async(self, timeout_ms: int | None) -> Batch | None:
+    async def receive_batch_async(self, timeout_ms: int | None) -> Batch[Any] | None:
         """The same as `receive_batch` in a running event loop. A wait that is cancelled takes no batch."""
         return await self._wait_in_loop(partial(self._next_batch, whole=True), timeout_ms)
 
@@ -267,7 +270,7 @@ class ReceiverQueue:
         """Whether others may have it by now."""
         return not part.revoked and consumer.lease_over()
 
-    def _next_batch(self, *, whole: bool) -> Batch | None:
+    def _next_batch(self, *, whole: bool) -> Batch[Any] | None:
         """The next batch that is here and ours; whole: the user sees all of it now, and not only its first message."""
         while self._queue:
             consumer, part, size = self._queue[0]
@@ -278,10 +281,10 @@ class ReceiverQueue:
             self._took(consumer, part)
             if not part.revoked and part.open.any():  # else it was given back with all the others
                 part.shown = len(part) if whole else 1
-                return Batch(consumer.topic, part, consumer)
+                return Batch(consumer.topic, part, consumer, self._values)
         return None
 
-    def _next_message(self) -> Message | None:
+    def _next_message(self) -> Message[Any] | None:
         """The next message that is here and ours."""
         while True:
             current = self._current

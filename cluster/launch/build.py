@@ -17,6 +17,7 @@ from sluice.actors.controller.candidate import NAME as CANDIDATE
 from sluice.actors.controller.controller import Controller
 from sluice.actors.controller.factories import make_dispatcher, make_topic
 from sluice.actors.controller.idle_owners import CLOSE_IDLE_AFTER_MS
+from sluice.actors.controller.schema_registry import SchemaRegistry
 from sluice.actors.delayed.shared import SharedIndexes
 from sluice.actors.placement.placement import Placement
 from sluice.actors.placement.placer import Placer
@@ -59,6 +60,31 @@ def make_host(
     return remote_host(name, restarts=restarts, node=node).remote(name, SluiceParts(), settings, boot or [])
 
 
+def _controller(ports: Ports, settings: dict[str, Any]) -> Controller:
+    controller = Controller(
+        ports if ports.places is not None else dataclasses.replace(ports, places=_ray_places(ports, settings)),
+        bookies=list(settings["bookies"]),
+        lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
+        close_idle_after_ms=settings.get("close_idle_after_ms", CLOSE_IDLE_AFTER_MS),
+        gateways=ports.places is None and bool(wanted_ports(settings)),
+        described={
+            "controllerNode": _ray_node() if ports.places is None else "",
+            "storage": {
+                **{name: settings[name] for name in ("data_dir", "metadata", "objects")},
+                "s3_endpoint_url": settings.get("s3_endpoint_url") or "",
+            },
+        },
+    )
+    controller.open_registry = _schema_registry
+    return controller
+
+
+def _schema_registry(ports: Ports) -> SchemaRegistry:
+    from sluice.actors.pulsar.conversation.gateway.schema_requests import SchemaRequests  # protobuf
+
+    return SchemaRequests(ports)
+
+
 class SluiceParts:
     """The parts that a host gives to its actors. Each host has one such object, with all that its actors share."""
 
@@ -81,20 +107,7 @@ class SluiceParts:
     def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
         """Make an actor, not yet started. Raises Invalid for an unknown kind."""
         if kind == "controller":
-            return Controller(
-                ports if ports.places is not None else dataclasses.replace(ports, places=_ray_places(ports, settings)),
-                bookies=list(settings["bookies"]),
-                lost_after_ms=settings.get("bookie_lost_after_ms", LOST_AFTER_MS),
-                close_idle_after_ms=settings.get("close_idle_after_ms", CLOSE_IDLE_AFTER_MS),
-                gateways=ports.places is None and bool(wanted_ports(settings)),
-                described={
-                    "controllerNode": _ray_node() if ports.places is None else "",
-                    "storage": {
-                        **{name: settings[name] for name in ("data_dir", "metadata", "objects")},
-                        "s3_endpoint_url": settings.get("s3_endpoint_url") or "",
-                    },
-                },
-            )
+            return _controller(ports, settings)
         if kind == "bookie":
             disk = FileDisk(Path(settings["data_dir"]) / "bookies" / settings["bookie"])
             return Bookie(

@@ -25,10 +25,14 @@ SCALAR = 64
 class MessageContainer:
     """Messages in the order in which they were added. count: how many. size: about how many bytes."""
 
-    __slots__ = ("_deliver_at", "_event", "_key", "_order", "_payload", "_properties", "_publish", "count", "size")
+    __slots__ = (
+        "_deliver_at", "_event", "_key", "_order", "_payload", "_properties", "_publish", "_pulsar", "count", "size"
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, pulsar: bytes | None = None) -> None:
+        """pulsar: what stands in this column of each message, such as the version of the schema."""
         self.count = self.size = 0
+        self._pulsar = pulsar
         self._key: list[bytes | None] = []
         self._payload: list[bytes] = []
         self._publish: list[int] = []
@@ -89,6 +93,9 @@ class MessageContainer:
         }
         optional = (("ordering_key", self._order), ("properties", self._properties), ("event_time", self._event))
         used = [name for name, values in optional if values]
+        if self._pulsar is not None:
+            used.append("pulsar")
+            columns["pulsar"] = pa.array([self._pulsar] * self.count, pa.binary())
         schema = stored_schema(used)
         for name, values in optional:
             if values:

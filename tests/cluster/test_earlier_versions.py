@@ -112,7 +112,7 @@ def test_a_table_of_last_messages_in_milliseconds_goes_on(client: Client) -> Non
     def last(subscription: str, count: int) -> dict[int, int]:
         """The last messages of keys, and when they were published."""
         how = {"type": "exclusive", "initial_position": "earliest", "read_compacted": True}
-        with client.subscribe("orders", subscription, **how) as consumer:  # type: ignore[arg-type]
+        with client.subscribe("orders", subscription, **how) as consumer:  # type: ignore[call-overload]
             messages = [consumer.receive(timeout_millis=PATIENCE_MS) for _ in range(count)]
         return {int(message.data()): message.publish_timestamp() for message in messages}
 

