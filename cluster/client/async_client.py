@@ -533,13 +533,14 @@ class AsyncClient(OfThisProcess, StoredMessages):
         except Unavailable:
             settings = await self.directory.settings_within(topic, timeout_ms or SUBSCRIBE_TIMEOUT, now=True)
         incarnation = f"{options.name}-{self._fresh()}"
+        parts: list[PartitionConsumer] = []
         callbacks = ConsumerCallbacks(
-            on_received=lambda received: consumer.received(parts[received.partition], received),
+            on_received=consumer.receiver_of(parts),
             on_event=consumer.on_event,
             before_send=consumer.tell_partitions,
             taking_back=consumer.taking_back,
         )
-        parts = [
+        parts += [
             PartitionConsumer(
                 self.ports,
                 self.directory,

@@ -139,7 +139,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
 
     inner = OfThisProcess.inner | {
         "asking", "drop_topic", "join", "leave", "look", "missed_topic", "on_event", "options", "parts", "receive_here",
-        "receive_nowait", "receive_several", "received", "taking_back", "tell_partitions", "wake"
+        "receive_nowait", "receive_several", "received", "receiver_of", "taking_back", "tell_partitions", "wake"
     }  # fmt: skip
 
     elsewhere = "another one connects and opens its own"
@@ -196,6 +196,10 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             await within(self._misses.wait(), within_ms / 1000)
         self._misses.clear()
         return not self._closed
+
+    def receiver_of(self, parts: Sequence[PartitionConsumer]) -> Callable[[Received], None]:
+        """Make the callback of a topic's partitions, which may be filled in later; they stand by their numbers."""
+        return lambda received: self.received(parts[received.partition], received)
 
     def received(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part has arrived. One whose definitions are not here waits for them, and so do those behind it."""
