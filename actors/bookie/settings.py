@@ -23,25 +23,26 @@ LIMITS: dict[str, tuple[int, int]] = {
 
 
 class BookieSettings(msgspec.Struct, kw_only=True, frozen=True):
-    """Sizes in bytes, times in milliseconds.
-
-    segment_bytes: a journal segment is closed at this size. group_bytes: at most about this much is written by one
-    group commit. queue_bytes: with more than this waiting for the disk, adds are refused with Overloaded.
-    checkpoint_runs, checkpoint_bytes: after so many runs or bytes of journal the index is checkpointed; a start
-    replays at most about this much. min_free_bytes: with less free space the bookie is read-only. reserve_bytes: kept
-    aside so that a full disk can still fence and delete. compact_below: a closed segment whose living part is
-    smaller than this percentage is rewritten. housekeeping_ms: how often garbage is looked for.
-    """
+    """The sizes of a bookie in bytes, and its times in milliseconds."""
 
     segment_bytes: int = 64 * MIB
+    """A journal segment is closed at this size."""
     group_bytes: int = 8 * MIB
+    """At most about so much is written by one group commit."""
     queue_bytes: int = 256 * MIB
+    """With more than this waiting for the disk, adds are refused with Overloaded."""
     checkpoint_runs: int = 16_384
+    """The index is checkpointed after so many runs; a start replays at most about as many."""
     checkpoint_bytes: int = 128 * MIB
+    """The same for bytes of the journal."""
     min_free_bytes: int = 256 * MIB
+    """With less free space the bookie is read-only."""
     reserve_bytes: int = MIB
+    """Kept aside so that a full disk can still fence and delete."""
     compact_below: int = 40
+    """A closed segment whose living part is a smaller percentage is rewritten."""
     housekeeping_ms: int = 1_000
+    """How often garbage is looked for."""
 
     def __post_init__(self) -> None:
         check_limits(self, LIMITS)

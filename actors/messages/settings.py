@@ -20,15 +20,25 @@ class TopicSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Per-topic settings, kept in its metadata record."""
 
     partitions: int = 1
+    """Parts of the topic, each with a log and an owner of its own."""
     ensemble: int = 2
+    """Bookies that share the runs of one ledger."""
     write_quorum: int = 2
+    """Bookies that are sent each run."""
     ack_quorum: int = 2
+    """Bookies that must have a run on disk before its publish is confirmed."""
     roll_entries: int = 5_000_000
+    """A ledger with so many messages is closed, and a new one begins."""
     roll_bytes: int = 1024 * 1024 * 1024
+    """The same for its bytes."""
     roll_ms: int = 4 * 3600 * 1000
+    """The same for its age."""
     retention_ms: int = 0
+    """Acknowledged messages are kept so long; 0: not set, -1: without end."""
     retention_bytes: int = 0
+    """So many bytes of acknowledged messages are kept; 0: not set, -1: without end."""
     ttl_ms: int = 0
+    """Messages older than this count as acknowledged in every subscription; 0: never."""
     offload_threshold_bytes: int = -1
     """Closed ledgers of a partition beyond so many bytes leave the bookies for the object store; -1: none does."""
     offload_threshold_seconds: int = -1
@@ -36,12 +46,14 @@ class TopicSettings(msgspec.Struct, kw_only=True, frozen=True):
     offload_deletion_lag_ms: int = 4 * 3600 * 1000
     """The bookies keep what is in the object store for so long."""
     history_retention_ms: int = 0
+    """Messages in the object store are kept at least so long, even if retention would let them go; 0: not set, -1:
+    without end."""
     history_retention_bytes: int = 0
-    """What leaves, or has left, is kept at least so long, and so much of it, even if retention would let it go; as with
-    retention, 0 is not set and -1 is without end."""
+    """The same for their bytes."""
     compaction_threshold_bytes: int = 0
     """A partition is compacted when so many bytes have come since the last time; 0: never by itself."""
     max_delay_ms: int = 0
+    """A message with a longer delay is refused; 0: any delay is taken."""
     deduplication_enabled: bool = False
     """Of Pulsar's clients: a message that a producer of the same name sent before is stored once, by its sequence id.
     Sluice's own producers never need it."""
@@ -59,41 +71,67 @@ class SubscriptionSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Per-subscription settings, kept in its metadata record. Names after Pulsar's, in snake_case."""
 
     type: str = "key_shared"
+    """Which consumers get messages, and how they share them, as in Pulsar."""
     durable: bool = True
     """False: the subscription goes when no consumer has been attached for a lease, as Pulsar's non-durable ones go."""
     policy: str = "draining_hashes"
+    """When a hash that moves to another consumer may go on."""
     remember_unacked_keys: bool = False
+    """PIP-319, for the policies other than draining_hashes."""
     allow_out_of_order_delivery: bool = False
+    """Consumers share the messages of a key, without order."""
     selector: str = "consistent_hashing"
+    """How the hashes are divided among consumers."""
     replica_points: int = 100
+    """Points of each consumer on the ring of consistent_hashing."""
     initial_position: str = "latest"
+    """Where a new subscription begins: behind the last message, or at the first."""
     max_unacked_messages_per_consumer: int = 50_000
+    """A consumer that holds so many messages gets no more; 0: no limit."""
     max_unacked_messages_per_subscription: int = 200_000
+    """The same for all consumers of a partition together; 0: no limit."""
     look_ahead_per_consumer: int = 4_000
+    """So many messages for each consumer may wait in the window while later ones are read."""
     look_ahead_per_subscription: int = 40_000
+    """The same for the whole subscription on a partition."""
     unblocking_interval_ms: int = 0
+    """Acknowledgements of so long a time may free waiting messages together; 0: at once."""
     lease_ms: int = 10_000
+    """A consumer that is silent for so long loses what it holds."""
     delay_key_policy: str = "pass"
+    """The effect of a delayed message on later ones of its key: they pass it, they wait, or a delay is refused."""
     nack_order: str = "none"
     """none: what is given back may be overtaken, as in Pulsar. key: it goes out before any later message of its key."""
     grace_ms: int = 0
     """So long the hashes of a consumer that left are kept for one of its name; 0: they move at once, as in Pulsar."""
     max_redeliver_count: int = 0
+    """A message that was redelivered more often has failed; 0: no message fails."""
     dead_letter_policy: str = "skip"
     """What becomes of a key of which a message was redelivered too often. skip: the message goes to the dead letter
     topic, and its key goes on, as in Pulsar. block: the key waits until an operator decides. park: it does not count as
     waiting either, within the limits."""
     park_max_keys: int = 1_000
+    """The most keys that are parked on one partition; further ones block."""
     park_max_bytes: int = 256 * 1024 * 1024
+    """The same for the bytes of their messages."""
     dead_letter_topic: str = ""
+    """The topic for failed messages; empty: TOPIC-SUBSCRIPTION-DLQ, as in Pulsar."""
     delayed_delivery_enabled: bool = True
+    """Without it a delayed message goes out at once."""
     delayed_delivery_shared_index_enabled: bool = False
+    """Subscriptions of a partition share one delayed index."""
     delayed_tracker: str = "bucket"
+    """The delayed index: buckets in the object store, or memory alone."""
     delayed_delivery_tick_time_millis: int = 0
+    """A message may come so much early, as in Pulsar; 0: never."""
     delayed_delivery_min_index_count_per_bucket: int = 50_000
+    """A bucket is sealed when it has so many messages."""
     delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds: int = 300
+    """The longest span of due times in one segment of a bucket."""
     delayed_delivery_max_indexes_per_bucket_snapshot_segment: int = 5_000
+    """The most messages in one segment of a bucket."""
     delayed_delivery_max_num_buckets: int = -1
+    """With more buckets some are merged; -1: no limit."""
 
 
 OF_MAKING = ("initial_position",)

@@ -16,6 +16,7 @@ from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
 from sluice.cli.app import app
 from sluice.cluster.host.metrics import LATENCIES, OPERATIONS, SUBSCRIPTION, TOPIC
 from sluice.cluster.settings.config import SECTIONS, Configuration
+from tools.site.pages import field_meanings
 from tools.site.staging import ROOT, build, stage
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,10 @@ def test_every_setting_command_and_series_is_shown(site: Path) -> None:
     names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
     names |= set(Configuration.model_fields) - set(SECTIONS)
     assert sorted(name for name in names if f">{name}</span>" not in settings) == []
+    unexplained = [
+        (kind, field) for kind in kinds for field in kind.__struct_fields__ if field not in field_meanings(kind)
+    ]
+    assert unexplained == []
     series = (site / "reference/metrics.html").read_text()
     assert [one.name for one in (*SUBSCRIPTION, *TOPIC, OPERATIONS, LATENCIES) if one.name not in series] == []
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
