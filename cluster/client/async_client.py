@@ -55,7 +55,8 @@ from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, TroubleLog
 from sluice.cluster.client.alarms import alarms_of
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
-from sluice.cluster.client.consumer_core import ConsumerCore, consumer_options
+from sluice.cluster.client.consumer_core import ConsumerCore
+from sluice.cluster.client.consumer_options import consumer_options
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore, ProducerOptions, producer_options

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -31,93 +29,25 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Event
 from sluice.cluster.base.loop import Home, NoReplyInTime, call_user, within
 from sluice.cluster.base.own_process import OfThisProcess
+from sluice.cluster.client.consumer_options import ConsumerOptions
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.receiver_queue import ReceiverQueue
-from sluice.cluster.client.settings_input import check_callback, check_timeout, check_whole
-from sluice.cluster.client.typed_settings import RangesCallback
 from sluice.cluster.client.typed_values import TypedValues
 from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError
-from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import ascending
 
 Rows = npt.NDArray[np.int64]
 ChosenRows = Rows | Sequence[int]
 """Numbers of a batch's rows, in any order."""
-MOST_PRIORITY = MOST_QUEUED = (1 << 31) - 1
 HAND_OVER_MS = 20
 CLOSE_S = SEEK_S = 30.0
-LEAST_DISCOVERY_S = 0.1
 DRAIN_LOOK_S = 0.005
 FEW = 8
 """Of larger parts nothing waits: their messages are no single ones now and then, and the thread is awake anyway."""
 URGENT_SHARE = 4
 """This part of a partition's share of the queue is handed over at once: permits that nobody knows of hold it up."""
 _batch_of, _number_of = attrgetter("batch"), attrgetter("row")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
-    """The checked settings of `subscribe`.
-
-    topic: one name, several with commas, or the pattern (by_pattern), which is looked for every `discovery_ms`.
-    named: the user chose the name, and the consumer may come back under it. queue_size: over all partitions.
-    """
-
-    topic: str
-    subscription: str
-    name: str
-    named: bool = True
-    queue_size: int
-    ranges: Sequence[tuple[int, int]] = ()
-    priority: int = 0
-    read_compacted: bool = False
-    by_pattern: bool = False
-    discovery_ms: int = 60_000
-    negative_ack_redelivery_delay_ms: int = 60_000
-    on_ranges: RangesCallback | None = None
-
-
-def consumer_options(
-    topic: str,
-    subscription: str,
-    by_pattern: bool = False,
-    *,
-    consumer_name: str | None = None,
-    receiver_queue_size: int = 1000,
-    key_shared_ranges: list[tuple[int, int]] | None = None,
-    priority_level: int = 0,
-    read_compacted: bool = False,
-    pattern_auto_discovery_period: float = 60,
-    negative_ack_redelivery_delay_ms: int = 60_000,
-    on_ranges: RangesCallback | None = None,
-    timeout_ms: int | None = None,
-) -> ConsumerOptions:
-    """Check a consumer's own settings of `subscribe`. Raises Invalid."""
-    check_whole("receiver_queue_size", receiver_queue_size, 1, MOST_QUEUED)
-    check_whole("priority_level", priority_level, 0, MOST_PRIORITY)
-    check_whole("negative_ack_redelivery_delay_ms", negative_ack_redelivery_delay_ms, 0, LAST_TIME)
-    check_timeout("timeout_ms", timeout_ms)
-    check_callback("on_ranges", on_ranges)
-    check_timeout("pattern_auto_discovery_period", pattern_auto_discovery_period)
-    if pattern_auto_discovery_period is None or pattern_auto_discovery_period < LEAST_DISCOVERY_S:
-        raise Invalid(f"pattern_auto_discovery_period is {LEAST_DISCOVERY_S} s at least")
-    if not isinstance(consumer_name, str | None):
-        raise Invalid(f"consumer_name is text, not {consumer_name!r}")
-    return ConsumerOptions(
-        topic=topic,
-        subscription=subscription,
-        name=consumer_name or f"consumer-{secrets.token_hex(4)}",
-        named=bool(consumer_name),
-        queue_size=receiver_queue_size,
-        ranges=key_shared_ranges or (),
-        priority=priority_level,
-        read_compacted=read_compacted,
-        by_pattern=by_pattern,
-        discovery_ms=int(pattern_auto_discovery_period * 1000),
-        negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
-        on_ranges=on_ranges,
-    )
 
 
 class Asking(Protocol):

@@ -61,13 +61,13 @@ def query(text: str, topics: Iterable[str], read: Callable[[str], LogRead]) -> l
         claim(Path(folder))
         for _ in range(ATTEMPTS):
             with duckdb.connect(config=_SETTINGS | {"temp_directory": folder}) as database:
-                answer = _Question(database, text, list(topics)).answered(read)
+                answer = _Query(database, text, list(topics)).answered(read)
             if answer is not None:
                 return answer
     raise Invalid(f"the query has no answer: objects went away in {ATTEMPTS} tries; ask again")
 
 
-class _Question:
+class _Query:
     """One attempt at a query, in a database of its own. Raises Invalid if the text is no query."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, text: str, topics: list[str]) -> None:

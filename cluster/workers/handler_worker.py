@@ -32,6 +32,7 @@ from sluice.cluster.client.message import Message
 from sluice.cluster.workers.ages import Rows, keyless, waiting_ages
 from sluice.cluster.workers.options import STOP, WorkersOptions
 from sluice.cluster.workers.scaling import WorkerLoad
+from sluice.cluster.workers.typed_handlers import by_value
 from sluice.storage.errors import SluiceError
 
 logger = logging.getLogger("sluice.workers")
@@ -198,7 +199,7 @@ class HandlerWorker(ABC):
             call: Any = made(self._handler)
             if attached := getattr(call, "on_attached", None):
                 attached(self._consumer)
-            self._serve(call)
+            self._serve(by_value(call, self._options))
             self._consumer.wait_acknowledged()
             if leaving := getattr(call, "on_leaving", None):
                 leaving()

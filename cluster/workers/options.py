@@ -30,6 +30,7 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
     ever. retry_delay_ms, max_retry_delay_ms: how long a message that failed waits before it comes again: twice as long
     each time, up to the second.
     output: the topic, or topics, to which the handler's results go.
+    schema: the type of the values that the handler gets; the annotation of its argument is enough.
     batch_size: so many messages at the most are handed over at once, as an Arrow record batch; 0: each as a Message.
     batch_wait_ms: how long the first of a batch waits for others. prefetch: messages that wait at a worker.
     dead_letter_policy: what becomes of a message that fails after max_redeliver_count redeliveries. park: its key waits
@@ -60,6 +61,8 @@ class WorkersOptions(msgspec.Struct, kw_only=True, frozen=True):
     ray_actor_options: dict[str, Any] | None = None
     connect: dict[str, Any] = {}
     output: str | list[str] = ""
+    schema: Any = None
+    schema_type: Literal["json", "avro"] = "json"
 
     @property
     def spares(self) -> int:

@@ -88,6 +88,8 @@ def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, op
         consumer_name=name,
         receiver_queue_size=max(options.prefetch, 2 * options.batch_size),
         on_ranges=getattr(handler, "on_ranges", None),
+        schema=options.schema,
+        schema_type=options.schema_type,
         **options.subscription_settings,
     )
     if sender is not None:

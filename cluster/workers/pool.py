@@ -22,7 +22,8 @@ from sluice.cluster.workers.options import WorkersOptions, wanted_options
 from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
 from sluice.cluster.workers.reporting import reporter
 from sluice.cluster.workers.result_sender import open_results
-from sluice.cluster.workers.typed_options import BatchHandler, MessageHandler, WorkersSettings
+from sluice.cluster.workers.typed_handlers import with_schema
+from sluice.cluster.workers.typed_options import BatchHandler, MessageHandler, ValueHandler, WorkersSettings
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Workers:
         self,
         topic: str,
         subscription: str,
-        handler: MessageHandler | BatchHandler | type[Any] | None = None,
+        handler: MessageHandler | ValueHandler | BatchHandler | type[Any] | None = None,
         *,
         client: Client | None = None,
         **options: Unpack[WorkersSettings],
@@ -67,7 +68,7 @@ class Workers:
         self._lost = ""
         """Why nobody keeps the workers any more, though the pool was not stopped."""
 
-    def __call__(self, handler: MessageHandler | BatchHandler | type[Any]) -> Workers:
+    def __call__(self, handler: MessageHandler | ValueHandler | BatchHandler | type[Any]) -> Workers:
         """As a decorator: this pool, with its handler."""
         self._handler = handler
         return self
@@ -85,6 +86,7 @@ class Workers:
             raise Invalid("a pool of workers needs a handler")
         if self._thread is not None:
             raise Invalid("this pool was started already; make another one")
+        self.options = with_schema(self._handler, self.options)
         try:
             self._start(self._handler)
         except BaseException:

@@ -18,6 +18,12 @@ class MessageHandler(Protocol):
     def __call__(self, message: Message, /) -> object: ...
 
 
+class ValueHandler(Protocol):
+    """A handler of one typed value at a time; a coroutine function as well."""
+
+    def __call__(self, value: Any, /) -> object: ...
+
+
 class BatchHandler(Protocol):
     """A handler of columns, with `batch_size`; a coroutine function as well."""
 
@@ -51,3 +57,5 @@ class WorkersSettings(TypedDict, total=False):
     ray_actor_options: dict[str, Any] | None
     connect: dict[str, Any]
     output: str | list[str]
+    schema: Any
+    schema_type: Literal["json", "avro"]

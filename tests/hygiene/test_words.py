@@ -6,7 +6,7 @@ import re
 
 from tests.hygiene.source import ROOT, tracked
 
-_BINARY = (".png", ".jpg", ".gif", ".ico", ".parquet", ".gz", ".zip", ".bin", ".arrow")
+_BINARY = (".png", ".incident", ".jpg", ".gif", ".ico", ".parquet", ".gz", ".zip", ".bin", ".arrow")
 
 # Built from pieces, so that this file does not contain what it looks for.
 _MACHINE_PATHS = re.compile("|".join(rf"(?<![\w.]){folder}/[a-z]" for folder in ("/home", "/root", "/Users", "/work")))

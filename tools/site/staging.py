@@ -108,6 +108,7 @@ deploy/s3/README
 docs/many-topics
 docs/measured
 docs/load-test
+docs/incidents
 SECURITY
 ```
 

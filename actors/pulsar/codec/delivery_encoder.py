@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.batch_encoder import bodies_of
-from sluice.actors.pulsar.codec.fields import UNSIGNED, joined, lengths_of
+from sluice.actors.pulsar.codec.fields import UNSIGNED, Views, joined, lengths_of
 from sluice.actors.pulsar.codec.frame_cache import FrameCache
 from sluice.actors.pulsar.codec.frames import U32, Buffer, encode_message, front, message_front
 from sluice.actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
@@ -394,18 +394,6 @@ class _MessageCommands:
         return encoded
 
 
-class _Views:
-    """The values of a binary column, which are not copied. Invariant: the column has no nulls."""
-
-    def __init__(self, column: pa.Array) -> None:
-        _, offsets, data = column.buffers()
-        self._ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].tolist()
-        self._data = memoryview(b"" if data is None else data)
-
-    def __getitem__(self, row: int) -> memoryview:
-        return self._data[self._ends[row] : self._ends[row + 1]]
-
-
 class _Cells:
     """The columns of some rows as Python objects, and what frames are made of. columns: only a few cells are wanted."""
 
@@ -415,7 +403,7 @@ class _Cells:
             for name in rows.schema.names
             if name != "payload"
         }
-        self._cells["payload"] = _Views(rows.column("payload"))
+        self._cells["payload"] = Views(rows.column("payload"))
         self._due = due
         self._positions = positions
 

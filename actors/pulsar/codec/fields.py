@@ -290,3 +290,15 @@ def joined(column: pa.Array) -> bytes:
     """All values of a binary column that is no slice, one behind the other."""
     data = column.buffers()[2]
     return b"" if data is None else bytes(data.to_pybytes())
+
+
+class Views:
+    """The values of a binary column, which are not copied. Invariant: the column has no nulls."""
+
+    def __init__(self, column: pa.Array) -> None:
+        _, offsets, data = column.buffers()
+        self._ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].tolist()
+        self._data = memoryview(b"" if data is None else data)
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self._data[self._ends[row] : self._ends[row + 1]]

@@ -12,7 +12,7 @@ from sluice.storage.errors import Invalid
 
 
 class SchemaRequests:
-    """See actors.controller.controller.SchemaRegistry."""
+    """See actors.controller.schema_registry.SchemaRegistry."""
 
     def __init__(self, ports: Ports) -> None:
         self._schemas = Schemas(ports)

@@ -1,0 +1,45 @@
+"""Handlers of typed values: the schema that a handler's annotation names, and the call with a value."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_origin, get_type_hints
+
+import msgspec
+
+from sluice.cluster.client.message import Message
+from sluice.cluster.typed.definition import is_typed
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.storage.errors import Invalid
+
+
+def with_schema(handler: Any, options: WorkersOptions) -> WorkersOptions:
+    """Return the options with the schema that the handler's annotation names, if none is given. Raises Invalid."""
+    if options.schema is None and is_typed(kind := annotation_of(handler)):
+        options = msgspec.structs.replace(options, schema=kind)
+    if options.schema is not None and options.batch_size:
+        raise Invalid("a handler of columns gets payloads: leave batch_size, or schema")
+    return options
+
+
+def by_value(call: Any, options: WorkersOptions) -> Any:
+    """Return what a worker calls with each message: the handler, or with a schema one that hands it the value.
+
+    A handler that is annotated with Message gets the message, whose `value` is typed.
+    """
+    kind = annotation_of(call)
+    if options.schema is None or (get_origin(kind) or kind) is Message:
+        return call
+    return lambda message: call(message.value())
+
+
+def annotation_of(handler: Any) -> Any:
+    """Return the annotation of a handler's first argument; None where there is none, or none that can be read."""
+    called = handler if inspect.isroutine(handler) else getattr(handler, "__call__", None)  # noqa: B004
+    if inspect.isclass(handler):
+        called = handler.__dict__.get("__call__")
+    try:
+        names = [name for name in inspect.signature(called).parameters if name != "self"]  # type: ignore[arg-type]
+        return get_type_hints(called).get(names[0])
+    except (TypeError, ValueError, NameError, IndexError):
+        return None

@@ -1,0 +1,59 @@
+"""Handlers of typed values: the annotation is enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from typing import Any
+
+import pytest
+
+import sluice
+from sluice.cluster.client.client import Client
+from sluice.storage.errors import Invalid
+
+
+@dataclasses.dataclass
+class Order:
+    """A value."""
+
+    article: str
+
+
+SEEN: queue.Queue[Any] = queue.Queue()
+
+
+def handle(order: Order) -> None:
+    SEEN.put(order)
+
+
+async def handle_in_a_task(order: Order) -> None:
+    SEEN.put(order)
+
+
+def handle_any(order: Any) -> None:
+    SEEN.put(order)
+
+
+class Handler:
+    """A handler that is made once in each worker."""
+
+    def __call__(self, order: Order) -> None:
+        SEEN.put(order)
+
+
+def handle_message(message: sluice.Message[Order]) -> None:
+    SEEN.put(message.value())
+
+
+@pytest.mark.parametrize("handler", [handle, handle_in_a_task, handle_any, Handler, handle_message])
+def test_a_handler_gets_the_value_that_it_names(client: Client, handler: Any) -> None:
+    given = {"schema": Order} if handler in (handle_any, handle_message) else {}
+    with sluice.Workers("orders", "s", handler, client=client, **given):  # type: ignore[arg-type]
+        client.create_producer("orders", schema=Order).send(Order("pen"))
+        assert SEEN.get(timeout=60) == Order("pen")
+
+
+def test_a_handler_of_columns_has_no_schema(client: Client) -> None:
+    with pytest.raises(Invalid, match="leave batch_size, or schema"):
+        sluice.Workers("orders", "s", handle, client=client, batch_size=10).start()
