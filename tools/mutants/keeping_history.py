@@ -166,8 +166,8 @@ KEEPING_HISTORY: list[Mutant] = [
         module="sluice.actors.pulsar.codec.frame_cache",
         old="        while self._stretches and next(iter(self._stretches.values())).since <= before:\n",
         new="        while self._stretches and next(iter(self._stretches.values())).since <= before < 0:\n",
-        world="gateway",
-        test="tests/actors/test_erased_memory.py::test_a_gateway_sends_nothing_of_an_erased_key",
+        world=ERASING,
+        seed=1,
     ),
     Mutant(
         name="an erasing knows nothing of ledgers that are trimmed",

@@ -9,13 +9,20 @@ E1   a message is erased only if that was asked for its key
 E2   once all is well, what was asked is done in bounded time
 E3   then no object that the record names, and no bookie, has anything of the key in what was there when it was asked
 E4   then no dispatcher sends anything of it from its memory
+E5   then no gateway sends anything of it from its memory
+
+One producer and some readers speak Pulsar's protocol to a gateway, which keeps the frames that it has stored.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
+from dataclasses import replace
 from unittest.mock import patch
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
 from sluice.actors.consumer import payload as payloads
@@ -26,18 +33,23 @@ from sluice.actors.dispatcher.delivery import unacked_runs as open_runs
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Erase, EraseStatus, ListLedgers, SubscriptionSettings
 from sluice.actors.ports import Ports, Unknown
+from sluice.actors.pulsar.conversation.gateway import gateway
 from sluice.actors.topic.background import erasing
 from sluice.storage.errors import SluiceError
 from sluice.storage.history.checked_parquet import read_group
 from sluice.storage.history.part import decode_footer
 from tests.sim.faults import Fault
+from tests.sim.pipes import Pipes
 from tests.sim.world import World
 from tests.sim.worlds.clients import until_open
+from tests.sim.worlds.erased_frames import GATEWAY, FrameProducer, FrameReader, PlainGateway
 from tests.sim.worlds.history import HistoryCourse, HistoryWorld
-from tests.sim.worlds.ledger import ASKED, HEALED_MS, TOPIC, Course
+from tests.sim.worlds.ledger import ASKED, HEALED_MS, TOPIC, Course, Size
+from tests.sim.worlds.wire import Gone, Refusal
 
 EVERY_MS = 1_500
 BACK_MS = 3_000
+LATE_MS = 2_000
 KEPT_MS, FORGOTTEN_MS = 10_000, 30_000
 MOST = 10_000
 """More messages than there are."""
@@ -60,6 +72,7 @@ class ErasingCourse(HistoryCourse):
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         super().__init__(world, faults)
+        self.pipes = Pipes(world)
         self.asked: dict[bytes, None] = {}
         """Keys that somebody wanted to be erased, heard or not."""
         self.over = False
@@ -81,7 +94,7 @@ class ErasingCourse(HistoryCourse):
     def _key(producer: int, number: int) -> bytes:
         return b"%d-%d" % (producer, number % 3)
 
-    def names_of(self, rows: pa.RecordBatch) -> list[bytes]:
+    def names_of(self, rows: pa.RecordBatch | pa.Table) -> list[bytes]:
         found = []
         columns = (rows.column(name).to_pylist() for name in ("event_time", "key", "payload"))
         for time, key, payload in zip(*columns, strict=True):
@@ -104,12 +117,79 @@ class ErasingCourse(HistoryCourse):
             patch.multiple(erasing, FORGOTTEN_MS=FORGOTTEN_MS, RETRY_MS=500),
             patch.object(open_runs, "KEPT_MS", KEPT_MS),
             patch.object(payloads, "KEPT_MS", KEPT_MS),
+            patch.object(gateway, "KEPT_MS", KEPT_MS),
         ):
             await super().run()
             self.over = True
             await self.world.within(HEALED_MS, self._all_erased(), "E2: a key is not erased")
             await self._check_erased()
             await self.world.within(HEALED_MS, self._all_come(), "E4: not all messages come again")
+            await self.world.within(HEALED_MS, self._all_read(), "E5: a gateway does not send all messages")
+
+    def draw(self) -> Size:
+        size = super().draw()
+        settings = msgspec.structs.replace(size.settings, deduplication_enabled=True)
+        return replace(size, settings=settings, producers=size.producers + 1)
+
+    async def _build(self) -> None:
+        await super()._build()
+        await self.world.start(GATEWAY, lambda ports: PlainGateway(ports, GATEWAY, controller=self.registry.ports.me))
+        reader = self.world.client("late reader")
+        reader.spawn(self._read_late(reader, random.Random(f"late/{self.world.seed}")), "read")
+
+    def _spawn_producer(self, number: int) -> asyncio.Future[None]:
+        if number < self.size.producers - 1:
+            return super()._spawn_producer(number)
+        ports, done = self.world.client(f"p{number}"), self.world.loop.create_future()
+        ports.spawn(self._send_frames(ports, number, done), "produce")
+        return done
+
+    async def _send_frames(self, ports: Ports, number: int, done: asyncio.Future[None]) -> None:
+        rng = random.Random(f"producer/{self.world.seed}/{number}")
+        producer = FrameProducer(ports, self.pipes, f"p{number}", rng)
+        for _ in range(self.size.sends):
+            first, counts = self.sent[number], rng.choices((1, 2, 5), k=rng.choice((1, 2, 4)))
+            self.sent[number] += sum(counts)
+            rows = self.rows(number, first, sum(counts), bytes(rng.choice((0, 10, 900))))
+            ends = np.cumsum(counts).tolist()
+            frames = [rows.slice(end - count, count) for end, count in zip(ends, counts, strict=True)]
+            self.told += await producer.send(number, frames, first)
+            await ports.clock.sleep(rng.choice((0, 2, 5, 30) if self.size.dense else (0, 5, 100, 1500)))
+        done.set_result(None)
+
+    async def _read_late(self, ports: Ports, rng: random.Random) -> None:
+        """Read from the beginning again and again, through the gateway."""
+        while not self.over:
+            reader = FrameReader(self.pipes, "late reader", rng)
+            try:
+                await reader.open()
+                await ports.clock.sleep(rng.randrange(LATE_MS))
+            except (Gone, Refusal) as error:
+                ports.log("not read", error=repr(error))
+            reader.close()
+            for rows in reader.rows:
+                self.names_of(rows)
+            await ports.clock.sleep(rng.randrange(LATE_MS))
+
+    async def _all_read(self) -> None:
+        """E5: a reader that comes to the gateway now finds each message as it is now."""
+        rng, ports = random.Random(f"last/{self.world.seed}"), self.world.client("last reader")
+        while True:
+            reader = FrameReader(self.pipes, "last reader", rng)
+            try:
+                await reader.open()
+                while reader.up and sum(map(len, reader.rows)) < sum(self.sent):
+                    await ports.clock.sleep(100)
+            except (Gone, Refusal) as error:
+                ports.log("not read", error=repr(error))
+            reader.close()
+            for rows in reader.rows:
+                self.names_of(rows)
+                left = {*rows.column("key").to_pylist()} & {*self.asked}
+                assert not left, f"E5: the gateway sends messages of {left} from its memory"
+            if sum(map(len, reader.rows)) >= sum(self.sent):
+                return
+            await ports.clock.sleep(100)
 
     async def _hold(self, ports: Ports, rng: random.Random) -> None:
         """Hold all messages, and give them back again and again."""

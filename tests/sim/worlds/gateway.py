@@ -30,7 +30,7 @@ from sluice.actors.controller.controller import Controller
 from sluice.actors.dispatcher.delivery.sessions import EPOCH_SESSIONS
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AddPartitions, SubscriptionSettings, Terminate
-from sluice.actors.ports import Ports, Unknown
+from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.pulsar.codec.frames import Buffer, Cutter
 from sluice.actors.pulsar.codec.protocol import FIELD_OF, Command, parse
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
@@ -142,9 +142,16 @@ class DoorsOf:
 class SimGateway(GatewayActor):
     """A gateway in a process of its own. doors: makes the machine's port, for which it waits; without, it has one."""
 
-    def __init__(self, ports: Ports, name: str, doors: Callable[[], MachinePorts] | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        name: str,
+        doors: Callable[[], MachinePorts] | None = None,
+        port: int = 0,
+        controller: Address = CONTROLLER,
+    ) -> None:
         super().__init__(ports)
-        self.gateway = Gateway(ports, CONTROLLER, url=f"pulsar://{name}", process=name, vectorized_from=2)
+        self.gateway = Gateway(ports, controller, url=f"pulsar://{name}", process=name, vectorized_from=2)
         self._port_holder = PortHolder(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
 
     async def start(self) -> None:

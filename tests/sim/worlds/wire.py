@@ -214,11 +214,15 @@ class Wire:
             elif name == "connected":
                 _settle(self._asked.get(-1), body, None)
             elif name == "message":
-                self._heard(name, body, _messages(body, body_of(frame.rest), self.stamps))
+                self._heard(name, body, self.messages(body, body_of(frame.rest)))
             elif "request_id" in body.DESCRIPTOR.fields_by_name and body.HasField("request_id"):
                 self._answered(name, body)
             elif name != "pong":
                 self._heard(name, body, None)
+
+    def messages(self, told: Any, body: Any) -> Any:
+        """Return what a MESSAGE brings."""
+        return _messages(told, body, self.stamps)
 
     def _answered(self, name: str, body: Any) -> None:
         future = self._asked.get(body.request_id)
