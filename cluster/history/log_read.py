@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -80,6 +81,9 @@ class HistoryTask:
     pieces: list[StoredPiece]
 
 
+Task = StoredRange | HistoryTask
+
+
 @dataclass(frozen=True)
 class LogRead:
     """A read of a topic, pickled to the workers. most: messages of a task."""
@@ -127,9 +131,9 @@ class LogRead:
         scan = HistoryScan(urls, self.topic)
         return Present(ranges, scan, scan.records())
 
-    def tasks(self, present: Present, ranges: list[StoredRange]) -> list[StoredRange | HistoryTask]:
+    def tasks(self, present: Present, ranges: list[StoredRange]) -> list[Task]:
         """Divide ranges into tasks: pieces of the object store, and ranges that brokers give."""
-        stored: list[StoredRange | HistoryTask] = []
+        stored: list[Task] = []
         if present.scan is not None:
             pieces, ranges = present.scan.divide(ranges, present.records)
             pieces = present.scan.pruned(pieces, self.wanted)
@@ -137,6 +141,22 @@ class LogRead:
         if ranges and (self.wanted.since is not None or self.wanted.until is not None):
             ranges = self._in_time(ranges)
         return [*stored, *(cut for one in ranges for cut in one.split(self.most))]
+
+    def partition_tasks(self, present: Present, ranges: list[StoredRange]) -> list[list[Task]]:
+        """Divide ranges into tasks, one a partition, so that the messages of a key stay in order.
+
+        A task is a list of reads, in the order of positions.
+        """
+        reads: dict[int, list[tuple[int, Task]]] = {}
+        for task in self.tasks(present, ranges):
+            parts: list[tuple[StoredRange, Task]]
+            if isinstance(task, StoredRange):
+                parts = [(task, task)]
+            else:
+                parts = [(piece.range, HistoryTask(task.scan, [piece])) for piece in task.pieces]
+            for read, part in parts:
+                reads.setdefault(read.partition, []).append((position(read.ledger, read.first), part))
+        return [[part for _, part in sorted(found, key=itemgetter(0))] for _, found in sorted(reads.items())]
 
     def first_at(self, since: int) -> Offsets:
         """Return the first position of each partition that has messages published at `since` (ms) or later."""
@@ -161,7 +181,7 @@ class LogRead:
 
     # -- in the workers ----------------------------------------------------------------------------------------------
 
-    def read(self, task: StoredRange | HistoryTask | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def read(self, task: Task | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The wanted messages of a task as rows of a schema, in order. Raises NotFound if they were trimmed."""
         if isinstance(task, StoredRange):
             wanted = None if self.wanted.everything else self.wanted

@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -245,13 +246,24 @@ class SluiceStreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return {"file": self._session.receive(start["file"], self._limit)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """One task a spooled file."""
+        """Return the tasks of a micro-batch, one for each partition of the topic: all its files, and its number.
+
+        The messages of a key are in one task, so a sink stores them in order.
+        """
         spool = Spool(self._folder)
-        return [InputPartition(str(spool.path(number))) for number in range(start["file"], end["file"])]
+        files: dict[int, list[str]] = {}
+        for number in range(start["file"], end["file"]):
+            path = spool.path(number)
+            for partition in pc.unique(spool.read(path).column("partition")).to_pylist():
+                files.setdefault(partition, []).append(str(path))
+        return [InputPartition(task) for task in sorted(files.items())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A spooled file; in a worker."""
-        yield from Spool.read(Path(partition.value)).to_batches()
+        """Read the spooled messages of a task; in a worker."""
+        number, files = partition.value
+        for file in files:
+            rows = Spool.read(Path(file))
+            yield from rows.filter(pc.equal(rows.column("partition"), number)).to_batches()
 
     def commit(self, end: dict[str, int]) -> None:
         """Spark is done with everything before `end`: acknowledge it, and forget it when that is durable."""

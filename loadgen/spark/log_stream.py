@@ -79,17 +79,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return _shown(ends)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> list[InputPartition]:
-        """The tasks of a micro-batch. Raises NotFound if messages of it were trimmed."""
+        """Return the tasks of a micro-batch, one a partition. Raises NotFound if messages of it were trimmed."""
         starts, ends = _parsed(start), _parsed(end)
         present = self._present()
         if self._fails:
             for number, at in starts.items():
                 self._check_loss(present, number, at)
-        return [InputPartition(task) for task in self._log.tasks(present, present.within(starts, ends))]
+        return [InputPartition(task) for task in self._log.partition_tasks(present, present.within(starts, ends))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task; in a worker."""
-        yield from self._log.read(partition.value, self._schema)
+        for part in partition.value:
+            yield from self._log.read(part, self._schema)
 
     def commit(self, end: dict[str, str]) -> None:
         """Nothing is remembered here."""

@@ -178,7 +178,7 @@ def test_producers_that_wait_are_published_together() -> None:
 def test_refused_wave_is_published_by_each_producer(error: SluiceError) -> None:
     owner, outcomes = waves_of(["a", "b"], error)
     assert owner.waves == [["a", "b"]]
-    assert owner.alone == [("first", 0), ("a", 0), ("b", 0)]
+    assert [owner.alone[0], *sorted(owner.alone[1:])] == [("first", 0), ("a", 0), ("b", 0)]
     assert outcomes[("b", 1)] == position(1, 1)
 
 

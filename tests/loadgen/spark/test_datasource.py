@@ -26,7 +26,7 @@ from sluice.storage.format.position import position
 from tests.loadgen.fakes import FolderClient, ListBatch, ListClient, ListConsumer
 
 
-def message_batch(first: int, count: int) -> ListBatch:
+def message_batch(first: int, count: int, partition: int = 0) -> ListBatch:
     rows = pa.record_batch(
         {
             "key": pa.array([b"k"] * count),
@@ -35,7 +35,7 @@ def message_batch(first: int, count: int) -> ListBatch:
         }
     )
     at = np.arange(first, first + count)
-    batch = ListBatch(rows, 0, position(1, 0) + at, np.zeros(count, np.uint8), at)
+    batch = ListBatch(rows, partition, position(1, 0) + at, np.zeros(count, np.uint8), at)
     batch.deliver_at = np.zeros(count, np.int64)
     return batch
 
@@ -48,6 +48,17 @@ def stream(folder: Path, consumer: ListConsumer) -> SluiceStreamReader:
 def payloads(reader: SluiceStreamReader, start: int, end: int) -> list[int]:
     parts = reader.partitions({"file": start}, {"file": end})
     return [int(v) for part in parts for b in reader.read(part) for v in b.column("payload").to_pylist()]
+
+
+def test_micro_batch_reads_each_partition_in_one_task(tmp_path: Path) -> None:
+    """A sink publishes tasks side by side, so a key whose messages were in two of them would lose its order."""
+    batches = [message_batch(0, 2), message_batch(2, 1, 1), message_batch(3, 2)]
+    reader = stream(tmp_path, ListConsumer(deque(batches)))
+    end = reader.latestOffset({"file": 0})
+    tasks = reader.partitions({"file": 0}, end)
+    found = [[int(v) for b in reader.read(task) for v in b.column("payload").to_pylist()] for task in tasks]
+    assert found == [[0, 1, 3, 4], [2]]
+    reader.stop()
 
 
 def test_stream_acknowledges_on_commit_only(tmp_path: Path) -> None:
