@@ -82,7 +82,7 @@ def is_value(kind: type[Request[Any] | Reply]) -> bool:
     return kind.__struct_config__.frozen and all(field.type in _VALUES for field in fields)
 
 
-_VALUES = (bool, int, float, str, bytes, Blob)
+_VALUES = (bool, int, float, str, bytes, Blob, int | None, tuple[int, ...], tuple[str, ...])
 
 
 class Packed(msgspec.Struct, frozen=True):

@@ -166,11 +166,11 @@ class PartitionWaves:
         batch = joined([one.batch for part in parts for one in part.group])
         run = make_run(batch)
         request = PublishMany(
-            producers=[part.producer.name for part in parts],
-            sessions=[part.producer.session for part in parts],
-            first_sequences=[part.first_sequence for part in parts],
-            counts=[part.count for part in parts],
-            follows=[part.producer.last_sequence for part in parts],
+            producers=tuple([part.producer.name for part in parts]),
+            sessions=tuple([part.producer.session for part in parts]),
+            first_sequences=tuple([part.first_sequence for part in parts]),
+            counts=tuple([part.count for part in parts]),
+            follows=tuple([part.producer.last_sequence for part in parts]),
             delayed=run.delayed,
             shape=run.shape,
             crc=run.crc,

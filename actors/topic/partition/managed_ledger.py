@@ -217,6 +217,11 @@ class ManagedLedger:
         writer = self._writer
         return writer is not None and not self._rolling.locked() and len(writer.state) < WINDOW_RUNS
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `make_room` would return at once."""
+        return self.ready and not self.stopped and self.held <= HELD_BYTES and not self._roll_due()
+
     async def make_room(self) -> None:
         """Wait until a run can be appended. Raises Overloaded, Unavailable (no bookies for a ledger), Fenced."""
         while True:

@@ -114,7 +114,7 @@ class Joined(Owner):
 
     async def on_publish_many(self, asked: PublishMany) -> Published:
         """Store the run of a wave, or refuse it."""
-        self.waves.append(asked.producers)
+        self.waves.append(list(asked.producers))
         if self.fails is not None:
             raise self.fails
         return Published(ledger=1, first_entry=100, count=asked.count)
