@@ -195,7 +195,7 @@ class PartitionProducer:
             self.publish_alone(gathered)
             over()
             return
-        request = self._request(gathered, batch, run, Blob(run.payload))
+        request = self._request(gathered, batch, run, Blob(run.payload, decoded=batch))
 
         def answered(outcome: Outcome) -> None:
             self._settle(gathered, run, outcome, batch)

@@ -193,7 +193,7 @@ class PartitionWaves:
             delayed=run.delayed,
             shape=run.shape,
             crc=run.crc,
-            payload=Blob(run.payload),
+            payload=Blob(run.payload, decoded=batch),
             keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
         )
 

@@ -288,7 +288,7 @@ class Topic(Actor):
             return False
         run, _ = self._decoded(request, cast(memoryview, request.payload.data))
         self._termination.check()
-        stored = self._append(run, request.payload, [producer], ((request.producer, first, count),))
+        stored = self._append(run, Blob(run.payload), [producer], ((request.producer, first, count),))
         stored.then(lambda: answer(stored.outcome()))
         return True
 
@@ -298,7 +298,7 @@ class Topic(Actor):
             return False
         check_segments(request)
         run, _ = self._decoded(request, cast(memoryview, request.payload.data))
-        stored = self._append_many(request, run, request.payload)
+        stored = self._append_many(request, run, Blob(run.payload))
         stored.then(lambda: answer(_of_whole_run(stored.outcome(), run.count)))
         return True
 
@@ -447,15 +447,11 @@ class Topic(Actor):
     def _decoded(self, request: Publish | PublishMany | PublishResults, payload: memoryview) -> tuple[Run, StoredBatch]:
         """Decode and check the run of a request. Raises Invalid; Corrupt if it was damaged on its way."""
         run = Run(request.count, request.delayed, request.shape, payload, request.crc)
-        columns = request.count * (12 if request.delayed else 4)
-        if len(payload) < columns:
-            raise Invalid(f"{len(payload)} bytes cannot hold the index columns of {request.count} messages")
-        # Each run, not only a producer's first: what nobody can decode would stop every consumer that gets it.
-        if payload_crc(payload) != request.crc:
-            raise Corrupt("the payload does not fit its checksum; send it again")
-        deliver_at, hashes = index_columns(payload[:columns], request.count, request.delayed)
-        rows = _rows_of(payload[columns:], request)
-        check_published(rows, deliver_at, hashes)
+        batch = request.payload.decoded
+        if not isinstance(batch, StoredBatch):
+            batch = _decode_run(request, run)
+        rows, deliver_at = batch.rows, batch.deliver_at
+        check_published(rows, deliver_at, batch.hashes)
         if self._upkeep.rejecting and (request.keyed_delay or has_keyed_delay(rows, deliver_at)):
             refused_by = next(iter(self._upkeep.rejecting))
             raise Invalid(
@@ -465,7 +461,7 @@ class Topic(Actor):
             limit = self.ports.clock.now() + self.settings.max_delay_ms
             if int(deliver_at.max()) > limit:
                 raise Invalid(f"a message is delayed by more than the topic's {self.settings.max_delay_ms} ms")
-        return run, StoredBatch(rows, deliver_at, hashes)
+        return run, batch
 
     async def _shared(self, run: Run) -> Blob:
         large = len(run.payload) >= self.ports.shared_from
@@ -473,12 +469,7 @@ class Topic(Actor):
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
         """StoreNow the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
-        if payload_crc(run.payload) != run.crc:
-            raise Corrupt("the payload does not fit its checksum; send it again")
-        columns = run.count * (12 if run.delayed else 4)
-        deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
-        rows = _rows_of(run.payload[columns:], request)
-        rest = make_run(StoredBatch(rows, deliver_at, hashes).slice(skip, run.count))
+        rest = make_run(_decode_run(request, run).slice(skip, run.count))
         await self.on_publish(
             Publish(
                 producer=request.producer,
@@ -655,6 +646,18 @@ def _of_whole_run(outcome: Published | SluiceError, count: int) -> Outcome:
     if isinstance(outcome, SluiceError):
         return outcome
     return Published(ledger=outcome.ledger, first_entry=outcome.first_entry, count=count)
+
+
+def _decode_run(request: Publish | PublishMany | PublishResults, run: Run) -> StoredBatch:
+    """Decode a run. Raises Invalid; Corrupt if it was damaged on its way."""
+    columns = run.count * (12 if run.delayed else 4)
+    if len(run.payload) < columns:
+        raise Invalid(f"{len(run.payload)} bytes cannot hold the index columns of {run.count} messages")
+    # Each run, not only a producer's first: what nobody can decode would stop every consumer that gets it.
+    if payload_crc(run.payload) != run.crc:
+        raise Corrupt("the payload does not fit its checksum; send it again")
+    deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
+    return StoredBatch(_rows_of(run.payload[columns:], request), deliver_at, hashes)
 
 
 def _rows_of(body: memoryview, request: Publish | PublishMany | PublishResults) -> pa.RecordBatch:
