@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -148,7 +148,8 @@ class Bookie(Actor):
         self, key: tuple[int, int], written: SharedFuture[Envelope], answer: Callable[[Outcome], None]
     ) -> None:
         self._release(key)
-        answer(messages.Done() if written.error is None else cast(SluiceError, written.error))
+        outcome = written.outcome()
+        answer(outcome if isinstance(outcome, SluiceError) else messages.Done())
 
     async def on_add_run(self, request: messages.AddRun) -> messages.Done:
         """Store one frame; see messages.AddRun."""

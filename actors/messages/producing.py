@@ -100,7 +100,7 @@ class SendAway(Request[Done], kw_only=True):
     partition: int | None = None
 
 
-class Published(Reply, kw_only=True):
+class Published(Reply, kw_only=True, frozen=True):  # type: ignore[misc]
     """The run is stored: entries first_entry .. first_entry+count-1 of the ledger, durable on ack_quorum bookies.
 
     duplicate: it (or part of it) had been stored before. ledger is 0 if it was stored so long ago that its place is
@@ -113,7 +113,7 @@ class Published(Reply, kw_only=True):
     duplicate: bool = False
 
 
-class Publish(Request[Published], kw_only=True):
+class Publish(Request[Published], kw_only=True, frozen=True):  # type: ignore[misc]
     """Append one run (storage.format.frame.Run) with consecutive sequences first_sequence, first_sequence+1, ...
 
     Sequences at or below the producer's last stored one are not stored again. Answered when confirmed. A gap behind
@@ -135,7 +135,7 @@ class Publish(Request[Published], kw_only=True):
     keyed_delay: bool = False
 
 
-class PublishMany(Request[Published], kw_only=True):
+class PublishMany(Request[Published], kw_only=True, frozen=True):  # type: ignore[misc]
     """Append one run with the messages of several producers, all or none of them. Producers are named at most once.
 
     producers, sessions, first_sequences, counts, follows: of each in the order of its rows, as in Publish; the counts
@@ -144,11 +144,11 @@ class PublishMany(Request[Published], kw_only=True):
     """
 
     reply: ClassVar[type[Reply]] = Published
-    producers: list[str]
-    sessions: list[int]
-    first_sequences: list[int]
-    counts: list[int]
-    follows: list[int]
+    producers: tuple[str, ...]
+    sessions: tuple[int, ...]
+    first_sequences: tuple[int, ...]
+    counts: tuple[int, ...]
+    follows: tuple[int, ...]
     delayed: bool
     shape: int
     crc: int

@@ -31,12 +31,20 @@ _DTYPES = frozenset(("<i8", "<u4", "<i4", "<u2", "|u1", "|b1"))
 class Blob:
     """A payload on the move: bytes in hand, or a handle of the host's shared memory, or both.
 
-    data: the bytes if they are here (read-only view). handle: opaque to actors. Use Net.share and Net.fetch.
+    data: the bytes if they are here (read-only view). handle: opaque to actors. Use Net.share and Net.fetch. decoded:
+    the value that this process encoded as these bytes; it does not travel.
     """
 
-    __slots__ = ("data", "handle", "size")
+    __slots__ = ("data", "decoded", "handle", "size")
 
-    def __init__(self, data: Buffer | None = None, handle: object | None = None, size: int | None = None) -> None:
+    def __init__(
+        self,
+        data: Buffer | None = None,
+        handle: object | None = None,
+        size: int | None = None,
+        decoded: object | None = None,
+    ) -> None:
+        self.decoded = decoded
         self.data = None if data is None else memoryview(data).cast("B").toreadonly()
         self.handle = handle
         self.size = len(self.data) if self.data is not None else int(size or 0)
@@ -82,7 +90,7 @@ def is_value(kind: type[Request[Any] | Reply]) -> bool:
     return kind.__struct_config__.frozen and all(field.type in _VALUES for field in fields)
 
 
-_VALUES = (bool, int, float, str, bytes, Blob)
+_VALUES = (bool, int, float, str, bytes, Blob, int | None, tuple[int, ...], tuple[str, ...])
 
 
 class Packed(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
 from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Waves
+from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
 from sluice.actors.runtime.signal import Signal
@@ -180,14 +181,39 @@ class PartitionProducer:
         else:
             self._idle.set()
 
-    async def publish(self, gathered: list[Outgoing]) -> None:
-        """Publish what was gathered, once; what has no outcome then is published again beside the waves."""
+    def publish(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
+        """Publish what was gathered, once; what has no outcome then is published again beside the waves. over: called
+        at the end of the first attempt.
+        """
+        if self._is_large(gathered):
+            self._ports.spawn(self._publish_large(gathered, over), f"publish-{self._config.partition}")
+            return
+        batch = joined([outgoing.batch for outgoing in gathered])
         try:
-            request, run, batch = await self._request(gathered)
+            run = make_run(batch, self._config.compression)
         except SluiceError:  # its own attempt says so to whom it concerns
             self.publish_alone(gathered)
+            over()
             return
-        outcome = await self._ask(request)
+        request = self._request(gathered, batch, run, Blob(run.payload, decoded=batch))
+
+        def answered(outcome: Outcome) -> None:
+            self._settle(gathered, run, outcome, batch)
+            over()
+
+        ask(self._ports, self.address, request, PUBLISH_TIMEOUT, answered)
+
+    async def _publish_large(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
+        try:
+            request, run, batch = await self._prepare(gathered)
+        except SluiceError:  # its own attempt says so to whom it concerns
+            self.publish_alone(gathered)
+        else:
+            self._settle(gathered, run, await self._ask(request), batch)
+        over()
+
+    def _settle(self, gathered: list[Outgoing], run: Run, outcome: Outcome, batch: StoredBatch) -> None:
+        """The first attempt has this outcome."""
         if isinstance(outcome, Published):
             self._check_and_confirm(gathered, run, outcome, batch)
             self.go_on()
@@ -237,21 +263,28 @@ class PartitionProducer:
             outcome = None
 
     async def _publish(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
-        request, run, batch = await self._request(gathered)
+        request, run, batch = await self._prepare(gathered)
         published = await self._append(request, run, outcome)
         self._check_and_confirm(gathered, run, published, batch)
 
-    async def _request(self, gathered: list[Outgoing]) -> tuple[Publish, Run, StoredBatch]:
+    def _is_large(self, gathered: list[Outgoing]) -> bool:
+        """Whether these are shared with the owner, not sent."""
+        size = sum([outgoing.bytes for outgoing in gathered])
+        return size >= self._ports.shared_from and self._config.compression is None
+
+    async def _prepare(self, gathered: list[Outgoing]) -> tuple[Publish, Run, StoredBatch]:
         """Make the request that publishes these batches as one run."""
         batch = joined([outgoing.batch for outgoing in gathered])
-        large = sum([outgoing.bytes for outgoing in gathered]) >= self._ports.shared_from
-        if large and self._config.compression is None:
+        if self._is_large(gathered):
             run, payload = await self._shared(batch)
         else:
             run = make_run(batch, self._config.compression)
             payload = Blob(run.payload)
+        return self._request(gathered, batch, run, payload), run, batch
+
+    def _request(self, gathered: list[Outgoing], batch: StoredBatch, run: Run, payload: Blob) -> Publish:
         last = gathered[-1]
-        request = Publish(
+        return Publish(
             producer=self.name,
             session=self.session,
             first_sequence=last.first_sequence + len(last.batch) - run.count,
@@ -264,7 +297,6 @@ class PartitionProducer:
             follows=self.last_sequence,
             keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
         )
-        return request, run, batch
 
     def _check_and_confirm(self, gathered: list[Outgoing], run: Run, published: Published, batch: StoredBatch) -> None:
         if published.count != run.count:

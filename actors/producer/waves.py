@@ -11,9 +11,10 @@ everything that its producer sends later, and the owner knows what it has stored
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -21,8 +22,9 @@ from sluice.actors.messages import Published, PublishMany
 from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import Outgoing
-from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
+from sluice.actors.runtime.asking import ask
+from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.shared_timers import SharedTimers
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run
@@ -60,8 +62,8 @@ class WaveProducer(Protocol):
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued."""
 
-    async def publish(self, gathered: list[Outgoing]) -> None:
-        """Publish these as a run of their own, once."""
+    def publish(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
+        """Publish these as a run of their own, once. over: called when that has its outcome."""
 
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
         """Report that these are stored from this entry on. ledger 0: the place is forgotten."""
@@ -106,31 +108,48 @@ class PartitionWaves:
     Invariant: a producer waits here or has a batch under way, never both, so its batches are published in order.
     """
 
-    __slots__ = ("__weakref__", "_ports", "_signal", "_turns", "_waiting")
+    __slots__ = ("__weakref__", "_name", "_ports", "_turns", "_under_way", "_waiting")
 
     def __init__(self, ports: Ports, turns: AppendTurns, name: str) -> None:
-        self._ports, self._turns = ports, turns
+        self._ports, self._turns, self._name = ports, turns, name
         self._waiting: list[WaveProducer] = []
-        self._signal = Signal()
-        SignalTask(ports, self._signal, self._step, name)
+        self._under_way = False
 
     def join(self, producer: WaveProducer) -> None:
         """Publish what this producer has waiting with the next wave."""
         self._waiting.append(producer)
-        self._signal.set()
+        if not self._under_way:
+            # Not in this turn: what else is sent in it goes together with this.
+            self._under_way = True
+            self._ports.spawn(self._begin(), self._name)
 
-    async def _step(self) -> None:
-        self._signal.clear()
-        while self._waiting:
-            turn = await self._turns.begin()
-            try:
-                parts = self._next()
-                if len(parts) == 1:
-                    await parts[0].producer.publish(parts[0].group)
-                elif parts:
-                    await self._publish(parts)
-            finally:
-                turn.end()
+    async def _begin(self) -> None:
+        self._publish_next(await self._turns.begin())
+
+    def _go_on(self) -> None:
+        """Publish the next wave, if anything waits for it."""
+        self._under_way = bool(self._waiting)
+        if self._waiting:
+            turn = self._turns.begin_now()
+            if turn is None:
+                self._ports.spawn(self._begin(), self._name)
+            else:
+                self._publish_next(turn)
+
+    def _publish_next(self, turn: AppendTurn) -> None:
+        while not (parts := self._next()) and self._waiting:
+            pass
+        over = partial(self._over, turn)
+        if len(parts) == 1:
+            parts[0].producer.publish(parts[0].group, over)
+        elif parts:
+            self._publish(parts, over)
+        else:
+            over()
+
+    def _over(self, turn: AppendTurn) -> None:
+        turn.end()
+        self._go_on()
 
     def _next(self) -> list[_Part]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
@@ -161,37 +180,37 @@ class PartitionWaves:
             messages, size, names = messages + rows, size + group_bytes, names + name_bytes
         return parts
 
-    async def _publish(self, parts: list[_Part]) -> None:
+    def _publish(self, parts: list[_Part], over: Callable[[], None]) -> None:
         """Publish the parts of several producers as one run, once."""
         batch = joined([one.batch for part in parts for one in part.group])
         run = make_run(batch)
         request = PublishMany(
-            producers=[part.producer.name for part in parts],
-            sessions=[part.producer.session for part in parts],
-            first_sequences=[part.first_sequence for part in parts],
-            counts=[part.count for part in parts],
-            follows=[part.producer.last_sequence for part in parts],
+            producers=tuple([part.producer.name for part in parts]),
+            sessions=tuple([part.producer.session for part in parts]),
+            first_sequences=tuple([part.first_sequence for part in parts]),
+            counts=tuple([part.count for part in parts]),
+            follows=tuple([part.producer.last_sequence for part in parts]),
             delayed=run.delayed,
             shape=run.shape,
             crc=run.crc,
-            payload=Blob(run.payload),
+            payload=Blob(run.payload, decoded=batch),
             keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
         )
-        outcome: Outcome
-        try:
-            outcome = await self._ports.net.call(parts[0].producer.address, request, PUBLISH_TIMEOUT)
-        except SluiceError as error:
-            outcome = error
-        if not isinstance(outcome, Published):
-            for part in parts:
-                part.producer.publish_alone(part.group, outcome if isinstance(outcome, Unknown) else None)
-            return
-        parts[0].producer.on_published(run, outcome, batch)
-        entry = outcome.first_entry
-        for part in parts:
-            part.producer.confirm(part.group, outcome.ledger, entry)
-            part.producer.go_on()
-            entry += part.count
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Published):
+                parts[0].producer.on_published(run, outcome, batch)
+                entry = outcome.first_entry
+                for part in parts:
+                    part.producer.confirm(part.group, outcome.ledger, entry)
+                    part.producer.go_on()
+                    entry += part.count
+            else:
+                for part in parts:
+                    part.producer.publish_alone(part.group, outcome if isinstance(outcome, Unknown) else None)
+            over()
+
+        ask(self._ports, parts[0].producer.address, request, PUBLISH_TIMEOUT, answered)
 
 
 class AppendTurns:
@@ -207,23 +226,40 @@ class AppendTurns:
     """
 
     def __init__(self, ports: Ports, most: int = MOST_APPENDS) -> None:
-        self._ports = ports
-        self._room = asyncio.Semaphore(most)
+        self._ports, self._free = ports, most
+        self._waiters: deque[SharedFuture[None]] = deque()
 
     async def begin(self) -> AppendTurn:
         """Wait until it is its turn. The caller ends it."""
-        await self._room.acquire()
-        return AppendTurn(self._ports, self._room)
+        if (turn := self.begin_now()) is not None:
+            return turn
+        waiter: SharedFuture[None] = SharedFuture()
+        self._waiters.append(waiter)
+        await waiter
+        return AppendTurn(self._ports, self._let_next)
+
+    def begin_now(self) -> AppendTurn | None:
+        """Begin if that needs no wait. The caller ends it."""
+        if not self._free:
+            return None
+        self._free -= 1
+        return AppendTurn(self._ports, self._let_next)
+
+    def _let_next(self) -> None:
+        if self._waiters:
+            self._waiters.popleft().set_result(None)
+        else:
+            self._free += 1
 
 
 class AppendTurn:
-    """An append that is under way, or its repetition."""
+    """An append that is under way, or its repetition. let_next: called once, when it does not count any more."""
 
-    __slots__ = ("_counts", "_room", "_timer")
+    __slots__ = ("_counts", "_let_next", "_timer")
 
-    def __init__(self, ports: Ports, room: asyncio.Semaphore) -> None:
-        self._room, self._counts = room, True
-        self._timer: Timer = ports.clock.timer(PATIENCE_MS, self._let_others)
+    def __init__(self, ports: Ports, let_next: Callable[[], None]) -> None:
+        self._let_next, self._counts = let_next, True
+        self._timer: Timer = ports.process.of(SharedTimers).timer(ports.clock, PATIENCE_MS, self._let_others)
 
     def end(self) -> None:
         """End the turn of an append that has succeeded or failed, and let others begin."""
@@ -233,4 +269,4 @@ class AppendTurn:
     def _let_others(self) -> None:
         if self._counts:
             self._counts = False
-            self._room.release()
+            self._let_next()

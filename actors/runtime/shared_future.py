@@ -56,6 +56,14 @@ class SharedFuture(Generic[T]):
         """The error that it was settled with, if there is one."""
         return self._error
 
+    def outcome(self) -> T | SluiceError:
+        """Return the result, or the refusal, of a future that is settled. Raises any other error."""
+        if self._error is None:
+            return cast(T, self._result)
+        if isinstance(self._error, SluiceError):
+            return self._error
+        raise self._error
+
     def then(self, call: Callable[[], object]) -> None:
         """Call this as soon as it is settled; at once if it is."""
         if self._done:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import pyarrow as pa
 
@@ -67,7 +68,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.actor import Actor, Outcome
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.background.maintenance import TopicMaintenance
@@ -276,6 +277,39 @@ class Topic(Actor):
         self._admission.leave(request.incarnation)
         return Done()
 
+    def now_publish(self, request: Publish, answer: Callable[[Outcome], None]) -> bool:
+        """Append a run in this turn, unless it was stored before or something must be waited for."""
+        if not self._takes_now(request):
+            return False
+        producer = self._producers.find(request.producer, request.session)
+        first, count, follows = request.first_sequence, request.count, request.follows
+        check_sequences(first, count)
+        if not isinstance(self._producers.judge(producer, first, count, follows), StoreNow):
+            return False
+        run, _ = self._decoded(request, cast(memoryview, request.payload.data))
+        self._termination.check()
+        stored = self._append(run, Blob(run.payload), [producer], ((request.producer, first, count),))
+        stored.then(lambda: answer(stored.outcome()))
+        return True
+
+    def now_publish_many(self, request: PublishMany, answer: Callable[[Outcome], None]) -> bool:
+        """Append a run of several producers in this turn, unless something must be waited for."""
+        if not self._takes_now(request) or self._log.bookies.frames < KIND_WITH_SEGMENTS:
+            return False
+        check_segments(request)
+        run, _ = self._decoded(request, cast(memoryview, request.payload.data))
+        stored = self._append_many(request, run, Blob(run.payload))
+        stored.then(lambda: answer(_of_whole_run(stored.outcome(), run.count)))
+        return True
+
+    def _takes_now(self, request: Publish | PublishMany) -> bool:
+        """Whether a run could be appended at this instant. Raises Invalid for a size that no producer sends."""
+        serves = self._serving.is_set() and self.stopped is None and not self._deleted
+        if not serves or request.payload.data is None or request.payload.size >= self.ports.shared_from:
+            return False
+        self._check_size(request)
+        return self._log.has_room
+
     async def on_publish(self, request: Publish) -> Published:
         """Append a run, once. Raises Fenced, Conflict (a gap), Overloaded, Unavailable, Invalid."""
         await self._ready()
@@ -354,11 +388,15 @@ class Topic(Actor):
             if self._log.ready:
                 break
         # No await from here on until the run has its place.
+        at = await self._append_many(request, run, blob)
+        return Published(ledger=at.ledger, first_entry=at.first_entry, count=run.count)
+
+    def _append_many(self, request: PublishMany, run: Run, blob: Blob) -> SharedFuture[Published]:
+        """Give a run of several producers its place; the outcome of its first segment. Raises Conflict, Fenced."""
         producers = self._judge_all(request)
         self._termination.check()
         segments = tuple(zip(request.producers, request.first_sequences, request.counts, strict=True))
-        at = await self._append(run, blob, producers, segments)
-        return Published(ledger=at.ledger, first_entry=at.first_entry, count=run.count)
+        return self._append(run, blob, producers, segments)
 
     def _judge_all(self, request: PublishMany) -> list[KnownProducer]:
         """Return the producers of a run that may be stored whole and now. Raises Conflict for any other; Fenced."""
@@ -404,16 +442,16 @@ class Topic(Actor):
             payload = await self.ports.net.fetch(request.payload)
         if payload is None:
             raise Unavailable("the payload's handle is gone; send it again")
+        return self._decoded(request, payload)
+
+    def _decoded(self, request: Publish | PublishMany | PublishResults, payload: memoryview) -> tuple[Run, StoredBatch]:
+        """Decode and check the run of a request. Raises Invalid; Corrupt if it was damaged on its way."""
         run = Run(request.count, request.delayed, request.shape, payload, request.crc)
-        columns = request.count * (12 if request.delayed else 4)
-        if len(payload) < columns:
-            raise Invalid(f"{len(payload)} bytes cannot hold the index columns of {request.count} messages")
-        # Each run, not only a producer's first: what nobody can decode would stop every consumer that gets it.
-        if payload_crc(payload) != request.crc:
-            raise Corrupt("the payload does not fit its checksum; send it again")
-        deliver_at, hashes = index_columns(payload[:columns], request.count, request.delayed)
-        rows = _rows_of(payload[columns:], request)
-        check_published(rows, deliver_at, hashes)
+        batch = request.payload.decoded
+        if not isinstance(batch, StoredBatch):
+            batch = _decode_run(request, run)
+        rows, deliver_at = batch.rows, batch.deliver_at
+        check_published(rows, deliver_at, batch.hashes)
         if self._upkeep.rejecting and (request.keyed_delay or has_keyed_delay(rows, deliver_at)):
             refused_by = next(iter(self._upkeep.rejecting))
             raise Invalid(
@@ -423,7 +461,7 @@ class Topic(Actor):
             limit = self.ports.clock.now() + self.settings.max_delay_ms
             if int(deliver_at.max()) > limit:
                 raise Invalid(f"a message is delayed by more than the topic's {self.settings.max_delay_ms} ms")
-        return run, StoredBatch(rows, deliver_at, hashes)
+        return run, batch
 
     async def _shared(self, run: Run) -> Blob:
         large = len(run.payload) >= self.ports.shared_from
@@ -431,12 +469,7 @@ class Topic(Actor):
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
         """StoreNow the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
-        if payload_crc(run.payload) != run.crc:
-            raise Corrupt("the payload does not fit its checksum; send it again")
-        columns = run.count * (12 if run.delayed else 4)
-        deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
-        rows = _rows_of(run.payload[columns:], request)
-        rest = make_run(StoredBatch(rows, deliver_at, hashes).slice(skip, run.count))
+        rest = make_run(_decode_run(request, run).slice(skip, run.count))
         await self.on_publish(
             Publish(
                 producer=request.producer,
@@ -606,6 +639,25 @@ class Topic(Actor):
         await self._ready()
         stats = describe(self._log, self._producers, self._upkeep, self._reads.unreadable)
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
+
+
+def _of_whole_run(outcome: Published | SluiceError, count: int) -> Outcome:
+    """The outcome of a run by that of its first segment."""
+    if isinstance(outcome, SluiceError):
+        return outcome
+    return Published(ledger=outcome.ledger, first_entry=outcome.first_entry, count=count)
+
+
+def _decode_run(request: Publish | PublishMany | PublishResults, run: Run) -> StoredBatch:
+    """Decode a run. Raises Invalid; Corrupt if it was damaged on its way."""
+    columns = run.count * (12 if run.delayed else 4)
+    if len(run.payload) < columns:
+        raise Invalid(f"{len(run.payload)} bytes cannot hold the index columns of {run.count} messages")
+    # Each run, not only a producer's first: what nobody can decode would stop every consumer that gets it.
+    if payload_crc(run.payload) != run.crc:
+        raise Corrupt("the payload does not fit its checksum; send it again")
+    deliver_at, hashes = index_columns(run.payload[:columns], run.count, run.delayed)
+    return StoredBatch(_rows_of(run.payload[columns:], request), deliver_at, hashes)
 
 
 def _rows_of(body: memoryview, request: Publish | PublishMany | PublishResults) -> pa.RecordBatch:

@@ -166,7 +166,8 @@ class Erasing:
 
     async def _close_ledgers(self) -> None:
         self._log.close_up_to = max(one.until for one in self._log.record.erasures)
-        await self._log.roll_if_due()
+        if self._log.roll_due:
+            await self._log.roll()
 
     def _doubtful(self, ledger: LedgerRecord) -> list[bytes]:
         """Return the keys to be erased that a ledger may hold messages of."""

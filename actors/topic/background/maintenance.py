@@ -98,7 +98,8 @@ class TopicMaintenance:
         self._forget_unused(now)
         await self._prove(now)
         await self._log.snapshot()
-        await self._log.roll_if_due()
+        if self._log.roll_due:
+            await self._log.roll()
         try:
             await self._look()
             await self.trim()

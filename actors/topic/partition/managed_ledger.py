@@ -217,6 +217,11 @@ class ManagedLedger:
         writer = self._writer
         return writer is not None and not self._rolling.locked() and len(writer.state) < WINDOW_RUNS
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `make_room` would return at once."""
+        return self.ready and not self.roll_due and self.held <= HELD_BYTES
+
     async def make_room(self) -> None:
         """Wait until a run can be appended. Raises Overloaded, Unavailable (no bookies for a ledger), Fenced."""
         while True:
@@ -428,11 +433,6 @@ class ManagedLedger:
     def roll_due(self) -> bool:
         """Whether the open ledger is to be closed; a topic that is deleted has none."""
         return self._writer is not None and not self.stopped and self._roll_due()
-
-    async def roll_if_due(self) -> None:
-        """Close a ledger that has become old, also when nobody publishes."""
-        if self.roll_due:
-            await self.roll()
 
     # -- for readers -------------------------------------------------------------------------------------------------
 

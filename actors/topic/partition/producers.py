@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from sluice.actors.ledger.record import ProducerRecord, StoredRun
 from sluice.actors.messages import Published, PublishMany
@@ -52,7 +51,7 @@ def check_sequences(first: int, count: int) -> None:
 def check_segments(request: PublishMany) -> None:
     """Raises Invalid for a run whose segments no frame could hold."""
     names = request.producers
-    columns: list[list[Any]] = [request.sessions, request.first_sequences, request.counts, request.follows]
+    columns = (request.sessions, request.first_sequences, request.counts, request.follows)
     named_once = len({*names}) == len(names) and all(len(column) == len(names) for column in columns)
     if not 1 < len(names) <= MAX_SEGMENTS or not named_once:
         raise Invalid(f"a run is of 2 to {MAX_SEGMENTS} producers, each named once, with the same columns for all")

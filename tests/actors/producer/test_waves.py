@@ -14,6 +14,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns, Waves
+from sluice.actors.runtime.shared_timers import TICK_MS
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import MAX_SEGMENTS
 from sluice.storage.format.position import position
@@ -88,13 +89,13 @@ def test_an_append_that_is_stuck_counts_for_a_while() -> None:
 
         for _ in range(6):
             ports.spawn(begin(), "append")
-        await ports.clock.sleep(PATIENCE_MS - 1)
+        await ports.clock.sleep(PATIENCE_MS - TICK_MS - 1)
         assert len(begun) == 2
         begun[0].end()
         begun[0].end()
         await ports.clock.sleep(0)
         assert len(begun) == 3
-        await ports.clock.sleep(2)
+        await ports.clock.sleep(TICK_MS + 2)
         assert len(begun) == 4, "the second has lost patience; the first has ended already"
         begun[1].end()
         await ports.clock.sleep(1)
@@ -114,7 +115,7 @@ class Joined(Owner):
 
     async def on_publish_many(self, asked: PublishMany) -> Published:
         """Store the run of a wave, or refuse it."""
-        self.waves.append(asked.producers)
+        self.waves.append(list(asked.producers))
         if self.fails is not None:
             raise self.fails
         return Published(ledger=1, first_entry=100, count=asked.count)

@@ -404,7 +404,8 @@ def test_run_asked_for_by_several_at_once_is_read_once() -> None:
         wanted = [ReadRowIndex(positions=np.array(positions[first:])) for first in range(5)]
         answers = await together(client, "ask", [ask(client, cluster.current, request) for request in wanted])
         assert [len(rows.positions) for rows in answers] == [30, 29, 28, 27, 26]
-        assert world.network.calls["ReadRun"] == len(positions)
+        # Some are read again, from a second bookie where the first one is slow.
+        assert len(positions) <= world.network.calls["ReadRun"] < 2 * len(positions)
 
     World(32).play(scenario)
 
