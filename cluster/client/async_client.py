@@ -57,6 +57,7 @@ from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
 from sluice.cluster.client.consumer_core import ConsumerCore
 from sluice.cluster.client.consumer_options import consumer_options
+from sluice.cluster.client.dead_letters import AsyncDeadLetters
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore, ProducerOptions, producer_options
@@ -577,6 +578,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
             for partition in range(settings.partitions)
         ]
         return parts
+
+    def dead_letters(self, topic: str, subscription: str) -> AsyncDeadLetters:
+        """The dead letters of a subscription, to look at and to decide of, wherever they wait."""
+        return AsyncDeadLetters(self, topic, subscription)
 
     # -- delayed messages -----------------------------------------------------------------------------------------
 
