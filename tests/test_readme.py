@@ -44,6 +44,7 @@ EMBEDDED: dict[Example, tuple[str, ...]] = {
     ("docs/in-your-project.md", 0): ("image-1 b'resize'",),
     ("docs/python-client.md", 1): (),
     ("docs/python-client.md", 2): ("paid", "sent"),
+    ("docs/python-client.md", 3): ("billed pen", "packed pen"),
     ("docs/workers.md", 1): ("6 rows",),
     ("docs/workers.md", 3): ("7 invoices",),
 }

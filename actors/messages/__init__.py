@@ -114,6 +114,7 @@ from sluice.actors.messages.dispatcher import (
 )
 from sluice.actors.messages.parking import Discard, ListParked, Redrive
 from sluice.actors.messages.producing import (
+    ACCESS_MODES,
     AccessMode,
     ClientsHere,
     CloseProducer,
@@ -164,6 +165,7 @@ from sluice.actors.messages.topic import (
 from sluice.actors.messages.workers import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool
 
 __all__ = [
+    "ACCESS_MODES",
     "DELAY_ID",
     "HEADS_AT_ONCE",
     "MOVES",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from sluice.actors.messages.common import Done, Text
 from sluice.actors.ports.wire import Blob, Reply, Request
 
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
+ACCESS_MODES: tuple[AccessMode, ...] = get_args(AccessMode)
+"""In the order in which Pulsar's protocol numbers them."""
 ProducerNews = Literal["none", "taken", "over"]
 
 
@@ -29,11 +31,12 @@ class ProducerOpened(Reply, kw_only=True):
 class OpenProducer(Request[ProducerOpened], kw_only=True):
     """Register a producer name. A newer session of the same name fences the older one.
 
-    home: who can be asked whether it is still there (`ProducersHere`); empty for nobody. access: Pulsar's access mode,
-    of a producer with a home. topic_epoch: what it was told when it had the partition to itself. again: the name was
-    made up for its client, which comes back on another connection: who has it is an earlier self. Of two others with a
-    home the one that is there stays. resumes: this very producer was open before, and may have something on its way;
-    also where the topic was terminated meanwhile it learns what became of that.
+    home: who can be asked whether it is still there (`ProducersHere`); empty for nobody: then a producer that has the
+    partition to itself asks again and again. access: Pulsar's access mode. topic_epoch: what it was told when it had
+    the partition to itself. again: the name was made up for its client, which comes back on another connection: who has
+    it is an earlier self. Of two others with a home the one that is there stays. resumes: this very producer was open
+    before, and may have something on its way; also where the topic was terminated meanwhile it learns what became of
+    that.
     """
 
     reply: ClassVar[type[Reply]] = ProducerOpened
@@ -47,7 +50,7 @@ class OpenProducer(Request[ProducerOpened], kw_only=True):
 
 
 class CloseProducer(Request[Done], kw_only=True):
-    """A producer with a home has left, or does not wait for its turn any more."""
+    """A producer has left, or does not wait for its turn any more."""
 
     reply: ClassVar[type[Reply]] = Done
     producer: str

@@ -344,6 +344,10 @@ def plain_settings(settings: TopicSettings | SubscriptionSettings) -> dict[str, 
     return plain
 
 
+ORIGIN = ("REAL_TOPIC", "ORIGIN_MESSAGE_ID")
+"""Properties that say where a dead letter comes from; Pulsar's names."""
+
+
 def dead_letter_topic(topic: str, subscription: str, settings: SubscriptionSettings) -> str:
     """Return the topic for messages that were given back more than max_redeliver_count times; named as in Pulsar."""
     return settings.dead_letter_topic or f"{topic}-{subscription}-DLQ"

@@ -17,7 +17,7 @@ import msgspec
 
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publish, Published
-from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports import Address, Ports, Task, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
 from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Waves
@@ -46,16 +46,18 @@ from sluice.storage.format.frame import Run, make_run, payload_crc, run_of, run_
 from sluice.storage.format.position import position
 
 RETRY_FIRST, RETRY_MOST = 5, 500
+STAY_MS = 3_000
+"""A producer without a home asks so often for what it has to itself; see actors.topic.partition.access."""
 
 
 @dataclass(slots=True)
 class Entrance:
-    """How a gateway's producer opens a partition; see messages.OpenProducer.
+    """How a producer opens a partition; see messages.OpenProducer.
 
     again: true at most until it is in. waits: told when the producer has to wait until it has the partition to itself.
     """
 
-    home: Address
+    home: Address = ""
     access: AccessMode = "shared"
     topic_epoch: int | None = None
     again: bool = False
@@ -64,14 +66,14 @@ class Entrance:
 
 @dataclass(frozen=True, slots=True)
 class ProducerConfig:
-    """One producer on one partition of a topic. entrance: of a gateway's producer."""
+    """One producer on one partition of a topic."""
 
     topic: str
     partition: int
     name: str
     incarnation: str
     compression: str | None = None
-    entrance: Entrance = field(default_factory=lambda: Entrance(""))
+    entrance: Entrance = field(default_factory=Entrance)
 
 
 class PartitionProducer:
@@ -98,6 +100,7 @@ class PartitionProducer:
         self._queue: list[Outgoing] = []
         self._busy = True
         """Whether it is being opened, waits for a wave, or has a batch under way."""
+        self._staying: Task | None = None
         self._idle = Signal()
         self._idle.set()
         self.address: Address = ""
@@ -110,6 +113,8 @@ class PartitionProducer:
     async def open(self) -> None:
         """Register the name at the partition's owner; retries while the owner is being replaced."""
         await self._reopen(attempts=20)
+        if not self._entrance.home and self._entrance.access != "shared" and self.closed is None:
+            self._staying = self._ports.spawn(self._stay(), "stay")
         self.go_on()
 
     def send(self, outgoing: Outgoing) -> None:
@@ -132,6 +137,8 @@ class PartitionProducer:
         if self.closed is None:
             LET_GO.add(CLIENT, self._looks)
         self.closed = self.closed or reason or Fenced("the producer is closed")
+        if self._staying is not None:
+            self._staying.cancel()
         while self._queue:
             outgoing = self._queue.pop(0)
             outgoing.done(outgoing.rows, 0, self.closed)
@@ -142,8 +149,17 @@ class PartitionProducer:
         """Pulsar's topic epoch: how often a producer got the partition exclusively, up to this one; None if shared."""
         return None if self._entrance.access == "shared" else self._entrance.topic_epoch
 
+    async def _stay(self) -> None:
+        """Ask for the partition again and again, as long as the producer has it."""
+        try:
+            while True:
+                await self._ports.clock.sleep(STAY_MS)
+                await self._reopen(attempts=0)
+        except SluiceError as error:
+            self.close(error)
+
     async def leave(self) -> None:
-        """Tell the owner that the producer leaves; an owner that does not hear it will ask."""
+        """Tell the owner that the producer leaves; an owner that does not hear it finds out."""
         if self.address:
             request = CloseProducer(producer=self._config.name, incarnation=self._config.incarnation)
             with contextlib.suppress(SluiceError):

@@ -46,7 +46,7 @@ from sluice.actors.messages.settings import OF_MAKING
 from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Request
-from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
+from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
 from sluice.actors.runtime.cancellable_wait import CancellableWait
 from sluice.cluster.base.loop import CLOSED, Home, NoReplyInTime, within
@@ -57,6 +57,7 @@ from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
 from sluice.cluster.client.consumer_core import ConsumerCore
 from sluice.cluster.client.consumer_options import consumer_options
+from sluice.cluster.client.dead_letters import AsyncDeadLetters
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer_core import ProducerCore, ProducerOptions, producer_options
@@ -282,6 +283,11 @@ class AsyncClient(OfThisProcess, StoredMessages):
         batching_*: of messages that are sent one by one, how many and how many bytes go out together at the most, and
         how long one may wait for others while the producer has messages in flight; with nothing in flight none waits.
 
+        access_mode: `shared`, or one way to have the topic alone: `exclusive` is refused while another producer has it,
+        `wait_for_exclusive` waits without end for its turn, and `exclusive_with_fencing` ends the others. A producer
+        that lost the topic raises ProducerFenced. A producer that died has lost it after 10 s. Producers of Sluice's
+        own that share a topic keep no other one out; from then on their messages are refused.
+
         hashing_scheme: how a key finds its partition, `murmur3_32_hash`, or `java_string_hash` as Pulsar's Java client
         has it by default. All producers of a topic should use the same, or a key has no order between them.
 
@@ -315,8 +321,11 @@ class AsyncClient(OfThisProcess, StoredMessages):
         def give_up() -> None:
             for part in parts:
                 part.close()
+                if options.access != "shared":
+                    self.tasks(part.leave(), "leave")
 
-        return Opening(self, f"opening a producer on {topic}", OPEN_TIMEOUT, begin, give_up)
+        patience = None if options.access == "wait_for_exclusive" else OPEN_TIMEOUT
+        return Opening(self, f"opening a producer on {topic}", patience, begin, give_up)
 
     async def _open_parts(self, parts: list[PartitionProducer], options: ProducerOptions) -> int:
         """Open one producer for each partition; return the longest delay that the topic takes, ms."""
@@ -327,12 +336,16 @@ class AsyncClient(OfThisProcess, StoredMessages):
             PartitionProducer(
                 self.ports,
                 self.directory,
-                ProducerConfig(topic, partition, options.name, incarnation, options.compression),
+                ProducerConfig(
+                    topic, partition, options.name, incarnation, options.compression, Entrance(access=options.access)
+                ),
                 waves=self.waves,
             )
             for partition in range(settings.partitions)
         ]
-        await asyncio.gather(*(part.open() for part in parts))
+        if options.access != "shared":  # two that want all partitions begin at the same one
+            await parts[0].open()
+        await asyncio.gather(*(part.open() for part in parts if not part.session))
         return settings.max_delay_ms
 
     @overload
@@ -565,6 +578,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
             for partition in range(settings.partitions)
         ]
         return parts
+
+    def dead_letters(self, topic: str, subscription: str) -> AsyncDeadLetters:
+        """The dead letters of a subscription, to look at and to decide of, wherever they wait."""
+        return AsyncDeadLetters(self, topic, subscription)
 
     # -- delayed messages -----------------------------------------------------------------------------------------
 

@@ -141,6 +141,8 @@ class AsyncProducer(ProducerCore[S]):
             await self.flush(timeout_s)
         finally:
             self._end()
+            if self._options.access != "shared":
+                await self._leave()
 
     async def __aenter__(self) -> AsyncProducer[S]:
         return self

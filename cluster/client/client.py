@@ -17,6 +17,7 @@ from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.async_client import AsyncClient, F, Opening
 from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.dead_letters import DeadLetters
 from sluice.cluster.client.log_reader import StoredRange, read_range
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.producer import Producer
@@ -247,6 +248,11 @@ class Client(OfThisProcess):
 
     cancel_delayed = _blocking(AsyncClient.cancel_delayed)
     reschedule_delayed = _blocking(AsyncClient.reschedule_delayed)
+
+    def dead_letters(self, topic: str, subscription: str) -> DeadLetters:
+        """The dead letters of a subscription, to look at and to decide of, wherever they wait."""
+        return DeadLetters(self, topic, subscription)
+
     stats = _blocking(AsyncClient.stats)
     admin = _blocking(AsyncClient.admin)
     explain = _blocking(AsyncClient.explain)

@@ -102,6 +102,8 @@ class Producer(ProducerCore[S]):
             self.flush(timeout_s)
         finally:
             self._end()
+            if self._options.access != "shared":
+                self._loop.run(self._leave(), timeout_s)
 
     def __enter__(self) -> Producer[S]:
         return self

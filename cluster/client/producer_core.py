@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.messages import DELAY_ID
+from sluice.actors.messages import ACCESS_MODES, DELAY_ID, AccessMode
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
@@ -80,6 +80,7 @@ class ProducerOptions:
     compression: str | None = None
     batching: Batching = Batching()
     hashing_scheme: str = MURMUR3
+    access: AccessMode = "shared"
     values: Encoder | None = None
     """Makes payloads of a producer with a schema."""
     pulsar: bytes | None = None
@@ -97,10 +98,13 @@ def producer_options(
     batching_max_allowed_size_in_bytes: int = 128 * 1024,
     batching_max_publish_delay_ms: int = 10,
     hashing_scheme: str = MURMUR3,
+    access_mode: AccessMode = "shared",
 ) -> ProducerOptions:
     """Check the settings of `create_producer`. Raises Invalid."""
     if hashing_scheme not in HASHING_SCHEMES:
         raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
+    if access_mode not in ACCESS_MODES:
+        raise Invalid(f"access_mode is {', '.join(ACCESS_MODES[:-1])} or {ACCESS_MODES[-1]}, not {access_mode!r}")
     if initial_sequence_id is not None:
         check_whole("initial_sequence_id", initial_sequence_id, 0, SEQUENCES - 1)
     check_whole("send_timeout_millis", send_timeout_millis, 0, MOST_BATCHING)
@@ -113,6 +117,7 @@ def producer_options(
         compression=compression,
         batching=Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms),
         hashing_scheme=hashing_scheme,
+        access=access_mode,
     )
 
 
@@ -280,6 +285,10 @@ class ProducerCore(OfThisProcess, Generic[S]):
             self._loop.soon(part.close)
         self._loop.soon(self._send_all)
         self._on_close(self)
+
+    async def _leave(self) -> None:
+        """Let another producer have what this one had to itself."""
+        await asyncio.gather(*(part.leave() for part in self._parts))
 
     def _freed(self) -> None:
         """Tell tasks that wait for room, under the lock."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict
 
+from sluice.actors.messages import AccessMode
 from sluice.cluster.client.message import MessageId
 
 RangesCallback = Callable[[int, str, list[tuple[int, int]]], None]
@@ -48,6 +49,7 @@ class ProducerSettings(TypedDict, total=False):
     batching_max_allowed_size_in_bytes: int
     batching_max_publish_delay_ms: int
     hashing_scheme: Literal["murmur3_32_hash", "java_string_hash"]
+    access_mode: AccessMode
 
 
 class SubscriptionOptions(TypedDict, total=False):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sluice.cluster.client.async_producer import AsyncProducer
     from sluice.cluster.client.client import Client
     from sluice.cluster.client.consumer import Consumer
+    from sluice.cluster.client.dead_letters import AsyncDeadLetters, DeadLetter, DeadLetters
     from sluice.cluster.client.message import Batch, Message, MessageId
     from sluice.cluster.client.producer import Producer
     from sluice.cluster.client.reader import AsyncReader, Reader
@@ -58,6 +59,7 @@ __all__ = [
     "AccessDenied",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncDeadLetters",
     "AsyncProducer",
     "AsyncReader",
     "Batch",
@@ -65,6 +67,8 @@ __all__ = [
     "Conflict",
     "Consumer",
     "Corrupt",
+    "DeadLetter",
+    "DeadLetters",
     "FailedRows",
     "Fenced",
     "Invalid",
@@ -96,11 +100,14 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "cluster.client.async_client",
     "AsyncConsumer": "cluster.client.async_consumer",
+    "AsyncDeadLetters": "cluster.client.dead_letters",
     "AsyncProducer": "cluster.client.async_producer",
     "AsyncReader": "cluster.client.reader",
     "Batch": "cluster.client.message",
     "Client": "cluster.client.client",
     "Consumer": "cluster.client.consumer",
+    "DeadLetter": "cluster.client.dead_letters",
+    "DeadLetters": "cluster.client.dead_letters",
     "FailedRows": "cluster.workers.failed_rows",
     "Item": "cluster.on_ray.keyed_queue",
     "KeyedQueue": "cluster.on_ray.keyed_queue",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -202,7 +203,10 @@ def test_a_wait_for_nothing_is_a_time_out_of_its_own(client: Client) -> None:
 
 
 ODD_CALLS: dict[str, Callable[[Any], object]] = {
-    "a topic name is text, not list": lambda client: client.subscribe(["orders"], "billing"),
+    "a topic name is text, not list": lambda client: client.create_producer(["orders"]),
+    "a topic name is text, not int": lambda client: client.subscribe(["orders", 5], "billing"),
+    "the list of topics is empty": lambda client: client.subscribe([], "billing"),
+    "a pattern of topics is made of text, not of bytes": lambda client: client.subscribe(re.compile(b"a"), "billing"),
     "a topic name is text, not NoneType": lambda client: client.create_topic(None),
     "a subscription name is text, not int": lambda client: client.subscribe("orders", 5),
     "a producer name is text, not int": lambda client: client.create_producer("orders", 5),

@@ -22,7 +22,7 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.messages import NO_COUNTS, Part, TopicSettings
-from sluice.actors.messages.settings import dead_letter_topic
+from sluice.actors.messages.settings import ORIGIN, dead_letter_topic
 from sluice.actors.producer.batches import RUN_BYTES, Outgoing, split
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.backoff import Backoff
@@ -33,8 +33,6 @@ from sluice.storage.format.position import Positions, entries_of, ledgers_of, po
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
 """Messages that one move takes at the most."""
-ORIGIN = ("REAL_TOPIC", "ORIGIN_MESSAGE_ID")
-"""Properties that say where a dead letter comes from; Pulsar's names."""
 
 
 class DeadLetters:

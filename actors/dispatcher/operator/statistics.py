@@ -14,6 +14,9 @@ from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
 from sluice.actors.dispatcher.delivery.membership import LeaseState
 from sluice.actors.dispatcher.delivery.reader import BacklogReader
+from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
+from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.messages.settings import dead_letter_topic
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.position import show
 
@@ -86,6 +89,7 @@ class Statistics:
             "subscription": self._identity.subscription,
             "epoch": self._epoch,
             "policy": settings.policy,
+            "deadLetterTopic": _dead_letter_topic(self._identity, settings),
             "isDurable": settings.durable,
             "paused": self._state.paused,
             "subscriptionProperties": self._state.properties,
@@ -109,3 +113,9 @@ class Statistics:
             "pendingRead": self._reader.reading,
             "runsHeld": len(self._runs),
         }
+
+
+def _dead_letter_topic(of: PartitionSubscription, settings: SubscriptionSettings) -> str:
+    """Where its dead letters go; empty if none leave it."""
+    moves = settings.max_redeliver_count and settings.dead_letter_policy == "skip"
+    return dead_letter_topic(of.topic, of.subscription, settings) if moves else ""

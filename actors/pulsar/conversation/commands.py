@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from sluice.actors.messages import (
-    AccessMode,
+    ACCESS_MODES,
     FindTime,
     ListTopics,
     ReadEnds,
@@ -51,7 +51,6 @@ from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import Conflict, Invalid, NotFound, SluiceError
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, show
 
-ACCESS_MODES: tuple[AccessMode, ...] = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 SUCCESS, FAILED = 0, 1
 CONNECT, LOOKUP_FAILED = 1, 2
 LATEST = (1 << 63) - 1

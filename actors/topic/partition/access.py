@@ -6,9 +6,10 @@ its time is over. A number that was never given is refused: stored, it would be 
 
 Of two producers with one name the first one stays, unless the second one is the same client on a new connection.
 
-Only producers with a *home* are counted, that of the gateway which serves them: a home can be asked whether a producer
-is still there, and one that does not answer has lost it. Producers without a home do not keep another producer from
-having the partition to itself; from then on they are refused as well.
+A gateway is the *home* of its producers: a home can be asked whether a producer is still there, and one that does not
+answer has lost it. A producer of Sluice's own has no home. While it has the partition to itself, or waits for it, it
+asks for that again and again; one that has not asked for `HEARD_MS` has lost it. A producer that shares the partition
+and has no home keeps no other one from having it to itself; from then on it is refused as well.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from sluice.actors.ledger.record import Exclusivity, Holder
 from sluice.actors.messages import OpenProducer
 from sluice.storage.errors import Conflict, ProducerFenced
 
-LINE_MS = 10_000
-"""A producer that waits for its turn and has not asked for so long is dropped from the line."""
+HEARD_MS = 10_000
+"""A producer that waits for its turn, or has the partition and no home, is there for so long after it asked."""
 PUT_OUT = 64
 MAX_EPOCH = 1 << 48
 """An epoch above this was never counted up to. Earlier versions took what a client claimed, up to 2**64-1."""
@@ -51,14 +52,18 @@ class Access:
     epoch: int = -1
     holder: Holder | None = None
     _present: dict[str, Holder] = field(default_factory=dict)
+    _heard: int = 0
+    """When the holder asked last."""
     _line: dict[str, int] = field(default_factory=dict)
     _put_out: list[str] = field(default_factory=list)
 
-    def restore(self, saved: Exclusivity) -> None:
-        """Take over the state in the record; if that has an impossible epoch, counting starts again."""
+    def restore(self, saved: Exclusivity, now: int) -> None:
+        """Take over the state in the record; if that has an impossible epoch, counting starts again. The holder has
+        time to ask the new owner.
+        """
         if saved.epoch > MAX_EPOCH:
             saved = Exclusivity()
-        self.epoch, self.holder = saved.epoch, saved.holder
+        self.epoch, self.holder, self._heard = saved.epoch, saved.holder, now
         if saved.holder is not None:
             self._present[saved.holder.incarnation] = saved.holder
 
@@ -71,6 +76,10 @@ class Access:
     def present(self) -> list[Holder]:
         """The open producers."""
         return list(self._present.values())
+
+    def is_heard(self, holder: Holder, now: int) -> bool:
+        """Whether a producer without a home is still there."""
+        return holder is self.holder and now < self._heard + HEARD_MS
 
     def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
         """Decides about a producer that wants to write. asked: those that hold the topic were asked just now.
@@ -92,7 +101,7 @@ class Access:
             return Admit()
         others = [other for other in self._present.values() if other.name != request.producer or other is self.holder]
         if request.access == "wait_for_exclusive":
-            self._line[me] = now + LINE_MS
+            self._line[me] = now + HEARD_MS
             if not others and next(iter(self._line)) == me:
                 return Admit()
             return Ask(others) if others and not asked else Wait()
@@ -130,7 +139,7 @@ class Access:
         again = holder.name == request.producer and request.topic_epoch == self.epoch
         return holder.incarnation == request.incarnation or again
 
-    def enter(self, request: OpenProducer) -> list[Holder]:
+    def enter(self, request: OpenProducer, now: int) -> list[Holder]:
         """A producer was admitted; returns those that are not any more."""
         me = Holder(request.producer, request.incarnation, request.home)
         if request.access == "shared":
@@ -146,7 +155,7 @@ class Access:
             self._line.clear()
         ended = [other for other in self._present.values() if other.incarnation != me.incarnation]
         self._put_out_all(other.incarnation for other in ended)
-        self._present, self.holder = {me.incarnation: me}, me
+        self._present, self.holder, self._heard = {me.incarnation: me}, me, now
         return ended
 
     def _put_out_all(self, incarnations: Iterable[str]) -> None:
@@ -154,9 +163,14 @@ class Access:
         del self._put_out[:-PUT_OUT]
 
     def leave(self, incarnation: str) -> bool:
-        """A producer leaves or stops waiting. Returns whether it was open."""
-        if incarnation in self._line:
+        """A producer leaves or stops waiting, for good. Returns whether it was open."""
+        held = self.holder is not None and self.holder.incarnation == incarnation
+        if held or incarnation in self._line:
             self._put_out_all([incarnation])  # what it asked may still be under way
+        return self.withdraw(incarnation)
+
+    def withdraw(self, incarnation: str) -> bool:
+        """As if a producer had not come; it may ask again. Returns whether it was open."""
         if self.holder is not None and self.holder.incarnation == incarnation:
             self.holder = None
         there = self._present.pop(incarnation, None) is not None

@@ -31,12 +31,13 @@ class Admission:
 
     def restore(self) -> None:
         """Take over what the record says."""
-        self._access.restore(self._log.record.exclusivity)
+        self._access.restore(self._log.record.exclusivity, self._ports.clock.monotonic())
 
     @property
     def occupied(self) -> bool:
-        """Whether a producer with a home is open."""
-        return bool(self._access.present)
+        """Whether a producer is open that would be missed."""
+        now = self._ports.clock.monotonic()
+        return any(one.home or self._access.is_heard(one, now) for one in self._access.present)
 
     async def admit(self, request: OpenProducer) -> int | None:
         """Let a producer in; the partition's epoch if it has that to itself, -1 if it shares it, None: it has to wait,
@@ -59,7 +60,7 @@ class Admission:
                 return await self._enter(request)
 
     async def _enter(self, request: OpenProducer) -> int:
-        ended = self._access.enter(request)
+        ended = self._access.enter(request, self._ports.clock.monotonic())
         if request.access == "shared":
             return -1
         self._producers.end_others(request.producer)
@@ -69,7 +70,8 @@ class Admission:
             try:
                 await self._log.metadata.update(self._with_access)
             except SluiceError:
-                self.leave(request.incarnation)
+                self._access.withdraw(request.incarnation)
+                self._left.set()
                 raise
         if self._access.holder is None or self._access.holder.incarnation != request.incarnation:
             raise Unavailable(f"producer {request.producer!r} lost the topic meanwhile; ask again")
@@ -89,16 +91,18 @@ class Admission:
 
     async def _look_after(self, holders: list[Holder]) -> None:
         """Forget producers that are gone."""
+        now = self._ports.clock.monotonic()
         for home in sorted({holder.home for holder in holders}):
             mine = [holder for holder in holders if holder.home == home]
-            there = await self._ask(home, mine)
+            heard = [one.incarnation for one in mine if self._access.is_heard(one, now)]
+            there = await self._ask(home, mine) if home else heard
             for holder in mine:
                 if holder.incarnation not in there:
                     self._producers.end(holder.name, holder.incarnation)
                     self.leave(holder.incarnation)
 
     def _tell_all(self, holders: list[Holder], news: ProducerNews) -> None:
-        for home in sorted({one.home for one in holders}):
+        for home in sorted({one.home for one in holders} - {""}):
             self._ports.spawn(self._tell(home, [one for one in holders if one.home == home], news), news)
 
     async def _tell(self, home: str, holders: list[Holder], news: ProducerNews) -> None:

@@ -91,6 +91,7 @@ ODD: list[tuple[str, Mapping[str, Any]]] = [
     ("subscribe", {"on_ranges": 3}),
     ("create_producer", {"compression": "gzip"}),
     ("create_producer", {"hashing_scheme": "murmur3"}),
+    ("create_producer", {"access_mode": "alone"}),
     ("create_producer", {"batching_max_message": 1}),
     ("create_producer", {"batching_max_messages": 0}),
     ("create_producer", {"initial_sequence_id": -1}),

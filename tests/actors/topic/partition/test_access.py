@@ -6,7 +6,7 @@ import pytest
 
 from sluice.actors.ledger.record import Exclusivity, Holder
 from sluice.actors.messages import AccessMode, OpenProducer
-from sluice.actors.topic.partition.access import LINE_MS, Access, Admit, Ask, Wait
+from sluice.actors.topic.partition.access import HEARD_MS, Access, Admit, Ask, Wait
 from sluice.storage.errors import Conflict, ProducerFenced
 
 SHARED: AccessMode = "shared"
@@ -20,10 +20,10 @@ def wants(name: str, access: AccessMode, epoch: int | None = None, life: int = 1
     return OpenProducer(producer=name, incarnation=f"{name}-{life}", home=home, access=access, topic_epoch=epoch)
 
 
-def let_in(access: Access, request: OpenProducer) -> list[str]:
+def let_in(access: Access, request: OpenProducer, now: int = 0) -> list[str]:
     """Admit a producer, and return the names of those that have to give way."""
-    assert access.judge(request, 0, asked=True) == Admit()
-    return [other.name for other in access.enter(request)]
+    assert access.judge(request, now, asked=True) == Admit()
+    return [other.name for other in access.enter(request, now)]
 
 
 def test_many_share_and_one_alone_keeps_them_out() -> None:
@@ -63,7 +63,7 @@ def test_producer_back_after_another_one_is_fenced(again: AccessMode) -> None:
     access.leave("a-1")
     let_in(access, wants("b", EXCLUSIVE))
     later = Access()
-    later.restore(access.durable)
+    later.restore(access.durable, 0)
     later.leave("b-1")
     with pytest.raises(ProducerFenced, match="epoch 0 is over; it is 1"):
         later.judge(wants("a", again, 0, life=2), 0, asked=True)
@@ -91,7 +91,7 @@ def test_the_first_holder_cannot_name_its_epoch() -> None:
 def test_a_record_with_an_impossible_epoch_still_opens() -> None:
     """Earlier versions stored a client's claim; the next producer counts from the beginning."""
     access = Access()
-    access.restore(Exclusivity((1 << 64) - 1, Holder("a", "a-1", "g")))
+    access.restore(Exclusivity((1 << 64) - 1, Holder("a", "a-1", "g")), 0)
     assert access.durable == Exclusivity()
     let_in(access, wants("b", EXCLUSIVE))
     assert access.durable == Exclusivity(0, Holder("b", "b-1", "g"))
@@ -101,7 +101,7 @@ def test_the_holder_comes_back_at_once_over_owners() -> None:
     access = Access()
     let_in(access, wants("a", EXCLUSIVE))
     later = Access()
-    later.restore(access.durable)
+    later.restore(access.durable, 0)
     assert isinstance(later.judge(wants("b", EXCLUSIVE), 0, asked=False), Ask)
     assert let_in(later, wants("a", EXCLUSIVE, 0, life=2, home="another")) == ["a"]
     assert later.durable == Exclusivity(0, Holder("a", "a-2", "another"))
@@ -120,7 +120,7 @@ def test_waiting_producers_stand_in_line() -> None:
         access.judge(wants("d", EXCLUSIVE), 1, asked=True)
     with pytest.raises(Conflict):
         access.judge(wants("d", SHARED), 1, asked=True)
-    assert access.judge(wants("c", WAITING), LINE_MS, asked=True) == Admit(), "b asks no more"
+    assert access.judge(wants("c", WAITING), HEARD_MS, asked=True) == Admit(), "b asks no more"
 
 
 def test_producer_without_a_home_blocks_no_other() -> None:
@@ -129,3 +129,29 @@ def test_producer_without_a_home_blocks_no_other() -> None:
     let_in(access, wants("a", EXCLUSIVE))
     with pytest.raises(Conflict):
         access.judge(wants("other", SHARED, home=""), 0, asked=True)
+
+
+def test_holder_without_a_home_is_heard_until_it_is_silent() -> None:
+    access = Access()
+    let_in(access, wants("own", EXCLUSIVE, home=""), 5)
+    (own,) = access.present
+    assert access.is_heard(own, 4 + HEARD_MS)
+    assert not access.is_heard(own, 5 + HEARD_MS)
+    let_in(access, wants("own", EXCLUSIVE, 0, home=""), 7)
+    assert access.is_heard(own := access.present[0], 6 + HEARD_MS)
+    later = Access()
+    later.restore(access.durable, 1_000_000)
+    assert later.is_heard(own, 1_000_000)
+    assert not later.is_heard(own, 1_000_000 + HEARD_MS)
+
+
+def test_a_holder_that_left_does_not_come_back() -> None:
+    """What it had asked before may arrive behind its farewell."""
+    access = Access()
+    let_in(access, wants("own", EXCLUSIVE, home=""))
+    assert access.leave("own-1")
+    with pytest.raises(ProducerFenced, match="was replaced"):
+        access.judge(wants("own", EXCLUSIVE, 0, home=""), 1, asked=True)
+    let_in(access, wants("own", EXCLUSIVE, home="", life=2))
+    access.withdraw("own-2")
+    let_in(access, wants("own", EXCLUSIVE, home="", life=2))
