@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.test_readme import examples
+
 pytest_plugins = "pytester"
 
-A_TEST_OF_A_USER = """
-import sluice
-
-def test_a_message_comes_back(sluice_client, sluice_topic):
-    topic = sluice_topic(partitions=2)
-    with sluice_client.create_producer(topic) as producer:
-        producer.send(b"paid", partition_key="ada")
-    consumer = sluice_client.subscribe(topic, "billing", initial_position="earliest")
-    assert consumer.receive(timeout_millis=60_000).data() == b"paid"
-"""
+NAMED, SHOWN = examples("docs/python-client.md")[1:3]
+"""The page's `conftest.py`, and its test."""
 TWO_TOPICS = """
 import pathlib
 
@@ -30,8 +24,8 @@ def test_a_broker_starts_empty(sluice_client):
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project that names the fixtures, with two files of tests."""
-    pytester.makeconftest('pytest_plugins = "sluice.testing"')
-    pytester.makepyfile(test_one=A_TEST_OF_A_USER, test_two=TWO_TOPICS)
+    pytester.makeconftest(NAMED)
+    pytester.makepyfile(test_one=SHOWN, test_two=TWO_TOPICS)
     return pytester
 
 
@@ -40,7 +34,7 @@ def test_a_users_tests_have_brokers_of_their_own(project: pytest.Pytester) -> No
 
 
 def test_parallel_tests_have_brokers_of_their_own(project: pytest.Pytester) -> None:
-    project.makepyfile(test_three=A_TEST_OF_A_USER, test_four=A_TEST_OF_A_USER)
+    project.makepyfile(test_three=SHOWN, test_four=SHOWN)
     project.runpytest_subprocess("-n", "2").assert_outcomes(passed=5)
 
 
