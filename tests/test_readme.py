@@ -34,7 +34,11 @@ def examples(page: str) -> list[str]:
 
 EXCERPTS = {("docs/workers.md", 4): "examples/serving.py"}
 """Part of a program that runs as a whole in `test_examples`."""
-ELSEWHERE = {("deploy/README.md", 0): "its address is that of another machine"}
+ELSEWHERE = {
+    ("deploy/README.md", 0): "its address is that of another machine",
+    ("docs/python-client.md", 1): "tests.test_testing",
+    ("docs/python-client.md", 2): "tests.test_testing",
+}
 CUSTOMERS = ["customer-0 0", "customer-0 2", "customer-0 4", "customer-1 1", "customer-1 3", "customer-1 5"]
 EMBEDDED: dict[Example, tuple[str, ...]] = {
     ("README.md", 0): ("customer-7 b'paid'", "b'remind'"),
@@ -42,9 +46,9 @@ EMBEDDED: dict[Example, tuple[str, ...]] = {
     ("docs/history.md", 0): ("read by the broker: 5000", "in tables: 5000 of 10 customers"),
     ("docs/incidents.md", 0): ("billed 12",),
     ("docs/in-your-project.md", 0): ("image-1 b'resize'",),
-    ("docs/python-client.md", 1): (),
-    ("docs/python-client.md", 2): ("paid", "sent"),
-    ("docs/python-client.md", 3): ("billed pen", "packed pen"),
+    ("docs/python-client.md", 3): (),
+    ("docs/python-client.md", 4): ("paid", "sent"),
+    ("docs/python-client.md", 5): ("billed pen", "packed pen"),
     ("docs/workers.md", 1): ("6 rows",),
     ("docs/workers.md", 3): ("7 invoices",),
 }

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as kinds
 
+from sluice.cluster.base.own_process import OfThisProcess
 from sluice.storage.errors import Invalid
 
 _EPOCH = datetime.date(1970, 1, 1)
@@ -47,8 +48,11 @@ def is_model(kind: object) -> bool:
 
 
 def is_typed(kind: object) -> bool:
-    """Whether messages can have this type: a dataclass, a msgspec Struct, or a model of pydantic."""
-    if not isinstance(kind, type):
+    """Whether messages can have this type: a dataclass, a msgspec Struct, or a model of pydantic.
+
+    The client's own types, Message for one, are dataclasses that no message carries.
+    """
+    if not isinstance(kind, type) or issubclass(kind, OfThisProcess):
         return False
     return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or is_model(kind)
 
