@@ -89,12 +89,13 @@ ERASING_SCRIPT = LedgerSize(
         offload_threshold_bytes=0,
         offload_deletion_lag_ms=300,
     ),
-    producers=1,
-    sends=6,
+    producers=2,
+    sends=3,
     trouble_ms=3_000,
     dense=True,
 )
-"""What is done while keys are erased: a few ledgers, most of which leave for the object store."""
+"""What is done while keys are erased: a few ledgers, most of which leave for the object store. The last producer is
+the gateway's."""
 
 TRIM_MS = 4_000
 """After everything is done the script goes on for so long: ledgers are trimmed and deleted meanwhile."""
