@@ -33,7 +33,7 @@ BLOCK_BYTES = BLOCK_ROWS * ROW.itemsize
 PIECE_BLOCKS = 256
 """Blocks that are read or written at once: 1.75 MiB."""
 _TRAILER = struct.Struct("<4sIQQ")
-_MAGIC = b"SLX1"
+MAGIC = b"SLX1"
 
 
 def keys_of(rows: Rows) -> Keys:
@@ -131,7 +131,7 @@ class TableWriter:
         firsts = np.concatenate(self._firsts) if self._firsts else np.empty(0, np.uint64)
         sums = np.array(self._sums, np.uint32)
         directory = firsts.tobytes() + sums.tobytes()
-        trailer = _TRAILER.pack(_MAGIC, _directory_crc(directory, self._rows, self._last), self._rows, self._last)
+        trailer = _TRAILER.pack(MAGIC, _directory_crc(directory, self._rows, self._last), self._rows, self._last)
         await self._disk.append(self._name, [directory, trailer], sync=True)
         return Table(self._name, self._rows, self._last, firsts, sums)
 
@@ -155,7 +155,7 @@ async def open_table(disk: Disk, name: str) -> Table:
     magic, crc, rows, last = _TRAILER.unpack(trailer)
     blocks = -(-rows // BLOCK_ROWS)
     start = rows * ROW.itemsize
-    if magic != _MAGIC or start + blocks * 12 + _TRAILER.size != size:
+    if magic != MAGIC or start + blocks * 12 + _TRAILER.size != size:
         raise Corrupt(f"{name} is not an index table")
     directory = await disk.read(name, start, blocks * 12)
     if len(directory) != blocks * 12 or _directory_crc(directory, rows, last) != crc:

@@ -4,6 +4,10 @@ A cluster has an id, made once. It stands in the metadata (`cluster/id`), in eac
 and in the cookie of each bookie's disk. A folder that was used and a metadata store that does not know it refuse each
 other, because going on would begin an empty cluster over full disks: nobody would see the topics, and nobody would
 notice. Giving data up takes `--forget`, which sets the folder's data aside, and deletes nothing.
+
+Beside the id stands the format of everything that folder and stores hold: a number, and 1 where none stands. A version
+raises the number if earlier ones would misread what it writes. A version refuses data with a number above its own.
+docs/versions.md is the promise.
 """
 
 from __future__ import annotations
@@ -16,11 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.actors.bookie.cookie import CLUSTER, COOKIE, cookie_key, decode_cookie
+from sluice.cluster.base.version import described
 from sluice.cluster.host.stores import open_metadata, read_metadata
 from sluice.storage.errors import Corrupt, Invalid, NotFound
 from sluice.storage.stores.metadata import Metadata
 
 ID_FILE = "cluster-id"
+FORMAT = 1
+"""The format of the data that this version writes, and the newest one that it reads."""
+FORMAT_KEY = "cluster/format"
 SET_ASIDE = ("bookies", "objects", ID_FILE)
 """What `--forget` moves, beside the folder's own metadata file if that is not the one in use."""
 
@@ -46,7 +54,8 @@ class SetAside:
 def settle(root: Path, metadata: str, endpoint: str | None) -> str:
     """The cluster's id, made if neither side has one. root: the data folder. metadata: URL of the store.
 
-    Raises Invalid, in one line, if the two do not belong together or the store is damaged; Unavailable.
+    Raises Invalid, in one line, if the two do not belong together, a newer version wrote them or the store is damaged;
+    Unavailable.
     """
     if metadata.startswith("memory:"):
         return ""
@@ -55,6 +64,7 @@ def settle(root: Path, metadata: str, endpoint: str | None) -> str:
         raise Invalid(f"{problem}. Name the store that it was used with, or give this data up: ./sluice up --forget")
     stores = open_metadata(metadata, endpoint)
     try:
+        _raise_format(stores.store)
         known = _read(stores.store) or _make(stores.store)
     finally:
         stores.close()
@@ -87,7 +97,13 @@ def _problem(root: Path, metadata: str, endpoint: str | None) -> str:
 
 def _difference(root: Path, metadata: str, store: Metadata | None) -> str:
     known = "" if store is None else _read(store)
-    here, used_with = _read_file(root)
+    here, used_with, written = _read_file(root)
+    for place, number in ((str(root), written), (metadata, 1 if store is None else _format_of(store))):
+        if number > FORMAT:
+            raise Invalid(
+                f"the data in {place} has format {number}, and {described()} reads formats up to {FORMAT}:"
+                " start it with the version that wrote it, or with a newer one"
+            )
     if here and here != known:
         theirs = f"belongs to cluster {known}" if known else "knows no cluster"
         return f"the data in {root} belongs to cluster {here} (metadata {used_with}), and {metadata} {theirs}"
@@ -114,20 +130,37 @@ def _make(store: Metadata) -> str:
     return _read(store)
 
 
-def _read_file(root: Path) -> tuple[str, str]:
-    """Id and metadata URL that a folder was used with; empty if it never was."""
+def _format_of(store: Metadata) -> int:
+    """The format that the metadata names. Raises Corrupt."""
+    record = store.read(FORMAT_KEY)
+    if record is None:
+        return 1
+    if not record.value.isdigit():
+        raise Corrupt(f"the record {FORMAT_KEY} cannot be read: it holds {record.value[:20]!r}")
+    return int(record.value)
+
+
+def _raise_format(store: Metadata) -> None:
+    """Let the metadata name this version's format. Of several processes that do so at once, one of them wins."""
+    record = store.read(FORMAT_KEY)
+    if _format_of(store) < FORMAT:
+        store.create(FORMAT_KEY, 1 if record is None else record.number + 1, str(FORMAT).encode())
+
+
+def _read_file(root: Path) -> tuple[str, str, int]:
+    """Id and metadata URL that a folder was used with, empty if it never was, and the format of its data."""
     path = root / ID_FILE
     try:
         value = json.loads(path.read_bytes())
-        return str(value["cluster"]), str(value["metadata"])
+        return str(value["cluster"]), str(value["metadata"]), int(value.get("format", 1))
     except FileNotFoundError:
-        return "", ""
+        return "", "", 1
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{path} cannot be read: {error}") from error
 
 
 def _write_file(root: Path, cluster: str, metadata: str) -> None:
-    data = json.dumps({"cluster": cluster, "metadata": metadata}).encode() + b"\n"
+    data = json.dumps({"cluster": cluster, "metadata": metadata, "format": FORMAT}).encode() + b"\n"
     path = root / ID_FILE
     if path.exists() and path.read_bytes() == data:
         return
@@ -143,7 +176,7 @@ def _write_file(root: Path, cluster: str, metadata: str) -> None:
 
 def _set_aside(root: Path, metadata: str) -> SetAside:
     """Move what the folder holds into a folder beside it, inside the data folder."""
-    cluster, _ = _read_file(root)
+    cluster, _, _ = _read_file(root)
     folder = root / f"forgotten-{cluster or 'unknown'}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
     folder.mkdir(mode=0o700)
     own = [] if metadata == f"sqlite://{root / 'metadata.db'}" else sorted(root.glob("metadata.db*"))

@@ -14,7 +14,7 @@ import msgpack
 
 from sluice.storage.errors import Corrupt
 
-_VERSION = 1
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Manifest:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of one version."""
-    body: bytes = msgpack.packb([_VERSION, manifest.epoch, [astuple(record) for record in manifest.buckets]])
+    body: bytes = msgpack.packb([VERSION, manifest.epoch, [astuple(record) for record in manifest.buckets]])
     return int(google_crc32c.value(body)).to_bytes(4, "little") + body
 
 
@@ -65,8 +65,8 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
         raise Corrupt(f"the checksum of the manifest {name} does not fit")
     try:
         version, epoch, rows = msgpack.unpackb(data[4:])
-        if version != _VERSION:
-            raise Corrupt(f"the manifest {name} has format version {version}, this broker reads version {_VERSION}")
+        if version != VERSION:
+            raise Corrupt(f"the manifest {name} has format version {version}, this broker reads version {VERSION}")
         records = tuple(BucketRecord(*row) for row in rows)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Corrupt(f"the manifest {name} cannot be read: {error}") from error

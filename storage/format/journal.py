@@ -53,11 +53,11 @@ OVERHEAD = 2 * ENVELOPE_BYTES
 MAX_BODY_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES + 12 * MAX_RUN_MESSAGES + MAX_RUN_BYTES
 SALT_BYTES = 8
 
-_HEAD = b"SLJh"
-_FOOT = b"SLJf"
+HEAD = b"SLJh"
+FOOT = b"SLJf"
 _ANY = b"SLJ"
 _MARK = struct.Struct("<4sIII")
-_MARK_MAGIC = b"SLJm"
+MARK = b"SLJm"
 MARK_BYTES = _MARK.size
 
 
@@ -126,7 +126,7 @@ class Finding:
 
 def encode_envelope(envelope: Envelope, salt: bytes) -> tuple[bytes, bytes]:
     """Head and foot of a record; the body goes between them as it is."""
-    return _pack(_HEAD, envelope, salt), _pack(_FOOT, envelope, salt)
+    return _pack(HEAD, envelope, salt), _pack(FOOT, envelope, salt)
 
 
 def decode_envelope(data: Buffer, at: int, salt: bytes, segment: int, *, foot: bool = False) -> Envelope | None:
@@ -136,7 +136,7 @@ def decode_envelope(data: Buffer, at: int, salt: bytes, segment: int, *, foot: b
     magic, crc, kind, size, ledger, run, first, count, body_crc, epoch, confirmed, number, offset, durable = (
         _ENVELOPE.unpack_from(data, at)
     )
-    if magic != (_FOOT if foot else _HEAD) or number != segment or size > MAX_BODY_BYTES:
+    if magic != (FOOT if foot else HEAD) or number != segment or size > MAX_BODY_BYTES:
         return None
     if kind not in Kind._value2member_map_ or _checksum(bytes(memoryview(data)[at : at + ENVELOPE_BYTES]), salt) != crc:
         return None
@@ -179,8 +179,8 @@ def scan(data: Buffer, salt: bytes, segment: int, start: int = 0, base: int = 0)
 
 def encode_mark(segment: int, durable: int, salt: bytes) -> bytes:
     """A witness that the first `durable` bytes of a segment were synced."""
-    body = _MARK.pack(_MARK_MAGIC, 0, segment, durable)
-    return _MARK.pack(_MARK_MAGIC, _checksum(body, salt), segment, durable)
+    body = _MARK.pack(MARK, 0, segment, durable)
+    return _MARK.pack(MARK, _checksum(body, salt), segment, durable)
 
 
 def highest_mark(data: Buffer, segment: int, salt: bytes) -> int:
@@ -188,7 +188,7 @@ def highest_mark(data: Buffer, segment: int, salt: bytes) -> int:
     highest = 0
     for at in range(0, len(data) - MARK_BYTES + 1, MARK_BYTES):
         magic, crc, number, durable = _MARK.unpack_from(data, at)
-        if magic == _MARK_MAGIC and number == segment and durable > highest:
+        if magic == MARK and number == segment and durable > highest:
             raw = bytes(memoryview(data)[at : at + MARK_BYTES])
             highest = durable if _checksum(raw, salt) == crc else highest
     return highest

@@ -52,7 +52,7 @@ _TOGETHER = 200
 """Versions that go into one statement, four values each: SQLite takes 999 at the least."""
 _COPY_TRIES = 20
 _LOG_HEAD = 32
-_SCHEMA = 2
+SCHEMA = 2
 _CREATE = """
 CREATE TABLE IF NOT EXISTS versions (
     change INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -227,8 +227,8 @@ class SqliteMetadata:
         self._look_through()
         with self._transaction() as connection:
             found = execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, 1, _SCHEMA):
-                raise Invalid(f"the metadata file {self._shown} has schema {found}, this version reads {_SCHEMA}")
+            if found not in (0, 1, SCHEMA):
+                raise Invalid(f"the metadata file {self._shown} has schema {found}, this version reads {SCHEMA}")
             for statement in _FROM_SCHEMA_1 if found == 1 else (_CREATE,):
                 execute(statement)
             last = _last_change(connection)
@@ -238,7 +238,7 @@ class SqliteMetadata:
                     f" with change {last}. Its log was cut off, or an older copy took its place: put the newest copy"
                     f" back. To go on with the older one (a backup), remove {witness_of(self._shown)}"
                 )
-            execute(f"PRAGMA user_version = {_SCHEMA}")
+            execute(f"PRAGMA user_version = {SCHEMA}")
         try:
             self._witness = Witness(witness)
         except OSError as error:

@@ -7,11 +7,15 @@ acknowledged those below 20.
 In `history-in-milliseconds` all but three messages have left for the object store, in objects whose times are
 milliseconds, and the topic was compacted. Each message was published an hour after the one before, from 1970 on; that
 with a 7 at its end was delayed by a millisecond.
+
+`tools.release.formats` writes those that are named by a version. They also have a cursor with holes, delayed messages
+in buckets, a typed value, the record of a pool of workers, a recording, and the history of a load test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,14 +23,24 @@ import pytest
 from pyarrow import parquet
 
 import sluice
+from sluice.actors.controller.pools import pool_in
+from sluice.actors.recorder.flight_file import unpack
+from sluice.actors.recorder.replay import replay
+from sluice.cluster import inspect
 from sluice.cluster.client.client import Client
 from sluice.cluster.history import iceberg
 from sluice.cluster.history.iceberg import IcebergTable
 from sluice.cluster.history.scan import StoreUrls
+from sluice.cluster.host.stores import read_metadata
+from sluice.cluster.settings.config import load
+from sluice.loadgen.base.history import DELIVERIES, EVENTS, SENT
+from sluice.loadgen.judge.verdict import judge_part, read_table, span_of
 from sluice.storage.history.column_reader import PartColumns
 from tests.cluster.helpers import PATIENCE_MS, ROOT, eventually, unpacked
+from tools.release.formats import ACKNOWLEDGED, DELAYED, KEYS, MESSAGES, Order
 
 FOLDERS = sorted(path.name for path in (ROOT / "tests" / "formats").glob("*.tar.gz"))
+RELEASES = [name for name in FOLDERS if name[0].isdigit()]
 IN_MILLISECONDS = "history-in-milliseconds.tar.gz"
 HOUR = 3_600_000
 
@@ -45,6 +59,78 @@ def test_a_folder_of_an_earlier_version_is_opened(packed: str, tmp_path: Path) -
             received.setdefault(message.partition_key(), []).append(int(message.data()))
             consumer.acknowledge(message)
     assert received == {f"key-{rest}": list(range(20 + rest, 45, 5)) for rest in range(5)}
+
+
+@pytest.mark.parametrize("packed", RELEASES)
+class TestWholeRelease:
+    """Everything else that a release left is read: no message is lost, and none comes twice."""
+
+    def test_cursor_with_holes_goes_on(self, packed: str, tmp_path: Path) -> None:
+        with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
+            consumer = client.subscribe("orders", "holes", type="shared")
+            messages = [consumer.receive(timeout_millis=PATIENCE_MS) for _ in range(20)]
+            assert sorted(int(message.data()) for message in messages) == list(range(1, 40, 2))
+            assert client.stats("orders", "billing") != []
+            (given_back,) = [message for message in messages if message.data() == b"1"]
+            assert given_back.redelivery_count() > 0
+
+    def test_delayed_messages_wait_in_their_buckets(self, packed: str, tmp_path: Path) -> None:
+        with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
+            client.subscribe("reminders", "dunning").close()
+            (row,) = client.cancel_delayed("reminders", "dunning", delay_id="invoice-0")
+            assert [message["answer"] for message in row["messages"]] == ["cancelled"]
+            (left,) = client.cancel_delayed("reminders", "dunning", everything=True, dry_run=True)
+            assert left["cancelled"] == DELAYED - 1, "one was cancelled"
+            soon = timedelta(milliseconds=1)
+            client.reschedule_delayed("reminders", "dunning", everything=True, deliver_after=soon)
+            with client.subscribe("reminders", "dunning") as consumer:
+                came = [consumer.receive(timeout_millis=PATIENCE_MS).data() for _ in range(DELAYED - 1)]
+            assert sorted(map(int, came)) == list(range(1, DELAYED))
+
+    def test_last_messages_of_keys_are_those_it_compacted(self, packed: str, tmp_path: Path) -> None:
+        with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
+            how = {"type": "exclusive", "initial_position": "earliest", "read_compacted": True}
+            consumer = client.subscribe("orders", "last", **how)  # type: ignore[call-overload]
+            last: dict[str, int] = {}
+            while len(last) < KEYS or min(last.values()) < MESSAGES - KEYS:
+                message = consumer.receive(timeout_millis=PATIENCE_MS)
+                last[message.partition_key()] = int(message.data())
+        assert sorted(last.values()) == list(range(MESSAGES - KEYS, MESSAGES))
+
+    def test_typed_value_has_its_schema(self, packed: str, tmp_path: Path) -> None:
+        with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
+            consumer = client.subscribe("typed", "s", initial_position="earliest", schema=Order)
+            assert consumer.receive(timeout_millis=PATIENCE_MS).value() == Order("c", 995)
+
+    def test_pool_of_workers_is_known(self, packed: str, tmp_path: Path) -> None:
+        with read_metadata(f"sqlite://{unpacked(packed, tmp_path) / 'metadata.db'}") as store:
+            record = store.read("workers/resizers")
+        assert record is not None
+        pool = pool_in("resizers", record.value)
+        assert (pool.kind, pool.topic, pool.subscription, pool.max_workers) == ("detached", "orders", "billing", 4)
+
+    def test_every_disk_is_whole(self, packed: str, tmp_path: Path) -> None:
+        values = load(None, data_dir=unpacked(packed, tmp_path)).values
+        rows = [*inspect.metadata(values, verify=True), *inspect.ledger(values, verify=True)]
+        rows += [*inspect.cursor(values, verify=True), *inspect.journal(values, verify=True)]
+        assert len(rows) > 30
+        assert [row for row in rows if not row["ok"]] == []
+
+    def test_recording_is_played_again(self, packed: str, tmp_path: Path) -> None:
+        unpacked(packed, tmp_path)
+        found = replay(unpack((tmp_path / "incident.flight").read_bytes(), packed), through=True)
+        assert found
+        assert [each.violations for each in found.values() if each.violations] == []
+
+    def test_history_of_a_load_test_is_judged(self, packed: str, tmp_path: Path) -> None:
+        unpacked(packed, tmp_path)
+        folder = tmp_path / "history"
+        sent, delivered = read_table(folder / "sends", SENT), read_table(folder / "deliveries", DELIVERIES)
+        judged = judge_part(sent, delivered, read_table(folder / "events", EVENTS), span_of(folder))
+        found = {kind: count for kind, count in judged.findings.violations.items() if count}
+        assert found == {"lost": MESSAGES - ACKNOWLEDGED}, "its consumer finished no more"
+        assert judged.findings.messages["acked"] == ACKNOWLEDGED
+        assert judged.findings.checked["ordered"] == MESSAGES
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import typer.main
@@ -25,16 +26,49 @@ from sluice.cluster.host import metrics
 from sluice.cluster.settings.config import SECTIONS, Configuration
 from sluice.storage import errors
 
-STORED = (
-    ("run of messages, at rest and on the wire", "storage.format.frame", ("MAGIC", "WITH_SEGMENTS")),
-    ("cursor of a subscription", "storage.format.cursor", ("MAGIC", "FORMAT")),
-    ("table of redeliveries", "storage.format.redeliveries", ("MAGIC", "FORMAT")),
-    ("table of changed delays", "storage.delayed.changes", ("MAGIC", "FORMAT")),
-    ("bucket of the delayed index", "storage.delayed.bucket", ("MAGIC", "VERSION")),
-    ("version of a metadata record in an object store", "storage.stores.metadata_objects", ("MAGIC",)),
-    ("part of a topic's history, as Parquet", "storage.history.checked_parquet", ("FORMAT",)),
+
+class VersionedFormat(NamedTuple):
+    """A format that carries a version: its name, its module, and the module's constants that are written, and read.
+
+    A number among those that are read has no constant.
+    """
+
+    name: str
+    module: str
+    written: tuple[str, ...]
+    read: tuple[str | int, ...]
+
+    def values(self, constants: Iterable[str | int]) -> str:
+        """Return constants as text, the oldest first."""
+        module = import_module(f"sluice.{self.module}")
+        found = [getattr(module, one) if isinstance(one, str) else one for one in constants]
+        return ", ".join(f"`{one.decode()}`" if isinstance(one, bytes) else str(one) for one in sorted(found))
+
+
+FORMATS = (
+    VersionedFormat("data folder as a whole", "cluster.node.identity", ("FORMAT",), ("FORMAT",)),
+    VersionedFormat("metadata file", "storage.stores.metadata_sqlite", ("SCHEMA",), (1, "SCHEMA")),
+    VersionedFormat("metadata record in an object store", "storage.stores.metadata_objects", ("MAGIC",), ("MAGIC",)),
+    VersionedFormat(
+        "record of a partition", "actors.ledger.record", ("FORMAT", "WITH_HISTORY"), ("FORMAT", "WITH_HISTORY")
+    ),
+    VersionedFormat("run of messages", "storage.format.frame", ("MAGIC", "WITH_SEGMENTS"), ("MAGIC", "WITH_SEGMENTS")),
+    VersionedFormat(
+        "journal of a bookie", "storage.format.journal", ("HEAD", "FOOT", "MARK"), ("HEAD", "FOOT", "MARK")
+    ),
+    VersionedFormat("index table of a bookie", "actors.bookie.index_table", ("MAGIC",), ("MAGIC",)),
+    VersionedFormat("cursor of a subscription", "storage.format.cursor", ("FORMAT",), ("FORMAT",)),
+    VersionedFormat("table of redeliveries", "storage.format.redeliveries", ("FORMAT",), (1, "FORMAT")),
+    VersionedFormat("table of changed delays", "storage.delayed.changes", ("FORMAT",), ("FORMAT",)),
+    VersionedFormat("bucket of the delayed index", "storage.delayed.bucket", ("VERSION",), ("VERSION",)),
+    VersionedFormat("manifest of the delayed index", "storage.delayed.manifest", ("VERSION",), ("VERSION",)),
+    VersionedFormat(
+        "history of a topic", "storage.history.checked_parquet", ("FORMAT",), ("IN_MILLISECONDS", "FORMAT")
+    ),
+    VersionedFormat("recording of decisions", "actors.recorder.flight_file", ("VERSION",), ("VERSION",)),
+    VersionedFormat("wire between processes", "cluster.wire.frames", ("VERSION",), ("VERSION",)),
 )
-"""Each format that has a version of its own: what it is, its module, and the constants that carry the version."""
+"""Each format that has a version of its own. docs/versions.md shows the same table."""
 
 COLLECTIONS = (typed_settings.TopicOptions, typed_settings.ProducerSettings, typed_settings.ConsumerSettings)
 """Keywords that public methods take together, as one class."""
@@ -216,18 +250,13 @@ _METRICS = (
 
 def formats_page() -> str:
     """Return the page of formats: what each is, its version, its theory."""
-    text = "# Formats and their versions\n\nEach section is the theory that the module itself begins with.\n"
-    for what, name, constants in STORED:
-        module = import_module(f"sluice.{name}")
-        values = ", ".join(_constant(getattr(module, one)) for one in constants)
-        theory = inspect.cleandoc(module.__doc__ or "")
-        text += f"\n## {what[0].upper()}{what[1:]}\n\nVersion: {values}. Module: `{name.replace('.', '/')}.py`.\n\n"
-        text += f"```text\n{theory}\n```\n"
+    text = "# Formats and their versions\n\n[Promises about versions](../docs/versions.md) says how long each is read. "
+    text += "Each section is the theory that the module itself begins with.\n"
+    for one in FORMATS:
+        theory = inspect.cleandoc(import_module(f"sluice.{one.module}").__doc__ or "")
+        text += f"\n## {one.name.capitalize()}\n\nWritten: {one.values(one.written)}. Read: {one.values(one.read)}. "
+        text += f"Module: `{one.module.replace('.', '/')}.py`.\n\n```text\n{theory}\n```\n"
     return text
-
-
-def _constant(value: object) -> str:
-    return f"`{value.decode()}`" if isinstance(value, bytes) else str(value)
 
 
 def glossary_page(root: Path) -> str:

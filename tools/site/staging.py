@@ -122,6 +122,7 @@ reference/settings
 reference/metrics
 reference/errors
 reference/formats
+docs/versions
 reference/glossary
 docs/semantics
 CHANGELOG

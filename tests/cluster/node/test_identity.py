@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,3 +170,45 @@ def test_a_file_that_changes_all_the_time_is_not_waited_for(tmp_path: Path, monk
     monkeypatch.setattr(metadata_sqlite, "_state", lambda *_: ((next(numbers), 0), b""))
     with pytest.raises(Unavailable, match="faster than it can be copied"), read_only(tmp_path / "metadata.db"):
         pass
+
+
+def test_newer_format_of_a_folder_is_refused(used: Path) -> None:
+    path = used / identity.ID_FILE
+    written = json.loads(path.read_bytes())
+    assert written["format"] == identity.FORMAT
+    path.write_text(json.dumps(written | {"format": identity.FORMAT + 1}))
+    before = sorted((file, file.stat().st_mtime_ns) for file in used.rglob("*"))
+    with pytest.raises(
+        Invalid, match=f"format {identity.FORMAT + 1}.*reads formats up to {identity.FORMAT}"
+    ) as refused:
+        identity.settle(used, url_of(used), None)
+    assert "\n" not in str(refused.value)
+    assert sorted((file, file.stat().st_mtime_ns) for file in used.rglob("*")) == before
+
+
+def test_upgrade_raises_the_format_on_both_sides(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = identity.of(used)
+    with monkeypatch.context() as newer:
+        newer.setattr(identity, "FORMAT", identity.FORMAT + 1)
+        assert identity.settle(used, url_of(used), None) == known
+        assert identity.settle(used, url_of(used), None) == known
+    with pytest.raises(Invalid, match=f"the data in {used} has format"):
+        identity.settle(used, url_of(used), None)
+    (used / identity.ID_FILE).unlink()
+    with pytest.raises(Invalid, match=r"the data in sqlite://.* has format"):
+        identity.settle(used, url_of(used), None)
+
+
+def test_command_refuses_a_newer_format_in_one_line(used: Path) -> None:
+    path = used / identity.ID_FILE
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": identity.FORMAT + 1}))
+    done = subprocess.run(
+        [sys.executable, "-c", "from sluice.cli import main; main()", "up", "--embedded", "--data-dir", str(used)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"sluice: the data in {used} has format {identity.FORMAT + 1}")
+    assert done.stderr.count("\n") == 1
