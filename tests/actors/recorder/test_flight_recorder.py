@@ -143,7 +143,7 @@ def test_a_key_that_drained_is_explained_afterwards() -> None:
         assert story.index("waits: draining") < story.index("delivered to other#")
         sums = waits(chunks, began, end)
         assert next(iter(sums.by_reason.most_common()))[0] == "draining"
-        assert sum(sums.by_reason.values()) == sums.whole > sum(sums.by_consumer.values()) > 2_000
+        assert sum(sums.by_reason.values()) == sums.whole >= sum(sums.by_consumer.values()) > 2_000
         assert next(iter(sums.by_holder)).startswith("slow#")
 
     play(scenario)
